@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from placement.problem_suite import Suite, suite
     from placement.runtime.application import apply
     from placement.runtime.sharded.storing.samples import ShardSampler, shard_of
+    from placement.seeds import SeedComparison, compare_seeds
     from placement.solving.result import Result
     from placement.strategy_comparison import StrategyComparison, compare_strategies
     from placement.verification import Verification, verify
@@ -45,6 +46,7 @@ __all__ = [
     "MemoryEstimate",
     "OpGraph",
     "Result",
+    "SeedComparison",
     "ShardSampler",
     "Strategy",
     "StrategyComparison",
@@ -55,6 +57,7 @@ __all__ = [
     "build",
     "capture",
     "compare",
+    "compare_seeds",
     "compare_strategies",
     "estimate_memory",
     "export",
@@ -79,6 +82,7 @@ _HOME = {
     "MemoryEstimate": "placement.memory_estimate",
     "OpGraph": "graphs.opgraph",
     "Result": "placement.solving.result",
+    "SeedComparison": "placement.seeds",
     "ShardSampler": "placement.runtime.sharded.storing.samples",
     "Strategy": "graphs.transforms.strategy",
     "StrategyComparison": "placement.strategy_comparison",
@@ -89,6 +93,7 @@ _HOME = {
     "build": "graphs.zoo",
     "capture": "graphs.capture",
     "compare": "placement.comparison",
+    "compare_seeds": "placement.seeds",
     "compare_strategies": "placement.strategy_comparison",
     "estimate_memory": "placement.memory_estimate",
     "export": "placement.exporters.exporting",

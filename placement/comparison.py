@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from env.cluster import Cluster
-from env.plan import Priority
+from env.plan import Method, Priority
 from env.problem import LATENCY
 from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds
@@ -20,6 +20,7 @@ from graphs.opgraph import OpGraph
 from placement.learning.by_name import learned
 from placement.solving.answer import Answer
 from placement.solving.methods import AUTO, SINGLE, check_options, check_problem, default_methods, supports
+from placement.solving.own_methods import own_methods
 from placement.solving.result import NO_STRATEGY, OWN_ORDER, Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Attempt, Finding, Solver
@@ -111,7 +112,7 @@ class Comparison:
 def compare(
     graph: OpGraph,
     cluster: Cluster,
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str] | Mapping[str, Method] | None = None,
     *,
     seed: int = 0,
     objective: str = LATENCY,
@@ -127,6 +128,8 @@ def compare(
     Args:
         methods: names in `placement.METHODS` or ``"policy:FILE"``, each run once. Those that do not serve the objective
             are left out and named in `Comparison.unsupported`. None: every heuristic that serves it, and ``"auto"``.
+            A mapping of names to functions from a `Problem` and a seed to a `Plan` brings heuristics of your own, as
+            ``{"mine": mine}``, or ``{**baselines.METHODS, "mine": mine}`` to stand beside ours.
         seed, objective, priority, budget_s, evaluations: as in `placement.optimize`; the limits are for each method.
         strategies: search them, too, where `placement.optimize` would; None: where `methods` is None.
         progress: called before each method with its name, how many are done and how many there are, and once at the
@@ -136,26 +139,29 @@ def compare(
 
     Raises:
         UnknownNameError, MismatchError, ValueError, InfeasibleError: as `placement.optimize`.
+        ValueError: a method of your own that has the name of another one, or returns what is no plan of the graph.
         BoundError: one method's placement beats another one's lower bound.
     """
     from placement.runtime.checking.check import check  # keeps chains of imports short
     from placement.solving.strategies.search import beside_placements, has_strategies
 
     asked = default_methods(objective) if methods is None else methods
-    check_options(asked, seed, objective, priority, budget_s, evaluations)
+    own = own_methods(methods) if isinstance(methods, Mapping) else {}
+    registered = [name for name in asked if name not in own]
+    check_options(registered or [AUTO], seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
-    names = [name for name in dict.fromkeys(asked) if supports(name, objective)]
+    names = [name for name in dict.fromkeys(asked) if name in own or supports(name, objective)]
     wanted = methods is None if strategies is None else strategies
     plain = wanted and (objective, priority) == (LATENCY, Priority.LONGEST_PATH.value)
     limits = (budget_s, evaluations) if plain and has_strategies(graph) else None
     try:
-        solver = Solver(graph, cluster, seed, objective, priority, names, search=budget_s != 0)
+        solver = Solver(graph, cluster, seed, objective, priority, registered, search=budget_s != 0)
     except InfeasibleError as error:
         if limits is None:
             raise
         return _strategies_alone(graph, cluster, seed, limits, str(error))
     # Policies first: a file that cannot be used is told before the work, not after it.
-    places = {name: learned(solver.problem, name) for name in names}
+    places = {name: own[name](solver.problem) if name in own else learned(solver.problem, name) for name in names}
     results: dict[str, Result] = {}
     tell = progress or (lambda *_: None)
     steps = len(names) + (limits is not None)
@@ -184,7 +190,7 @@ def compare(
         lower_bound_s=bound_s,
         seed=seed,
         results=ordered,
-        unsupported=tuple(name for name in dict.fromkeys(asked) if not supports(name, objective)),
+        unsupported=tuple(name for name in dict.fromkeys(asked) if name not in names),
         single_device_s=single.objective_s,
         versions=versions(),
         overall=overall,

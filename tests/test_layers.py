@@ -57,7 +57,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "verification measured_best",
         "optimization fitting",
         "comparison strategy_comparison fit_sweep",
-        "what_if_result",
+        "what_if_result seeds",
         "what_if measuring memory_estimate sensitivity problem_suite",
         "report",
         "cli",

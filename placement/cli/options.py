@@ -204,6 +204,12 @@ Html = Annotated[
         "--html", metavar="FILE", show_default=False, help="Write a report that opens offline in any browser."
     ),
 ]
+Paper = Annotated[
+    Path | None,
+    typer.Option(
+        "--paper", metavar="FOLDER", show_default=False, help="Write the table as CSV and the drawings as SVG into it."
+    ),
+]
 Trace = Annotated[
     Path | None,
     typer.Option(

@@ -109,6 +109,12 @@ def _write(found: StrategyComparison, given: CompareOptions) -> Iterator[str]:
 
         write_strategies(found, given.html)
         yield f"report: {given.html}"
+    if given.paper is not None:
+        from placement.report.paper import write_paper
+        from placement.report.strategies import render_strategies
+
+        written = write_paper(given.paper, found.to_dict()["results"], render_strategies(found))
+        yield from (f"for a paper: {path}" for path in written)
     if given.trace is not None and found.best is not None:
         from placement.report import write_trace
 

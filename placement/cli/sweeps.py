@@ -206,6 +206,12 @@ def _write(found: WhatIf, given: Options) -> Iterator[str]:
 
         write_what_if(found, given.html)
         yield f"report: {given.html}"
+    if given.paper is not None:
+        from placement.report.paper import write_paper
+        from placement.report.what_if import render_what_if
+
+        written = write_paper(given.paper, found.to_dict()["cases"], render_what_if(found))
+        yield from (f"for a paper: {path}" for path in written)
     if given.output is not None:
         from graphs.disk import write_atomically
 
@@ -228,6 +234,7 @@ def check_figures(given: Options) -> None:
         "strategies",
         "scorer",
         "html",
+        "paper",
         "trace",
     )
     for name in refused:

@@ -37,6 +37,15 @@ class CompareOptions(HowToSearch, HowToRead):
         ),
     ] = None
     seed: options.Seed = 0
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            "--seeds",
+            metavar="A..B",
+            show_default=False,
+            help="Run every method under each of these seeds, 0..9 say, and show mean and spread.",
+        ),
+    ] = None
     objective: options.Objective = "latency"
     budget_s: options.BudgetSeconds = None
     evaluations: options.Evaluations = None
@@ -71,6 +80,7 @@ class CompareOptions(HowToSearch, HowToRead):
     dim: options.Dims = None
     as_json: options.Json = False
     html: options.Html = None
+    paper: options.Paper = None
     trace: options.Trace = None
     output: options.Output = None
 
@@ -98,13 +108,21 @@ def compare(given: CompareOptions) -> None:
         sweeps.check_figures(given)
         sweeps.compare_figures(given, read_graph(given.graph, given))
         return
+    if given.seeds is not None:
+        from placement.cli.seeds import check_seeds
+
+        check_seeds(given)
     if strategies is not None:
         from placement.cli.strategies import check_strategies, compare_strategies
 
         check_strategies(given, strategies)
     sweep = sweeps.sweep_of(given)
     source = sweeps.source_of(given, sweep)
-    if strategies is not None:
+    if given.seeds is not None:
+        from placement.cli.seeds import compare_under_seeds
+
+        compare_under_seeds(given, source, methods, search)
+    elif strategies is not None:
         compare_strategies(given, source, strategies)
     elif is_what_if:
         sweeps.sweep_or_clusters(given, source, methods, search, sweep, several)
@@ -114,11 +132,12 @@ def compare(given: CompareOptions) -> None:
 
 def command_of(given: CompareOptions) -> str:
     """The command line that gives the same answer."""
+    fields = ("cluster", "clusters", "sweep", "price", "methods", "strategies", "seeds", *ANSWER_FIELDS)
     return again(
         "compare",
         [given.graph],
         given,
-        ("cluster", "clusters", "sweep", "price", "methods", "strategies", *ANSWER_FIELDS),
+        tuple(field for field in fields if given.seeds is None or field != "seed"),
     )
 
 
@@ -187,6 +206,12 @@ def _write(found: Comparison, given: CompareOptions) -> Iterator[str]:
 
         write_html(found, given.html, found.command)
         yield f"report: {given.html}"
+    if given.paper is not None:
+        from placement.report.html import render_html
+        from placement.report.paper import write_paper
+
+        rows = [*found.to_dict()["results"], *_searched(found)]
+        yield from (f"for a paper: {path}" for path in write_paper(given.paper, rows, render_html(found)))
     best = found.best if found.overall is None or not found.overall.feasible else found.overall
     if given.trace is not None and best is not None:
         from placement.report import write_trace
@@ -198,6 +223,15 @@ def _write(found: Comparison, given: CompareOptions) -> Iterator[str]:
 
         write_atomically(given.output, found.to_json())
         yield f"results: {given.output}"
+
+
+def _searched(found: Comparison) -> list[dict[str, Any]]:
+    """Rows of strategies beside those of methods."""
+    ways = [] if found.overall is None else found.overall.alternatives
+    return [
+        {"method": one.name, "strategy": one.strategy, "step_time_s": one.step_time_s, "fullest_bytes": one.peak_bytes}
+        for one in ways
+    ]
 
 
 def _refuse(found: Comparison) -> None:

@@ -68,6 +68,7 @@ class OptimizeOptions(HowToSearch, HowToScore):
     scorer: options.ScorerOption = "simulate"
     as_json: options.Json = False
     html: options.Html = None
+    paper: options.Paper = None
     trace: options.Trace = None
     output: options.Output = None
 
@@ -195,6 +196,12 @@ def _write(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Clus
 
         write_html(with_one_device(result), given.html, result.command)
         yield f"report: {given.html}"
+    if given.paper is not None:
+        from placement.report.alternatives import alternatives_cards
+        from placement.report.paper import write_paper
+
+        rows = [dataclasses.asdict(one) for one in result.alternatives] or [result.to_dict()]
+        yield from (f"for a paper: {path}" for path in write_paper(given.paper, rows, alternatives_cards(result)))
     if given.trace is not None:
         from placement.report import write_trace
 

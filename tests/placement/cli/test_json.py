@@ -74,6 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("estimate", ["estimate", "g.json", *CLUSTER]),
         ("compare", ["compare", "g.json", *CLUSTER, "--methods", "heft,single_device"]),
         ("compare --strategies", ["compare", "g.json", *CLUSTER, "--strategies", "none,pp2"]),
+        ("compare --seeds", ["compare", "g.json", *CLUSTER, "--methods", "heft,hash", "--seeds", "0..1"]),
         ("compare --sweep figures", ["compare", "g.json", *CLUSTER, "--sweep", "figures", "--evaluations", "0"]),
         ("optimize", ["optimize", "g.json", *CLUSTER, "--method", "heft"]),
         ("suite", ["suite", "g.json", "--clusters", "2xK40-pcie", "--methods", "heft,single_device"]),

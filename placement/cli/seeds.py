@@ -1,0 +1,112 @@
+"""``placement compare --seeds``: methods under several seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from graphs.formatting import format_seconds, show
+from placement.cli.output import emit, emit_rich, progress, reason_as_json
+from placement.cli.records import is_default, option_of
+from placement.cli.tables import new_table
+from placement.report.words import NOT_SEARCHED
+from placement.solving.methods import measure
+from placement.solving.utilisation import basis
+
+if TYPE_CHECKING:
+    from placement.cli.commands.compare import CompareOptions
+    from placement.inputs.sources import Source
+    from placement.seeds import SeedComparison
+
+_MOST_SEEDS = 10_000
+
+
+def check_seeds(given: CompareOptions) -> None:
+    """Refuse what seeds do not go with, before a graph is read for minutes.
+
+    Raises:
+        typer.BadParameter: an option of another comparison, or a text that is no range of seeds.
+    """
+    for field in ("seed", "clusters", "sweep", "price", "html", "trace", "strategies"):
+        if not is_default(given, field) and not (field == "strategies" and given.strategies == "none"):
+            raise typer.BadParameter(f"--seeds compares methods on one cluster; leave out {option_of(field)}.")
+    parse_seeds(given.seeds or "")
+
+
+def parse_seeds(text: str) -> list[int]:
+    """``"0..3"`` or ``"0,1,7"``.
+
+    Raises:
+        typer.BadParameter: neither, none, or too many.
+    """
+    span = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", text)
+    if span is not None and 0 <= int(span[2]) - int(span[1]) < _MOST_SEEDS:
+        return list(range(int(span[1]), int(span[2]) + 1))
+    if re.fullmatch(r"\d{1,18}(,\d{1,18})*", text):
+        return list(dict.fromkeys(map(int, text.split(","))))
+    raise typer.BadParameter(f"--seeds takes A..B with B at least A, or A,B,...; got {text!r}.")
+
+
+def compare_under_seeds(
+    given: CompareOptions, source: Source, methods: list[str] | None, search: dict[str, Any]
+) -> None:
+    """Run the methods under each seed and show mean and spread."""
+    from graphs.errors import InfeasibleError
+    from placement.cli.commands.compare import command_of
+    from placement.inputs.sources import cluster_for
+    from placement.seeds import compare_seeds
+
+    seeds = parse_seeds(given.seeds or "")
+    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
+    settings = {name: value for name, value in search.items() if name != "seed"}
+    with reason_as_json(given.as_json), progress("comparing", len(seeds)) as report:
+        found = compare_seeds(
+            source.graph,
+            cluster,
+            methods,
+            seeds=seeds,
+            progress=lambda name, done, _: report(name, done),
+            **settings,
+        )
+    found = dataclasses.replace(found, command=command_of(given))
+    written = []
+    if given.paper is not None:
+        from placement.report.paper import write_paper
+
+        written += [f"for a paper: {path}" for path in write_paper(given.paper, found.to_dict()["results"])]
+    if given.output is not None:
+        from graphs.disk import write_atomically
+
+        write_atomically(given.output, found.to_json())
+        written.append(f"results: {given.output}")
+    if given.as_json:
+        emit(found.to_json())
+    else:
+        emit_rich(*seed_table(found), *written, f"again: {found.command}")
+    if all(row.mean_s is None for row in found.rows):
+        raise InfeasibleError("no method found a placement that fits under any of these seeds.")
+
+
+def seed_table(found: SeedComparison) -> list[RenderableType]:
+    """The best by mean, and a row for each method."""
+    best = found.rows[0]
+    what = measure(found.objective)
+    head = f"{show(found.graph.name)} on {show(found.cluster.name)}, {len(found.seeds)} seeds"
+    if best.mean_s is not None:
+        gain = "" if best.speedup is None else f", {best.speedup:.2f}x one device"
+        least = f"{show(best.method)} has the least mean {what}: {format_seconds(best.mean_s)}{gain}"
+        head = f"{least}; {NOT_SEARCHED}\n{head}"
+    table = new_table("method", f"mean {what}", "spread", "least", "most", "speed-up", "fits")
+    for number, row in enumerate(found.rows):
+        times = (row.mean_s, row.spread_s, row.least_s, row.most_s)
+        cells = ["-" if time_s is None else format_seconds(time_s) for time_s in times]
+        speedup = "-" if row.speedup is None else f"{row.speedup:.2f}x"
+        fits = f"{row.found} of {len(found.seeds)}"
+        table.add_row(show(row.method), *cells, speedup, fits, style="bold green" if number == 0 else "")
+    notes = ["spread: standard deviation over the seeds", basis(found.graph, found.cluster)]
+    return [*head.split("\n"), table, *(Text(f" {note}", style="dim") for note in notes if note)]

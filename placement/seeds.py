@@ -1,0 +1,134 @@
+"""`compare_seeds`: methods on one problem under several seeds, by mean and spread."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from env.cluster import Cluster
+from env.plan import Method
+from graphs.opgraph import OpGraph
+from placement.comparison import compare
+from placement.solving.methods import default_methods
+from placement.solving.result import versions
+from placement.solving.utilisation import basis
+
+
+@dataclass(frozen=True)
+class SeedRow:
+    """One method under every seed.
+
+    Attributes:
+        found: seeds under which it found a placement that fits.
+        mean_s, least_s, most_s: objectives of these, in seconds; None where there are none.
+        spread_s: their standard deviation, of a sample; 0 of a single one.
+        speedup: one device over the mean; None where either is unknown.
+    """
+
+    method: str
+    found: int
+    mean_s: float | None
+    spread_s: float | None
+    least_s: float | None
+    most_s: float | None
+    speedup: float | None
+
+
+@dataclass(frozen=True)
+class SeedComparison:
+    """Methods under several seeds, least mean first.
+
+    Attributes:
+        seeds: in the order given.
+        single_device_s: objective of the best single device; None if the graph fits on none.
+        lower_bound_s: no placement can have a smaller objective.
+        command: the command line that made it, or "".
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+    objective: str
+    seeds: tuple[int, ...]
+    rows: tuple[SeedRow, ...]
+    single_device_s: float | None
+    lower_bound_s: float
+    versions: Mapping[str, str]
+    command: str = field(default="", compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        return {
+            "graph": self.graph.name,
+            "cluster": self.cluster.name,
+            "objective": self.objective,
+            "seeds": list(self.seeds),
+            "graph_hash": self.graph.hash,
+            "cluster_hash": self.cluster.hash,
+            "single_device_s": self.single_device_s,
+            "lower_bound_s": self.lower_bound_s,
+            "versions": dict(self.versions),
+            "command": self.command,
+            "basis": basis(self.graph, self.cluster),
+            "results": [asdict(row) for row in self.rows],
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+
+
+def compare_seeds(
+    graph: OpGraph,
+    cluster: Cluster,
+    methods: Sequence[str] | Mapping[str, Method] | None = None,
+    *,
+    seeds: Sequence[int],
+    progress: Callable[[str, int, int], None] | None = None,
+    **search: Any,
+) -> SeedComparison:
+    """Run `placement.compare` under each seed; strategies are not searched.
+
+    Args:
+        methods, search: as of `placement.compare`.
+        seeds: at least one, each once.
+        progress: called before each seed with its number, how many are done and how many there are.
+
+    Raises:
+        ValueError: no seed, or one twice; and as `placement.compare`.
+    """
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"expected at least one seed, each once; got {', '.join(map(str, seeds)) or 'none'}.")
+    asked = default_methods(search.get("objective", "latency")) if methods is None else methods
+    found = []
+    for done, seed in enumerate(seeds):
+        if progress is not None:
+            progress(f"seed {seed}", done, len(seeds))
+        found.append(compare(graph, cluster, asked, seed=seed, strategies=False, **search))
+    single_s = found[0].single_device_s
+    times: dict[str, list[float]] = {result.method: [] for one in found for result in one.results}
+    for result in (result for one in found for result in one.results):
+        if result.objective_s is not None:
+            times[result.method].append(result.objective_s)
+    rows = [_row(method, values, single_s) for method, values in times.items()]
+    return SeedComparison(
+        graph=graph,
+        cluster=cluster,
+        objective=found[0].objective,
+        seeds=tuple(seeds),
+        rows=tuple(sorted(rows, key=lambda row: (row.mean_s is None, row.mean_s or 0.0, row.method))),
+        single_device_s=single_s,
+        lower_bound_s=max(one.lower_bound_s for one in found),
+        versions=versions(),
+    )
+
+
+def _row(method: str, times: Sequence[float], single_s: float | None) -> SeedRow:
+    if not times:
+        return SeedRow(method, 0, None, None, None, None, None)
+    mean = statistics.fmean(times)
+    spread = statistics.stdev(times) if len(times) > 1 else 0.0
+    speedup = None if single_s is None or mean <= 0 else single_s / mean
+    return SeedRow(method, len(times), mean, spread, min(times), max(times), speedup)

@@ -1,0 +1,61 @@
+"""`own_methods`: heuristics that a user brings, run and checked like those of the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+import baselines
+from baselines.budget import Budget
+from baselines.portfolio import Candidate
+from env.plan import Method, Plan
+from env.problem import Problem
+from graphs.formatting import show
+from placement.solving.methods import Place, is_method
+
+
+def own_methods(methods: Mapping[str, Method]) -> dict[str, Callable[[Problem], Place]]:
+    """Of each method that is not the registry's own of its name, how it places a problem.
+
+    Raises:
+        ValueError: no function, or the name of another method.
+    """
+    found = {}
+    for name, method in methods.items():
+        if not callable(method):
+            raise ValueError(
+                f"method {show(name)} is {method!r:.60}; expected a function from a problem and a seed to a plan."
+            )
+        if is_method(name):
+            if baselines.METHODS.get(name) is not method:
+                raise ValueError(f"{show(name)} is the name of another method; give yours a name of its own.")
+            continue
+        found[name] = _ready(name, method)
+    return found
+
+
+def _ready(name: str, method: Method) -> Callable[[Problem], Place]:
+    def prepared(problem: Problem) -> Place:
+        def place(seed: int, budget: Budget, /) -> Candidate:
+            plan = method(problem, seed)
+            _check(name, plan, problem)
+            return Candidate(name, plan, 0.0)
+
+        return place
+
+    return prepared
+
+
+def _check(name: str, plan: object, problem: Problem) -> None:
+    """Raises: ValueError: no plan of the problem."""
+    n, devices = problem.graph.n_ops, problem.cluster.n_devices
+    if not isinstance(plan, Plan):
+        raise ValueError(f"method {show(name)} returned {type(plan).__name__}; expected an env.plan.Plan.")
+    device = np.asarray(plan.device)
+    is_whole = device.shape == (n,) and np.issubdtype(device.dtype, np.integer)
+    if not is_whole or not ((device >= 0) & (device < devices)).all():
+        raise ValueError(
+            f"method {show(name)} returned devices of shape {device.shape}, {device.dtype}; expected whole numbers "
+            f"from 0 to {devices - 1} for each of {n} ops."
+        )
