@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,6 +11,7 @@ from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ReferenceType, ref
 
+import numpy as np
 import torch
 from torch import nn
 from torch._meta_registrations import _create_grouped_mm_output_tensor
@@ -191,6 +194,7 @@ def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
     saved = [(module, dict(module.__dict__)) for module in modules.values()]
     held = _held(value for _, attributes in saved for value in attributes.values())
     random_state = torch.get_rng_state()
+    pythons, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         for module, _ in saved:
             _replace_tensors(module, replace)
@@ -204,6 +208,23 @@ def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
         for container, content in held:
             _refill(container, content)
         torch.set_rng_state(random_state)
+        drawn = _drawn_since(pythons, numpys)
+        random.setstate(pythons)
+        np.random.set_state(numpys)  # noqa: NPY002
+    if drawn:
+        warnings.warn(
+            f"{type(model).__name__} draws from {drawn} when it runs; what is captured is one draw, and a placement "
+            "runs that one in every step (with LayerDrop always the same layers): draw by torch.rand, or leave it out",
+            stacklevel=2,
+        )
+
+
+def _drawn_since(pythons: Any, numpys: Any) -> str:
+    """Which random numbers that no graph has were drawn since their generators had these states."""
+    if random.getstate() != pythons:
+        return "Python's random"
+    now: Any = np.random.get_state()  # noqa: NPY002
+    return "" if now[2:] == numpys[2:] and np.array_equal(now[1], numpys[1]) else "numpy.random"
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], trai
     try:
         fake_args, fake_kwargs = fake.arguments((args, kwargs))
         with borrowed(model, train, fake), mode:
-            return trace_forward(model, fake_args, fake_kwargs)
+            return trace_forward(model, fake_args, fake_kwargs, differentiable=train)
     except PlacementError:
         raise
     except Exception as error:
@@ -71,7 +71,7 @@ def _trace(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], trai
         copies = _Copies()
         real_args, real_kwargs = pytree.tree_map_only(torch.Tensor, copies, (args, kwargs))
         with borrowed(model, train, copies):
-            return trace_forward(model, real_args, real_kwargs)
+            return trace_forward(model, real_args, real_kwargs, differentiable=train)
     except Exception as error:
         raise capture_failure(
             model, error, "check that the model runs on these inputs, else rewrite that line"

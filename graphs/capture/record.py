@@ -92,10 +92,15 @@ def trace_training(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     )
 
 
-def trace_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:
-    """One forward pass without gradients; every op knows the module call it was made in."""
+def trace_forward(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], differentiable: bool = False
+) -> Trace:
+    """One forward pass; every op knows the module call it was made in.
+
+    ``differentiable``: under autograd, as in training, where the model may take gradients itself.
+    """
     recorder = Recorder(model, argument_tensors(model, args, kwargs))
-    with torch.no_grad(), general_kernels(), recorder, recorder.calls.watched():
+    with torch.set_grad_enabled(differentiable), general_kernels(), recorder, recorder.calls.watched():
         output = model(*args, **kwargs)
     tensors = tuple(output_tensors(output))
     results = tuple(recorder.node_of(tensor) for tensor in tensors)

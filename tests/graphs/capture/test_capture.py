@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import captured_models
+import numpy as np
 import pytest
 import torch
 from captured_models import FLOAT, Failing, Perceptron, Tied, Unrolled, edges_of, ops_of, state_bytes
@@ -417,6 +419,32 @@ def test_the_model_is_restored_after_an_error_too(train: bool) -> None:
     assert model.layer.weight is weight
     assert not model.training
     assert not model._forward_hooks
+
+
+class Dropping(nn.Module):
+    """Leaves out layers by the random numbers of a library that no graph has."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.layers, self.last, self.draw = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2), draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.draw() < 0.5:
+                x = layer(x)
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(("draw", "name"), [(random.random, "Python's random"), (np.random.random, "numpy.random")])
+def test_layers_that_are_left_out_at_random(draw: Callable[[], float], name: str, train: bool) -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    drawn = []
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=f"Dropping draws from {name} when it runs; what is captured is one draw"):
+            drawn.append(capture(Dropping(draw), (torch.zeros(1, 2),), train=train).n_ops)
+    assert drawn[0] == drawn[1]
 
 
 class Mixed(Perceptron):

@@ -142,3 +142,22 @@ def test_module_capture_is_deterministic() -> None:
     x = torch.zeros(2, 3, 8, 8)
     first, second = (capture(Mixed(), x, train=True, granularity="module") for _ in range(2))
     assert first.hash == second.hash
+
+
+class Penalised(nn.Module):
+    """A gradient penalty, which the model computes itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        y = self.b(self.a(x).tanh())
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return (slope.norm(dim=1) - 1).pow(2).mean() + y.mean()
+
+
+def test_a_model_that_takes_gradients_itself() -> None:
+    graph = capture(Penalised(), (torch.zeros(3, 4),), train=True, granularity="module")
+    assert {op.module for op in graph.records()[0] if op.parameter_bytes} == {"a", "b"}
