@@ -13,6 +13,7 @@ from graphs.arrays import BoolArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import op_with_statistics
+from graphs.transforms.coverage import unshared
 from graphs.transforms.recomputing import unmatched
 from graphs.transforms.splitting.cutting import check_parts
 from graphs.transforms.splitting.masks import of_integer_inputs
@@ -103,13 +104,17 @@ def joins_micro_batches(graph: OpGraph, is_chunked: BoolArray, chunks: Sharding 
 
 
 def remarks(before: OpGraph, after: OpGraph, cluster: Cluster, strategy: Strategy, places: int = 1) -> str:
-    """Sentences about a strategy that was carried out: uneven parts, repeated work, devices left out; "" for nothing.
+    """Sentences about a strategy that was carried out: work that cannot be cut, uneven parts, devices left out.
+
+    "" for nothing.
 
     Args:
         before, after: the graph before and after splitting.
         places: of a mesh, for how many of them each op of `after` stands.
     """
-    return " ".join([*_uneven(before, strategy), *_repeated(before, after, places), *_left_out(cluster, strategy)])
+    cannot = unshared(before) if strategy.devices > 1 and any(before.split_rows) else ""
+    found = [*_uneven(before, strategy), *_repeated(before, after, places), *_left_out(cluster, strategy)]
+    return " ".join(filter(None, [cannot, *found]))
 
 
 def _left_out(cluster: Cluster, strategy: Strategy) -> Iterator[str]:

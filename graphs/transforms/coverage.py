@@ -79,6 +79,50 @@ def coverage(graph: OpGraph) -> Coverage:
     )
 
 
+_MUCH = 0.05  # of the FLOPs or bytes: worth a sentence
+_SHOWN = 3
+
+
+def unshared(graph: OpGraph) -> str:
+    """A sentence where much of a step cannot be cut by samples because ops have no rule, or take samples together.
+
+    What follows such an op is done by every replica, too. "" where all but little can be cut, or no op has rows.
+    """
+    axes = [{row.axis for row in rows} for rows in graph.split_rows]
+    reads, left = _with_samples(graph, axes), _left_whole(graph, axes)
+    shares = [
+        (sum(amounts[op] for op in left) / total, word)
+        for amounts, word in ((graph.flops.tolist(), "FLOPs"), (graph.bytes_moved.tolist(), "bytes moved"))
+        if (total := sum(amounts))
+    ]
+    if max((share for share, _ in shares), default=0.0) < _MUCH:
+        return ""
+    first: dict[str, dict[str, float]] = {NO_RULE: defaultdict(float), TOGETHER: defaultdict(float)}
+    for op in left:
+        if reads[op]:
+            first[TOGETHER if axes[op] else NO_RULE][graph.kinds[op]] += float(graph.bytes_moved[op])
+    most = max(max(found.values(), default=0.0) for found in first.values())
+    causes = []
+    for reason, text in ((NO_RULE, "no rule to split {} by samples"), (TOGETHER, "{} takes the samples together")):
+        kinds = sorted((kind for kind, moved in first[reason].items() if moved * 20 >= most), key=first[reason].get)
+        causes += [text.format(", ".join(kinds[: -_SHOWN - 1 : -1]))] if kinds else []
+    amount = " and ".join(f"{share:.0%} of the {word}" for share, word in shares)
+    return f"{amount} repeat on every replica: {'; '.join(causes)}."
+
+
+def _left_whole(graph: OpGraph, axes: list[set[str]]) -> list[int]:
+    """Ops of both passes that have no row of the batch, though what they read depends on samples."""
+    depends = [BATCH in words for words in axes]
+    ptr, tensors = graph.inputs
+    for op in graph.topological_order.tolist():
+        depends[op] |= any(depends[p] for p in graph.tensor_producer[tensors[ptr[op] : ptr[op + 1]]].tolist())
+    return [
+        op
+        for op, is_reached in enumerate(depends)
+        if is_reached and BATCH not in axes[op] and graph.phase[op] != Phase.UPDATE
+    ]
+
+
 def _with_samples(graph: OpGraph, axes: list[set[str]]) -> list[bool]:
     """Which ops read a tensor of an op that can be split along the batch."""
     result = [False] * graph.n_ops

@@ -6,25 +6,31 @@ of all entries of a dimension, in their order, is followed through the graph.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from graphs.capture.drafts import DraftCall, Root
 from graphs.capture.rows.letters import Call, Cut, Letter, Slot
 
 _MAKES, _CONVERTS = "arange", ("to", "_to_copy", "clone", "contiguous")
+_BAGS = ("_embedding_bag", "_embedding_bag_forward_only", "embedding_bag", "_embedding_bag_backward")
 _PUTS = ("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 
 
 class Counted:
-    """Follows through the calls of a step which tensors hold 0, 1, 2 ... n - 1."""
+    """Follows through the calls of a step which tensors hold 0, k, 2 k ... (n - 1) k, and their step k."""
 
     def __init__(self) -> None:
-        self._roots: set[Root] = set()
+        self._steps: dict[Root, int] = {}
 
     def letters(self, draft: DraftCall, call: Call, found: tuple[Letter, ...]) -> tuple[Letter, ...]:
         """The letters of a call, with the one that holds because it looks up entries by numbers counted out."""
-        results = [out for out in draft.outputs if out is not None]
-        known = [root in self._roots for root, _, _ in draft.inputs]
-        if (call.name == _MAKES and _is_from_zero(call)) or (call.name in _CONVERTS and known[:1] == [True]):
-            self._roots.update(out.root for out in results)
+        steps = [self._steps.get(root, 0) for root, *_ in draft.inputs]
+        made = (call["step"] or 1) if call.name == _MAKES and not call["start"] else 0
+        if made or (call.name in _CONVERTS and any(steps[:1])):
+            self._steps.update((out.root, made or steps[0]) for out in draft.outputs if out is not None)
+        if call.name in _BAGS:
+            return (*found, *_of_bags(call, steps))
+        known = [step == 1 for step in steps]
         own = _looked_up(call, known) if call.name in ("index", *_PUTS) and any(known) else None
         if own is None:
             return found
@@ -32,8 +38,18 @@ class Counted:
         return own, *(letter for letter in found if not any(cut.slot in slots for cut in letter.cuts))
 
 
-def _is_from_zero(call: Call) -> bool:
-    return call["start"] in (None, 0) and call["step"] in (None, 1)
+def _of_bags(call: Call, steps: list[int]) -> Iterator[Letter]:
+    """Bags of equally many indices: each part has some of them, and the gradient of the table is a sum over them."""
+    indices, offsets = call["indices"], call["offsets"]
+    step = steps[offsets.number]
+    count = offsets.shape[0]
+    if not step or indices.shape != (count * step,) or call["scale_grad_by_freq"] or call["include_last_offset"]:
+        return
+    slots = [slot for slot in (*call.inputs, *call.outputs) if slot is not None and slot not in (call["weight"],)]
+    table = [call.output] if call.name.endswith("backward") else []
+    units = {count: 1, count * step: step}
+    cuts = [Cut(slot.number, (0,), units[slot.shape[0]]) for slot in slots if slot not in table and slot.shape[0]]
+    yield Letter(count, tuple(cuts), tuple(slot.number for slot in table))
 
 
 def _looked_up(call: Call, known: list[bool]) -> Letter | None:

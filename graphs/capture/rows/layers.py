@@ -123,7 +123,7 @@ def _pool(call: Call) -> list[Letter]:
     x, out = call.first(), call.output
     if x.ndim != int(call.name.partition("pool")[2][0]) + 2:
         return []
-    letters = _per_channel(call)
+    letters = list(_per_channel(call))
     kernel = call["kernel_size"]
     sizes = tuple(kernel) * (x.ndim - 2) if len(tuple(kernel)) == 1 else tuple(kernel)
     strided = Call(call.name, {**call.arguments, "stride": call["stride"] or sizes}, call.outputs)
@@ -289,6 +289,19 @@ def _embedding_backward(call: Call) -> list[Letter]:
     grad, indices = call["grad_output"], call["indices"]
     names = ascii_lowercase[: indices.ndim]
     return einsum((grad, f"{names}y"), (indices, names), into=[(call.output, "zy")], words={"z": "vocabulary"})
+
+
+@LAYERS.on("_embedding_bag", "_embedding_bag_forward_only", "embedding_bag", "_embedding_bag_backward")
+def _bags(call: Call) -> list[Letter]:
+    """Columns of a table, and of a sum of rows its rows. Samples are for `graphs.capture.rows.counted` to find."""
+    mode, is_backward = call["mode"] or 0, call.name.endswith("backward")
+    table, bags = (call.output, call["grad"]) if is_backward else (call["weight"], call.output)
+    slots = [slot for slot in (*call.inputs, *call.outputs) if slot is not None and slot.ndim == 2]
+    columns = Letter(table.shape[1], tuple(Cut(slot.number, (1,)) for slot in slots))
+    if mode or call["scale_grad_by_freq"] or call["sparse"] or (call["padding_idx"] or -1) >= 0:
+        return [columns]
+    sums = () if is_backward else (bags.number,)
+    return [columns, Letter(table.shape[0], (Cut(table.number, (0,)),), sums, "vocabulary")]
 
 
 @LAYERS.on("_grouped_mm", "grouped_mm_fallback")

@@ -22,6 +22,7 @@ from graphs.errors import InfeasibleError
 from graphs.formatting import format_bytes, format_seconds
 from graphs.kept import kept_words
 from graphs.opgraph import OpGraph
+from graphs.transforms.coverage import unshared
 from graphs.transforms.strategy import Strategy
 from placement.sizing.fewest_devices import enough_devices, fastest_that_fits
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, SAVING, Alternative, listed
@@ -236,7 +237,9 @@ def fastest(
     else:
         best = best if best.bounds else best.among_strategies(bounds)
     said = few_samples(graph, cluster), *_said(left_out), counted(outcome)
-    remarks = dict.fromkeys((best.note, *said, *impossible(outcome.refused)))
+    cannot = unshared(graph)
+    rest = best.note.replace(cannot, "", 1).strip() if cannot else best.note  # a strategy's own note says it, too
+    remarks = dict.fromkeys((cannot, rest, *said, *impossible(outcome.refused)))
     return dataclasses.replace(
         best,
         method=AUTO,

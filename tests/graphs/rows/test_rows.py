@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from baselines.strategies.applied import applied
+from env.cluster import Cluster
 from graphs.capture import capture
 from graphs.capture.rows import dtensor
 from graphs.capture.rows.assembly import _letters
@@ -21,7 +23,8 @@ from graphs.errors import MismatchError
 from graphs.files import load_json_graph, save_graph
 from graphs.opgraph import OpGraph
 from graphs.rows import Partial, Replicate, Shard
-from graphs.transforms.coverage import TOGETHER, UPDATES, coverage
+from graphs.transforms.coverage import TOGETHER, UPDATES, coverage, unshared
+from graphs.transforms.strategy import Strategy
 from graphs.zoo import build
 
 
@@ -264,3 +267,25 @@ def test_an_input_has_one_stretch_for_each_word_of_a_dimension() -> None:
     graph = capture(layers, (torch.zeros(2, 3, 20),))
     assert [row for row in rows(graph, "input") if row.startswith("sequence")] == ["sequence: ->S(2,10)"]
     assert "sequence: S(2,10,1),R,R->S(2,10)" in rows(graph, "1/conv1d")
+
+
+class Ranked(nn.Module):
+    """Sorts its samples between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.b(self.a(x).sort(0)[0])
+        return result
+
+
+def test_a_sentence_says_what_every_replica_repeats_and_why() -> None:
+    # Of five products of 8 x 6 x 6 the first and the gradient of its weight, which adds up over samples, can be cut.
+    graph = capture(Ranked(), (torch.zeros(8, 6),), train=True)
+    said = unshared(graph)
+    assert said.startswith("60% of the FLOPs and ")
+    assert said.endswith("of the bytes moved repeat on every replica: aten.sort takes the samples together.")
+    assert applied(graph, Cluster.preset("4xV100-pcie"), Strategy.parse("dp2")).note.startswith(said)
+    assert unshared(capture(nn.Linear(6, 6), (torch.zeros(8, 6),), train=True)) == ""

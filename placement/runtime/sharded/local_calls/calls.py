@@ -45,11 +45,13 @@ _TABLES = (VIEWS, SHAPES, LOSSES, TABLES, DISPATCHES, GROUPS, NORMS, WINDOWS)
 _HANDLERS = {name: handler for table in _TABLES for name, handler in table.by_name.items()}
 # They read the shape of an argument alone, however it is cut.
 _SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
+_BAGS = {"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"}
 # What they compute with may be places in a list of which each part has its own (`graphs.capture.rows.dispatch`).
 _BY_PLACES = {"sort", "argsort", "histc", "bincount", "index", "index_put", "index_put_", "_index_put_impl_"}
-_BY_PLACES |= {"_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward"}
-# Whose rule for tensors without data is one of another device, with other number formats.
-_WITH_DATA = {"_grouped_mm"}
+_BY_PLACES |= {"_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward", *_BAGS}
+_BY_PLACES |= {"_embedding_bag_backward"}
+# Whose rule for tensors without data is one of another device, with other number formats or shapes.
+_WITH_DATA = {"_grouped_mm", *_BAGS}
 _NOTHING = Extras()
 
 

@@ -31,8 +31,10 @@ _SIZES = ("size", "input_sizes", "input_size")
 def sized(call: PartCall) -> LocalCall:
     """The call with the local shape of its result wherever it is told that of the whole."""
     shape = call.output.shape if any(call.outputs) else None
-    given = [name for name in _SIZES if shape is not None and call[name] == shape]
-    return call.plain(**dict.fromkeys(given, call.output.local_shape)) if given else call.plain()
+    changes: dict[str, Any] = {
+        name: call.output.local_shape for name in _SIZES if shape is not None and call[name] == shape
+    }
+    return call.plain(None, **changes)
 
 
 @SHAPES.on("empty_strided", "new_empty_strided")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
 from placement.runtime.sharded.layouts import PartLayout
@@ -55,6 +59,81 @@ def _embedding_backward(call: PartCall) -> LocalCall:
     start, stop = _rows(call, call.output)
     gradient, indices = call["grad_output"], call["indices"]
     return LocalCall(gradient_of_rows, (gradient, indices, start, stop - start, call["padding_idx"], by_frequency), {})
+
+
+# -- bags of indices ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FromFirst:
+    """Calls an operator on bags with offsets that begin at the first index that is here."""
+
+    target: Callable[..., Any]
+    __name__ = "from_first"
+
+    def __call__(self, x: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.target(x, indices, offsets - offsets[:1], *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class BagsOfRows:
+    """Adds up the rows of a table that are here, from ``start`` on; those of other parts count nothing."""
+
+    start: int
+    __name__ = "bags_of_rows"
+
+    def __call__(
+        self, table: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None
+    ) -> Any:
+        place = indices - self.start
+        is_here = (place >= 0) & (place < table.shape[0])
+        counted = is_here.to(table.dtype) if weights is None else weights * is_here
+        return aten._embedding_bag.default(table, place * is_here, offsets, False, 0, False, counted)
+
+
+@dataclass(frozen=True)
+class GradientOfBagRows:
+    """The gradient of ``count`` rows of a table from ``start`` on, whose bags were added up."""
+
+    start: int
+    count: int
+    __name__ = "gradient_of_bag_rows"
+
+    def __call__(
+        self,
+        gradient: torch.Tensor,
+        indices: torch.Tensor,
+        offsets: torch.Tensor,
+        *about: torch.Tensor,
+        weights: torch.Tensor | None,
+    ) -> torch.Tensor:
+        place = indices - self.start
+        place.masked_fill_((place < 0) | (place >= self.count), self.count)  # a row more takes what belongs to others
+        settings = self.count + 1, False, 0, False, weights
+        found: torch.Tensor = aten._embedding_bag_backward.default(gradient, place, offsets, *about, *settings)
+        return found.narrow(0, 0, self.count)
+
+
+@TABLES.on("_embedding_bag", "_embedding_bag_forward_only", "embedding_bag")
+def _bags(call: PartCall) -> LocalCall:
+    table, offsets = call["weight"], call["offsets"]
+    if not table.part.along(0):
+        return call.plain(None if offsets.part.is_whole else FromFirst(call.target))
+    target: Any = BagsOfRows(_rows(call, table.part)[0])
+    target = target if offsets.part.is_whole else FromFirst(target)
+    return LocalCall(target, (table, call["indices"], offsets, call["per_sample_weights"]), {})
+
+
+@TABLES.on("_embedding_bag_backward")
+def _bags_backward(call: PartCall) -> LocalCall:
+    offsets = call["offsets"]
+    if not call.output.along(0):
+        return call.plain(None if offsets.part.is_whole else FromFirst(call.target))
+    start, stop = _rows(call, call.output)
+    target: Any = GradientOfBagRows(start, stop - start)
+    target = target if offsets.part.is_whole else FromFirst(target)
+    names = "grad", "indices", "offsets", "offset2bag", "bag_size", "maximum_indices"
+    return LocalCall(target, tuple(call[name] for name in names), {"weights": call["per_sample_weights"]})
 
 
 def _rows(call: PartCall, part: PartLayout) -> tuple[int, int]:

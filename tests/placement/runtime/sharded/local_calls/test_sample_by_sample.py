@@ -93,3 +93,25 @@ class Images(nn.Module):
 @pytest.mark.parametrize("strategy", ["dp2", "mb2", "dp2 | mb2", "pp2 gpipe mb2"])
 def test_an_instance_norm_has_no_statistics_of_the_batch(affine: bool, strategy: str) -> None:
     check(Images(affine), (torch.randn(4, 3, 6, 6),), strategy)
+
+
+class Bags(nn.Module):
+    """Rows of a table added up for each sample, as recommenders have them."""
+
+    def __init__(self, mode: str, width: int) -> None:
+        super().__init__()
+        self.table, self.head = nn.EmbeddingBag(20, width, mode=mode), nn.Linear(width, 3)
+
+    def forward(self, words: Tensor) -> Tensor:
+        result: Tensor = self.head(self.table(words).sin())
+        return result
+
+
+# A table of one column can be cut by its rows alone.
+@pytest.mark.parametrize(("mode", "width"), [("sum", 8), ("sum", 1), ("mean", 8), ("max", 8)])
+@pytest.mark.parametrize("strategy", ["dp2", "mb2", "dp2 | mb2", "dp2 tp on table"])
+def test_bags_of_rows(mode: str, width: int, strategy: str) -> None:
+    words = torch.randint(0, 20, (4, 5))
+    check(Bags(mode, width), (words,), strategy)
+    if strategy == "dp2":
+        check_inference(Bags(mode, width), (words,), strategy)
