@@ -55,6 +55,7 @@ __all__ = [
 
 UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
 _LIKE_A_DEVICE = 0.7  # similarity by difflib: gpu7 is like gpu0, switch0 is not
+_MOST_DOTS = 10_000
 _BARE_KEY = re.compile("[A-Za-z0-9_-]+")
 
 
@@ -136,7 +137,11 @@ class Cluster:
             ClusterError: unreadable, or a rule of `Cluster` is broken; the message names the file.
         """
         try:
-            data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            text = Path(path).read_text(encoding="utf-8")
+            # For a key of many parts tomllib takes time that grows with the square of its length.
+            if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
+                raise ClusterError(f"{path} is not a TOML cluster file: a line has more than {_MOST_DOTS:,} dots.")
+            data = tomllib.loads(text)
         except OSError as error:
             raise ClusterError(f"cannot read cluster file {path}: {error.strerror}.") from None
         except RecursionError:

@@ -21,6 +21,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+_MOST_BYTES = 2**31  # of a file that is read whole; protobuf's messages, the largest, have no more
 _FOLDERS, _LOCK = "placement-", "lock"
 
 
@@ -179,13 +180,17 @@ def read_bytes(path: str | os.PathLike[str], limit: int = -1) -> bytes:
     """The first `limit` bytes of a file (all of it when negative).
 
     Raises:
-        GraphFileError: there is no such file, or it cannot be read.
+        GraphFileError: there is no such file, it cannot be read, or has more than 2 GiB, where all of it is asked for.
     """
     try:
         with open(path, "rb") as file:
-            return file.read(limit)
+            is_small = limit >= 0 or os.fstat(file.fileno()).st_size <= _MOST_BYTES  # of a device it is 0
+            found = file.read(limit if limit >= 0 else _MOST_BYTES + 1) if is_small else b""
     except OSError as error:
         raise GraphFileError(f"cannot read {os.fspath(path)}: {error.strerror}; check the path.") from None
+    if not is_small or len(found) > _MOST_BYTES:
+        raise GraphFileError(f"{os.fspath(path)} has more than {_MOST_BYTES:,} bytes; expected a graph or its like.")
+    return found
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

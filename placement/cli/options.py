@@ -222,6 +222,9 @@ Output = Annotated[
 ]
 
 
+_MOST_DIGITS = 15  # of a dimension
+
+
 def parse_dims(values: list[str] | None) -> dict[str, int]:
     """``["batch=8"]`` as ``{"batch": 8}``.
 
@@ -231,9 +234,11 @@ def parse_dims(values: list[str] | None) -> dict[str, int]:
     result: dict[str, int] = {}
     for value in values or ():
         name, _, size = value.partition("=")
-        if not name or not size.isdecimal() or int(size) < 1:
+        # The length first: Python refuses to read numbers of thousands of digits.
+        if not name or not size.isdecimal() or len(size) > _MOST_DIGITS or int(size) < 1:
             raise typer.BadParameter(
-                f"--dim takes NAME=SIZE with a whole number, 1 or more, for example batch=8, got {value!r}."
+                f"--dim takes NAME=SIZE with a whole number, 1 or more, of at most {_MOST_DIGITS} digits, for example "
+                f"batch=8, got {value!r:.80}."
             )
         if name in result:
             raise typer.BadParameter(f"--dim {name} is given twice, {result[name]} and {size}; leave one out.")

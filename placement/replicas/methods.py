@@ -68,6 +68,7 @@ PARTS: Mapping[str, tuple[Mapping[str, type], str]] = {
     "arrival": (ARRIVALS, "all"),
 }
 _LEARNING_RATE = "lr"
+_MOST = 1_000_000  # of shards, steps, kept pairs and the like
 
 
 @dataclass(frozen=True)
@@ -127,14 +128,15 @@ class FitMethod:
             part = getattr(self, kind)
             name = next(name for name, each in names.items() if type(part) is each)
             options = [
-                f":{field.name}={getattr(part, field.name)}"
+                f":{field.name}={_text(getattr(part, field.name))}"
                 for field in fields(part)
                 if getattr(part, field.name) != field.default
             ]
-            if name != default or options:
+            # An arrival rule without an exchange would mean a parameter server.
+            if name != default or options or (kind == "exchange" and not isinstance(self.arrival, WaitForAll)):
                 words.append(name + "".join(options))
         if self.learning_rate is not None:
-            words.append(f"{_LEARNING_RATE}={self.learning_rate:g}")
+            words.append(f"{_LEARNING_RATE}={_text(self.learning_rate)}")
         return "+".join(words) or PARTS["exchange"][1]
 
 
@@ -174,12 +176,17 @@ def _part(part: type, name: str, options: list[str], text: str) -> Any:
     return part(**values)
 
 
+def _text(value: object) -> str:
+    """As it is read: a plus sign would begin the next part."""
+    return str(value).replace("e+", "e")
+
+
 def _number(value: str, kind: type, option: str, text: str) -> Any:
     try:
         number = kind(value)
-        if not math.isinf(number):  # of NaN each part says what it expects
+        if not math.isinf(number) and (kind is float or abs(number) <= _MOST):  # of NaN each part says what it expects
             return number
     except (ValueError, OverflowError):
         pass
-    what = "whole number" if kind is int else "number"
-    raise FitError(f"method {text!r}: {option!r} has no {what}; expected a {what} after '='.")
+    what, most = ("whole number", f" of at most {_MOST}") if kind is int else ("number", "")
+    raise FitError(f"method {text!r}: {option!r} has no {what}{most}; expected a {what}{most} after '='.")

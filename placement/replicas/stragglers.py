@@ -18,6 +18,8 @@ _OPTIONS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "slow": {"worker": (0.0, 0.0), "factor": (2.0, 1.0)},
 }
 
+_MOST = 1e9
+
 
 @dataclass(frozen=True)
 class Stragglers:
@@ -68,8 +70,10 @@ def _number(text: str, key: str, least: float, whole: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not least <= value < math.inf:
-        raise FitError(f"stragglers {whole!r}: {key}={text} is out of range; expected a number, {least:g} or more.")
+    if not least <= value <= _MOST:
+        raise FitError(
+            f"stragglers {whole!r}: {key}={text} is out of range; expected a number from {least:g} to {_MOST:g}."
+        )
     return value
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from graphs.zoo.cache import cache_dir
 
 if TYPE_CHECKING:
     from placement.workers.runner import Preparing
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
 def compiled_once(shared: Preparing) -> None:
     """Have what tasks call compiled, or loaded, one process of a user and host after the other."""
-    with _in_turn(Path(tempfile.gettempdir()) / f"placement-compiling-{os.getuid() if hasattr(os, 'getuid') else 0}"):
+    folder = cache_dir()  # which nobody else can write to
+    folder.mkdir(parents=True, exist_ok=True)
+    with _in_turn(folder / f"compiling-{socket.gethostname()}"):  # the folder may be that of several hosts
         shared.prepare()
 
 

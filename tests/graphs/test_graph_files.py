@@ -252,3 +252,10 @@ def test_a_link_is_followed_and_a_pipe_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="pipe or a device"):
         write_atomically(tmp_path / "pipe", "new")
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_file_that_would_fill_the_memory_is_one_sentence(tmp_path: Path) -> None:
+    with (tmp_path / "graph.json").open("wb") as file:
+        file.truncate(20 << 30)  # takes no space on the disk
+    with pytest.raises(GraphFileError, match=r"graph\.json has more than 2,147,483,648 bytes"):
+        load_graph(tmp_path / "graph.json")

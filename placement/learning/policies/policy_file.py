@@ -104,7 +104,7 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
     try:
         origin = _origin(record)
         name, config = str(record["policy"]), dict(record["config"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise PolicyFileError(f"{where} lacks part of its description of the policy; train it again.") from None
     if name not in POLICIES:
         raise PolicyFileError(

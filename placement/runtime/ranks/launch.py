@@ -22,7 +22,8 @@ _POLL_S = 0.05
 _LAST_WORDS_S = 1.0  # for a reason to arrive from a worker that has ended
 # The core is chosen before anything starts threads, which keep to the cores of the one that started them.
 _PROGRAM = """
-import json, os, sys
+import json, os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C, during the imports below too
 task = json.loads(sys.argv[1])
 if task["cores"]:
     os.sched_setaffinity(0, task["cores"])

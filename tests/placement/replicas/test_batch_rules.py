@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from replicas.small_tasks import engine, regression
 from torch import Tensor
 
-from graphs.errors import FitError
+from graphs.errors import FitError, PlacementError
 from placement.replicas.fit_log import Stop
 from placement.replicas.fit_task import WeightLayout
 from placement.replicas.methods import FitMethod
@@ -122,8 +124,23 @@ def test_they_learn_with_eight_workers(text: str) -> None:
         ("linear:momentum=1", "a momentum is 1; expected one from 0 to below 1"),
         ("lars:trust=0", "lars has trust=0 and decay=0.0005; expected trust above 0"),
         ("lamb:decay=-1", "lamb has decay=-1; expected 0 or more"),
+        (f"parameter_server:shards={10**21}", "has no whole number of at most 1000000"),
+        (f"sandblaster:history={10**12}", "has no whole number of at most 1000000"),
     ],
 )
 def test_options_out_of_range(text: str, says: str) -> None:
     with pytest.raises(FitError, match=says):
         FitMethod.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["lars:decay=1e+21", "lars:decay=1e21", "sync+stale", "stale", "sync+first", "lr=0.1234567891", "lr=1e22"],
+)
+def test_texts_of_methods_are_read_as_they_are_written(text: str) -> None:
+    try:
+        method = FitMethod.parse(text)
+    except PlacementError:
+        assert "e+" in text  # the plus sign begins another part
+        return
+    assert replace(FitMethod.parse(method.text), name="") == replace(method, name="")

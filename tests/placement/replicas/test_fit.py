@@ -227,6 +227,10 @@ def test_seconds_and_updates_end_runs() -> None:
         ({"seconds": -1.0}, "seconds is -1"),
         ({"lr": 0.0}, "lr is 0"),
         ({"stragglers": "parto"}, "did you mean 'pareto'"),
+        (
+            {"stragglers": "exponential:mean=1e308"},
+            "mean=1e308 is out of range; expected a number from 0 to 1e",
+        ),
         ({"stragglers": "slow:worker=9", "workers": 2}, "there is no worker 9; expected a whole number below 2"),
         *(
             ({"methods": f"{name}+qsgd:s=16"}, f"{name} sends weights, not gradients, and cannot compress them")

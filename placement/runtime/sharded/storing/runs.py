@@ -64,6 +64,8 @@ def save_run(
         write_atomically(folder / "run.json", json.dumps(run))
         for file in () if before is None else _files(folder, before["number"]):
             file.unlink(missing_ok=True)
+        for leftover in folder.glob(".*.safetensors.*.tmp"):  # of a run that was killed while it saved
+            leftover.unlink(missing_ok=True)
 
     agree(group, finish)
 

@@ -113,11 +113,15 @@ def test_a_run_that_ends_while_it_saves_is_found_as_it_was(tmp_path: Path, monke
         patched.setattr(checkpoints, "save_optimizer", ended)
         with pytest.raises(KeyboardInterrupt):
             on(ranks, lambda rank: rank.save(tmp_path, 4))
+    leftover = tmp_path / ".model-1.safetensors.ab12.tmp"  # of a process that was killed
+    leftover.touch()
     others = made(3, 2)
     assert succeeded(on(others, lambda rank: rank.load(tmp_path))) == [2, 2, 2]
     single.model.load_state_dict(kept)
     single.model.cache = others[0].model.cache
     check_same(single.model, others[0].states.table, [rank.model for rank in others])
+    succeeded(on(others, lambda rank: rank.save(tmp_path, 3)))
+    assert not leftover.exists()
 
 
 def damaged_run(folder: Path, how: str) -> None:
