@@ -37,6 +37,8 @@ BATCH_NORM = (
     "are not exchanged"
 )
 
+ONE_WORKER = "one worker"  # instead of a method's text
+
 NO_LOSS = "no loss: the mean of the model's output is made small; let forward return the loss, or pass loss in Python"
 
 
@@ -58,6 +60,8 @@ class FitComparison:
         versions: of Python and the packages that made it.
         interrupted: whether Ctrl-C or an error ended it, so that methods are missing.
         command: the command line that made it, or "".
+        one_worker: a single worker on the same data with the same learning rate and limits; None of a real run, of a
+            sweep, and where there are no others.
     """
 
     graph: OpGraph
@@ -74,6 +78,7 @@ class FitComparison:
     versions: Mapping[str, str]
     interrupted: bool = False
     command: str = field(default="", compare=False)
+    one_worker: FitRun | None = None
 
     @property
     def best(self) -> FitRun:
@@ -95,6 +100,8 @@ class FitComparison:
         if behind:
             times = f"{behind[0].seconds / best.seconds:.2f}x as soon as " if best.seconds else "before "
             said.append(f"{times}{behind[0].method} ({format_seconds(behind[0].seconds)})")
+        if self.one_worker is not None and self.one_worker.reached:
+            said.append(f"one worker alone takes {format_seconds(self.one_worker.seconds)}")
         missing = [run.method for run in others if not run.reached]
         if missing:
             said.append(f"{', '.join(missing)} {'does' if len(missing) == 1 else 'do'} not reach it")
@@ -120,6 +127,7 @@ class FitComparison:
             "interrupted": self.interrupted,
             "command": self.command,
             "results": [_run_fields(run) for run in self.runs],
+            "one_worker": None if self.one_worker is None else _run_fields(self.one_worker),
         }
 
     def to_json(self) -> str:
@@ -146,6 +154,7 @@ def fit(
     seed: int = 0,
     real: bool = False,
     progress: Progress | None = None,
+    beside_one_worker: bool = True,
 ) -> FitComparison:
     """Train a model by several methods on a simulated cluster, in virtual time: gradients are real, seconds simulated.
 
@@ -173,6 +182,7 @@ def fit(
         real: run it in processes of this host; the cluster's workers are then CPU cores or GPUs, such as those of
             ``Cluster.local()``. Stragglers sleep for what they take longer.
         progress: called with a method's text and each point of its curve.
+        beside_one_worker: simulate a single worker, too.
 
     Raises:
         UnknownNameError: a method or a distribution of stragglers that there is not.
@@ -209,6 +219,7 @@ def fit(
         check_real(cluster, several * placed.devices)
     engines = Engines(task, type(model).__name__, cluster, several, placed, delays, lr, real, ranks)
     runs: list[FitRun] = []
+    alone: list[FitRun] = []
 
     def comparison() -> FitComparison:
         return FitComparison(
@@ -225,12 +236,18 @@ def fit(
             is_real=real,
             versions=versions(),
             interrupted=len(runs) < len(asked),
+            one_worker=alone[0] if alone else None,
         )
 
     try:
         for method in asked:
             run = engines.engine_of(method).run(method.name, stop, _telling(progress, method.name))
             runs.append(_noted(run, task, several))
+        if beside_one_worker and several > 1 and not real:
+            single = replace(engines, workers=1, delays=Stragglers.parse(stragglers, seed, 1))
+            alone.append(
+                single.engine_of(FitMethod.parse("sync")).run(ONE_WORKER, stop, _telling(progress, ONE_WORKER))
+            )
     except KeyboardInterrupt:
         if ranks is not None or not runs:
             raise

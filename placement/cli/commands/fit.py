@@ -141,7 +141,7 @@ def fit(given: FitOptions) -> None:
     target = read_cluster(given.cluster)
     with progress(f"reading {given.model}"):
         model, data = model_and_data(given.model, dims, given.seed)
-    runs = len(names) * (1 if sizes is None else len(sizes.sizes))
+    runs = len(names) + 1 if sizes is None else len(names) * len(sizes.sizes)
     with progress("fitting", runs * given.updates) as bar:
         count = [0]  # runs that have begun
 
@@ -153,7 +153,16 @@ def fit(given: FitOptions) -> None:
         def fit_one(workers: int | None, batch: int | None) -> FitComparison:
             how = {name: getattr(given, name) for name in _PASSED}
             return fitting.fit(
-                model, data, target, names, until=until, workers=workers, batch=batch, progress=tell, **how
+                model,
+                data,
+                target,
+                names,
+                until=until,
+                workers=workers,
+                batch=batch,
+                progress=tell,
+                beside_one_worker=sizes is None,
+                **how,
             )
 
         found: FitComparison | FitSweep
@@ -272,6 +281,8 @@ def fit_table(found: FitComparison, sweep: FitSweep | None = None) -> list[Rende
             table.add_row(show(run.method), *_cells(run, found.until), style=style)
             if run.note:
                 below.append(Text(f" {show(run.method)}  {show_line(run.note)}", style="dim"))
+        if found.one_worker is not None:
+            table.add_row(found.one_worker.method, *_cells(found.one_worker, found.until), style="dim")
     else:
         table = new_table("method", sweep.sweep.kind, *columns)
         for method in sweep.methods:

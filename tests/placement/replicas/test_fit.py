@@ -319,3 +319,12 @@ def test_workers_share_out_each_epoch(samples: int, batch: int, workers: int, st
     assert len(taken) == steps * workers * batch
     for epoch in taken.split(samples):
         assert len(set(epoch.tolist())) == len(epoch)  # each once; the last epoch may not be over
+
+
+def test_a_single_worker_stands_beside_several() -> None:
+    found = fitted(updates=20)
+    assert found.one_worker is not None
+    assert (found.one_worker.method, found.one_worker.updates, found.one_worker.bytes) == ("one worker", 20, 0)
+    alone = fitted(updates=20, workers=1)
+    assert alone.one_worker is None
+    assert alone.runs[0].points == found.one_worker.points
