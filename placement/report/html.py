@@ -65,10 +65,10 @@ def render_html(comparison: Comparison, command: str | None = None) -> str:
         "notes": notes(comparison),
         "bars": bars(comparison),
         "facts": _facts(comparison, comparison.command if command is None else command, left_out),
-        "script": "\n".join(asset(name) for name in SCRIPTS),
         "data": text.replace("<", "\\u003c"),  # so that no name can end the script element
     }
-    return page("page.html", f"{graph.name} on {cluster.name}", parts, has_scripts=True)
+    script = "\n".join(asset(name) for name in SCRIPTS)
+    return page("page.html", f"{graph.name} on {cluster.name}", parts, script)
 
 
 def _tiles(comparison: Comparison) -> str:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from base64 import b64encode
+from hashlib import sha256
 from html import escape
 from importlib import resources
 from string import Template
 
 _NOTHING_LOADED = "default-src 'none'; style-src 'unsafe-inline'"
-_OWN_SCRIPTS = f"{_NOTHING_LOADED}; script-src 'unsafe-inline'"
+_SCRIPT = re.compile("<script>(.*?)</script>", re.DOTALL)
 
 
-def page(body: str, title: str, parts: dict[str, str], has_scripts: bool = False) -> str:
+def page(body: str, title: str, parts: dict[str, str], script: str = "") -> str:
     """A whole page that opens offline and asks nothing of any network.
 
     Args:
         body: file of ``assets/`` with the elements of the body.
         parts: what stands for each ``$name`` in it, as HTML.
-        has_scripts: it may run the scripts that are in it.
+        script: what stands for ``$script``. It may run; what comes with the parts may not, should it be a script.
     """
-    head = Template(asset("head.html")).substitute(
-        policy=_OWN_SCRIPTS if has_scripts else _NOTHING_LOADED, title=escape(title), style=asset("style.css")
-    )
-    return f"{head}<body>\n{Template(asset(body)).substitute(parts)}</body>\n</html>\n"
+    text, policy = Template(asset(body)), _NOTHING_LOADED
+    if script:
+        own = _SCRIPT.findall(text.safe_substitute(script=script))
+        digests = (b64encode(sha256(each.encode()).digest()).decode() for each in own)
+        policy += "; script-src " + " ".join(f"'sha256-{digest}'" for digest in digests)
+    head = Template(asset("head.html")).substitute(policy=policy, title=escape(title), style=asset("style.css"))
+    return f"{head}<body>\n{text.substitute(parts, script=script)}</body>\n</html>\n"
 
 
 def asset(name: str) -> str:

@@ -9,7 +9,9 @@ import json
 import re
 import shutil
 import subprocess
+from base64 import b64encode
 from collections import defaultdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -281,7 +283,11 @@ def test_page_is_one_file_that_asks_nothing_of_a_network(comparison: Comparison,
     assert comparison.graph.hash in text
     assert comparison.cluster.hash in text
     assert not re.search(r"<[^>]*\s(src|href)\s*=|@import|url\(|fetch\(|XMLHttpRequest", text)
-    assert "Content-Security-Policy\" content=\"default-src 'none'" in text
+    policy = re.search(r"Content-Security-Policy\" content=\"(default-src 'none'; [^\"]*)\"", text)
+    assert policy is not None
+    own = re.findall("<script>(.*?)</script>", text, re.DOTALL)
+    digests = [f"'sha256-{b64encode(sha256(each.encode()).digest()).decode()}'" for each in own]
+    assert policy[1].partition("script-src ")[2] == " ".join(digests)  # these, and none that a name might bring
     assert len(text) < 10e6
 
 
