@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import subprocess
-from base64 import b64encode
 from collections import defaultdict
 from hashlib import sha256
 from pathlib import Path
@@ -286,9 +285,13 @@ def test_page_is_one_file_that_asks_nothing_of_a_network(comparison: Comparison,
     policy = re.search(r"Content-Security-Policy\" content=\"(default-src 'none'; [^\"]*)\"", text)
     assert policy is not None
     own = re.findall("<script>(.*?)</script>", text, re.DOTALL)
-    digests = [f"'sha256-{b64encode(sha256(each.encode()).digest()).decode()}'" for each in own]
-    assert policy[1].partition("script-src ")[2] == " ".join(digests)  # these, and none that a name might bring
+    assert policy[1].partition("script-src ")[2] == " ".join(map(_digest, own))
     assert len(text) < 10e6
+
+
+def _digest(script: str) -> str:
+    """As a policy names a script that may run."""
+    return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
 def test_names_are_escaped(comparison: Comparison) -> None:
@@ -427,8 +430,11 @@ def _browse(page: str, tmp_path: Path, *flags: str, probe: str = PROBE) -> tuple
     assert CHROMIUM is not None
     path = tmp_path / "page.html"
     # With a virtual clock and nobody looking, Chromium draws next to no frames: let time alone make them.
-    frames = "<script>window.requestAnimationFrame = (draw) => setTimeout(draw, 16);</script>"
-    page = page.replace("<head>", f"<head>{frames}").replace("</body>", f"<script>{probe}</script></body>")
+    frames = "window.requestAnimationFrame = (draw) => setTimeout(draw, 16);"
+    page = page.replace("script-src ", f"script-src {_digest(frames)} {_digest(probe)} ")
+    # Behind the policy, which holds for these too.
+    page = page.replace("</head>", f"<script>{frames}</script></head>")
+    page = page.replace("</body>", f"<script>{probe}</script></body>")
     path.write_text(page, encoding="utf-8")
     arguments = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     arguments += "--disable-component-update --disable-sync --enable-logging=stderr --virtual-time-budget=20000"
