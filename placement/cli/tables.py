@@ -275,8 +275,10 @@ def format_power_of_two(size_bytes: int) -> str:
 
 def cluster_details(cluster: Cluster) -> list[RenderableType]:
     """Devices, links and sources of one cluster."""
+    known = {name for device in cluster.devices for name in device.peak_flops}
+    formats = [name for name in ("float32", "bfloat16", "float16") if name in known]
     devices = new_table(
-        "device", "kind", "model", "memory", "reserved", "float32", "bandwidth", "launch", left=("kind", "model")
+        *("device", "kind", "model", "memory", "reserved", *formats, "bandwidth", "launch"), left=("kind", "model")
     )
     for device in cluster.devices:
         devices.add_row(
@@ -285,7 +287,7 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
             show(device.model),
             f"that of {show(device.memory_of)}" if device.memory_of else format_memory(device.memory_bytes),
             format_bytes(device.reserved_bytes),
-            f"{format_count(device.flops_per_s('float32'))}FLOP/s",
+            *(f"{format_count(device.flops_per_s(name))}FLOP/s" for name in formats),
             f"{format_bytes(device.bytes_per_s)}/s",
             format_seconds(device.launch_overhead_s),
         )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from placement.cli import options
 from placement.cli.output import check_outputs, emit_json, emit_rich
 from placement.cli.reading import HowToRead, read_graph
@@ -31,14 +29,7 @@ class CaptureOptions(HowToRead):
 
 
 def capture(given: CaptureOptions) -> None:
-    """Read or capture a graph and save it as JSON, or explain how it can be split."""
-    if given.output is None and not given.as_json and not given.explain:
-        from placement.inputs.sources import check_name
-
-        check_name(given.graph)
-        raise typer.BadParameter(
-            "capture saves a graph; say where with --output FILE, or print its figures with --json or --explain."
-        )
+    """Read or capture a graph: show its figures, save it as JSON, or explain how it can be split."""
     check_outputs(given.output, inputs=[given.graph])
     captured = read_graph(given.graph, given).graph
     if given.output is not None:
