@@ -35,7 +35,7 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
     Raises:
         StrategyError: the mesh is larger than the cluster, a device is unknown, the order has no step of its own, there
             are more micro-batches than samples, statistics of a batch would change, a pattern matches nothing, or there
-            is no update whose storage ZeRO could split.
+            is no update whose storage ZeRO could split, or a sparse gradient that it cannot.
     """
     devices_of(cluster, strategy)
     if strategy.order == "pipedream":
@@ -48,6 +48,13 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
         raise StrategyError(
             f"strategy {strategy.text!r} has zero{strategy.zero}, which splits what updates work on, and graph "
             f"{graph.name!r} has no update; capture a training step, or leave it out."
+        )
+    sparse = next((i for i, kind in enumerate(graph.kinds) if "_sparse_coo_tensor" in kind), None)
+    if strategy.zero and sparse is not None:
+        raise StrategyError(
+            f"strategy {strategy.text!r} has zero{strategy.zero}, which cuts gradients into stretches, and op "
+            f"{graph.op_names[sparse]!r} makes one of single rows; make the embedding with sparse=False, or leave out "
+            "the zero."
         )
     if strategy.micro_batches > 1:  # before an order lists them all
         check_parts(graph, in_micro_batches(strategy.micro_batches), [rule.axis() for rule in strategy.mesh])

@@ -177,13 +177,18 @@ def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor], in_wh
     """
     counts: dict[int, int] = {}
     for gradient in gradients.values():
-        memory = gradient.untyped_storage().data_ptr()
-        counts[memory] = counts.get(memory, 0) + 1
+        if gradient.layout is torch.strided:
+            memory = gradient.untyped_storage().data_ptr()
+            counts[memory] = counts.get(memory, 0) + 1
     for name, gradient in gradients.items():
-        parameter, storage = model.get_parameter(name), gradient.untyped_storage()
+        parameter = model.get_parameter(name)
         if parameter.grad is not None:
             parameter.grad += gradient
             continue
+        if gradient.layout is not torch.strided:
+            parameter.grad = gradient
+            continue
+        storage = gradient.untyped_storage()
         is_alone = counts[storage.data_ptr()] == 1 and (in_whole or storage.nbytes() == gradient.nbytes)
         # As autograd: the gradient itself where nothing else is in its memory, and strides like the parameter's.
         if is_alone and gradient.stride() == parameter.stride():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from parallel.collective_graphs import star
 from training_steps import mlp
 
@@ -98,3 +99,12 @@ def test_a_loss_over_pairs_of_samples_runs_once() -> None:
     sentence = "op 'mm' reads what 'user/div' makes of all samples of the batch, .*; take the order gpipe"
     with pytest.raises(StrategyError, match=sentence):
         applied(graph, cluster, Strategy.parse("pp2 1f1b mb2"))
+
+
+def test_gradients_of_single_rows_are_not_cut_into_stretches() -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 4, sparse=True), torch.nn.Linear(4, 2))
+    graph = capture(model, (torch.zeros(4, 3, dtype=torch.int64),), train=True)
+    cluster = star(2, 1e-6, 1e-9, 0.0)
+    assert applied(graph, cluster, Strategy.parse("dp2")).derived.graph.n_ops > graph.n_ops
+    with pytest.raises(StrategyError, match="makes one of single rows; make the embedding with sparse=False"):
+        applied(graph, cluster, Strategy.parse("dp2 zero2"))

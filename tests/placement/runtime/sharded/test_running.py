@@ -384,6 +384,15 @@ def test_a_part_of_a_whole_gradient_is_taken_as_it_is_where_that_may_stay() -> N
     assert model.weight.grad is part
 
 
+def test_a_gradient_of_single_rows_stays_one() -> None:
+    model = nn.Embedding(4, 2, sparse=True)
+    rows = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 2), (4, 2), check_invariants=False)
+    add_gradients(model, {"weight": rows})
+    add_gradients(model, {"weight": rows})
+    assert model.weight.grad is not None
+    assert torch.equal(model.weight.grad.to_dense(), 2 * rows.to_dense())
+
+
 @pytest.mark.parametrize("strategy", ["dp2 zero1 | bucket=1KB", "dp2 zero2 | bucket=1KB"])
 def test_updated_parameters_are_gathered_one_bucket_ahead(strategy: str) -> None:
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
