@@ -104,8 +104,9 @@ def unshared(graph: OpGraph) -> str:
     most = max(max(found.values(), default=0.0) for found in first.values())
     causes = []
     for reason, text in ((NO_RULE, "no rule to split {} by samples"), (TOGETHER, "{} takes the samples together")):
-        kinds = sorted((kind for kind, moved in first[reason].items() if moved * 20 >= most), key=first[reason].get)
-        causes += [text.format(", ".join(kinds[: -_SHOWN - 1 : -1]))] if kinds else []
+        listed = sorted(first[reason].items(), key=lambda one: -one[1])
+        kinds = [kind for kind, moved in listed if moved * 20 >= most][:_SHOWN]
+        causes += [text.format(", ".join(kinds))] if kinds else []
     amount = " and ".join(f"{share:.0%} of the {word}" for share, word in shares)
     return f"{amount} repeat on every replica: {'; '.join(causes)}."
 

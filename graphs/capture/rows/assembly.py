@@ -9,7 +9,7 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from graphs.capture.drafts import DraftCall, DraftRow, Drafts, Operand
+from graphs.capture.drafts import DraftCall, DraftRow, Drafts, Operand, Root
 from graphs.capture.rows import dtensor
 from graphs.capture.rows.apart import APART
 from graphs.capture.rows.counted import Counted
@@ -75,19 +75,23 @@ def _spelled(number: int, call: DraftCall, places: Places, counted: Counted) -> 
     if _tensor_count(call) == len(call.inputs) and len(operands) == len(call.inputs) + n_tensors:
         if seen is not None:
             letters = counted.letters(call, seen, places.letters(call, seen, letters))
-        yield from _spelled_all(number, letters, operands)
+        yield from _spelled_all(number, letters, operands, tuple(one.root for one in call.written))
 
 
 def _tensor_count(call: DraftCall) -> int:
     return sum(type(leaf) is Layout for leaf in flat((call.args, call.kwargs)))
 
 
-def _spelled_all(number: int, letters: tuple[Letter, ...], operands: tuple[Operand, ...]) -> Iterator[Spelled]:
+def _spelled_all(
+    number: int, letters: tuple[Letter, ...], operands: tuple[Operand, ...], written: tuple[Root, ...] = ()
+) -> Iterator[Spelled]:
     for letter in letters:
         cuts = [_in_memory(cut, operands[cut.slot]) for cut in letter.cuts]
         placed = tuple(cut for cut in cuts if cut is not None)
-        # A slice of a state that is no block of it: every part has the state, and takes its piece of the slice.
-        if all(operands[letter.cuts[i].slot].root.state is not None for i, cut in enumerate(cuts) if cut is None):
+        # A slice of a state that is no block of it: every part has the state, and takes its piece of the slice. Where
+        # it is written, every part needs all that is written there.
+        beyond = [operands[letter.cuts[i].slot].root for i, cut in enumerate(cuts) if cut is None]
+        if all(root.state is not None and root not in written for root in beyond):
             partial = tuple(operands[slot] for slot in letter.partial)
             yield Spelled(number, letter, placed, partial, [1, letter.size] if letter.size > 1 else [1])
 

@@ -227,7 +227,7 @@ class _Walk:
         if axis.name == IN_TIME:  # an update comes once, after all micro-batches
             is_cut &= graph.phase != Phase.UPDATE
         self.is_tensor, self.is_cut = is_tensor.tolist(), (is_cut & among).tolist()
-        self.choices: dict[tuple[int, int, bool, bool], list[_Choice]] = {}
+        self.choices: dict[tuple[int, bool, int, bool, bool], list[_Choice]] = {}
         self.open: dict[int, list[_Choice]] = {}  # ops that nothing binds yet, and their rows
         self.producer = graph.tensor_producer.tolist()
         self.tied = read_twice(graph)
@@ -416,8 +416,11 @@ class _Walk:
         """The rows of an op that allow as many parts as there are."""
         rows = self.graph.split_rows[op]
         is_tensor = self.is_tensor[op]
+        is_update = self.phase[op] == Phase.UPDATE
+        if is_update:  # of the whole table it needs the whole gradient
+            rows = tuple(row for row in rows if _with_whole_tables(row, n_read) is row)
         by_groups = is_tensor and GROUPED in self.graph.kinds[op]
-        key = (self.row_number[op], n_read, is_tensor, by_groups)
+        key = (self.row_number[op], is_update, n_read, is_tensor, by_groups)
         found = self.choices.get(key)
         if found is None:
             found = self.choices[key] = [

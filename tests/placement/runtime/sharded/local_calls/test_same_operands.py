@@ -188,3 +188,20 @@ class OfSamples(nn.Module):
 @pytest.mark.parametrize("strategy", ["mb2", "dp2 | mb2", "dp2", "dp2 zero2"])
 def test_states_with_an_entry_for_each_sample(strategy: str) -> None:
     check(OfSamples(), (torch.randn(8, 6),), strategy)
+
+
+class Turned(nn.Module):
+    """Words and features of one tensor stand side by side: what is cut by words is cut by features elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        result: Tensor = self.b(h.transpose(1, 2)[:, :4] * h[:, :4, :4])
+        return result
+
+
+def test_an_update_of_a_whole_table_reads_its_whole_gradient() -> None:
+    check(Turned(), (torch.randn(4, 4, 6),), "cp2")
