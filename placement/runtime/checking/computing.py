@@ -17,6 +17,7 @@ from placement.runtime.sharded.local_calls.calls import (
     LocalCall,
     bn_sums_call,
     borders_needed,
+    label_weight,
     label_weight_call,
     local_call,
 )
@@ -97,8 +98,8 @@ class _Trial:
         nodes = self._node.all_input_nodes
         for high in self._ranges():
             given = {node: self._numbers(value_of(node).layout, high) for node in self._nodes.values()}
-            self._determine(given)
             try:
+                self._determine(given)
                 made = self._run(LocalCall(self._node.target, self._node.args, self._node.kwargs), given)  # type: ignore[arg-type]
             except (IndexError, RuntimeError):
                 continue
@@ -133,7 +134,9 @@ class _Trial:
         name = str(self._node.target)
         args = self._node.args
         if "nll_loss" in name and "backward" in name:
-            given[args[-1]] = torch.tensor(float(given[args[2]].numel()), dtype=given[args[-1]].dtype)  # type: ignore[index]
+            weight = given[args[3]] if isinstance(args[3], fx.Node) else None
+            total = label_weight(given[args[2]], weight, int(args[5]))  # type: ignore[index,arg-type]
+            given[args[-1]] = total.to(given[args[-1]].dtype)  # type: ignore[index]
         if "native_batch_norm_backward" in name:
             x = given[args[1]]  # type: ignore[index]
             variance, mean = torch.var_mean(x, [d for d in range(x.ndim) if d != 1], correction=0)

@@ -238,3 +238,37 @@ def test_other_calls_of_equal_cost_are_other_steps() -> None:
     assert one is not None
     assert other is not None
     assert one.identity() != other.identity()
+
+
+# -- strategies that are right -----------------------------------------------------------------------------------------
+
+
+class Images(nn.Module):
+    """Statistics of the batch, neighbours' entries, labels that count with the weight of their class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8, 5)
+        self.register_buffer("weight", torch.ones(5))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.max_pool2d(self.norm(self.conv(x)).relu(), 2)
+        result: torch.Tensor = nn.functional.cross_entropy(self.head(x.mean((2, 3))), labels, self.weight)  # type: ignore[arg-type]
+        return result
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dp2 | statistics=sync",
+        "dp2 | statistics=local",
+        "mb2 | statistics=local",
+        "hp2 | statistics=sync",
+        "dp2 zero3 | mb2 | tp2 | statistics=local",
+    ],
+)
+def test_no_false_alarm(text: str) -> None:
+    graph = capture(Images(), (torch.zeros(16, 3, 16, 16), torch.zeros(16, dtype=torch.int64)), train=True)
+    row = strategy_row(graph, CLUSTER, Strategy.parse(text)).result
+    found = check(graph, CLUSTER, row)
+    assert (found.problem, found.not_computed) == ("", 0)
