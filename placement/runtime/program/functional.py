@@ -227,6 +227,9 @@ class _Rewriter:
         elif node.target is torch.ops.aten.as_strided.default:
             info = value_of(node)
             made = self._call(node.target, (self._held(node), *info.layout[:2], info.offset), node)
+        elif node.target is torch.ops.aten.cat.default and (full := _with_entries(viewed)):
+            made = self._call(node.target, ([self._current(one) for one in full], *node.args[1:]), node)
+            made.kwargs = dict(node.kwargs)
         elif node.target in _CASTS:
             cast = self._current(viewed), value_of(node).layout.dtype
             made = self._call(torch.ops.aten.to.dtype, (*cast, *node.args[2:]), node)
@@ -336,6 +339,13 @@ _SIZED: dict[Any, Any] = {
 }
 _CASTS = {torch.ops.aten.type_as.default, torch.ops.aten.to.other}  # that read its number format alone
 _FILLING = {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"}
+
+
+def _with_entries(tensors: Any) -> list[fx.Node]:
+    """Of tensors put side by side those that have entries; none where all have, or where their number format counts."""
+    full = [one for one in tensors if value_of(one).layout.n_elements]
+    formats = {value_of(one).layout.dtype for one in tensors}
+    return full if len(full) < len(tensors) and len(formats) == 1 else []
 
 
 def _written(node: fx.Node) -> list[fx.Node]:

@@ -160,6 +160,19 @@ class Cast(nn.Module):
         return self.last((made * kept).type_as(x) * torch.arange(8).to(self.scale))
 
 
+class Rotated(nn.Module):
+    """Rotates all of each head, and puts the rest, of no entries, beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.first(x).view(*x.shape[:2], 2, 4).transpose(1, 2)
+        turned = torch.cat([-heads[..., 2:], heads[..., :2]], -1) * 0.5
+        return self.last(torch.cat([turned, heads[..., 4:]], -1).transpose(1, 2).flatten(2))
+
+
 class Drawing(nn.Module):
     """Draws random numbers from what it computes."""
 
@@ -263,6 +276,11 @@ def test_losses_of_inference_and_masks_of_all_samples(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["dp2", "tp2", "pp2 gpipe mb2"])
 def test_casts_read_no_more_than_a_number_format(strategy: str) -> None:
     check_inference(Cast(), (torch.randn(8, 6), tokens()[1]), strategy)
+
+
+@pytest.mark.parametrize("strategy", ["dp2", "cp2", "tp2"])
+def test_slices_without_entries_are_nothing(strategy: str) -> None:
+    check(Rotated(), (torch.randn(4, 6, 8),), strategy)
 
 
 def test_random_numbers_that_depend_on_data_are_refused() -> None:
@@ -387,7 +405,7 @@ def test_a_part_of_a_whole_gradient_is_taken_as_it_is_where_that_may_stay() -> N
 def test_a_gradient_of_single_rows_stays_one() -> None:
     model = nn.Embedding(4, 2, sparse=True)
     rows = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 2), (4, 2), check_invariants=False)
-    add_gradients(model, {"weight": rows})
+    add_gradients(model, {"weight": rows.clone()})
     add_gradients(model, {"weight": rows})
     assert model.weight.grad is not None
     assert torch.equal(model.weight.grad.to_dense(), 2 * rows.to_dense())
