@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -210,7 +210,10 @@ def _probed(target: OpOverload, args: Any, kwargs: Any) -> Cost:
         fake_args, fake_kwargs = _tensors(args), dict(_tensors(kwargs))
         inputs = [tensor_info(tensor).storage for tensor in _leaves((fake_args, tuple(fake_kwargs.values())))]
         with _Counter(target) as counter:
-            output = target(*fake_args, **fake_kwargs)
+            try:
+                output = target(*fake_args, **fake_kwargs)
+            except DataDependentOutputException:  # a check of values (istft), up to which it is counted
+                output = ()
         storages = [tensor_info(tensor).storage for tensor in _leaves(output)]
     aliases = tuple(inputs.index(storage) if storage in inputs else None for storage in storages)
     return Cost(counter.flops, max(counter.kernels, 1), aliases)

@@ -125,8 +125,8 @@ class InPlaceViews:
         except (ValueError, RuntimeError) as error:
             # Autograd has tried to make a view anew.
             bases = {info.storage: by for info, by in self._older.items()}
-            for tensor in _tensors_in(args):
-                if (changed := bases.get(tensor_info(tensor).storage)) is not None:
+            for tensor in _tensors_in(args) if signature(func).may_alias else ():
+                if tensor.requires_grad and (changed := bases.get(tensor_info(tensor).storage)) is not None:
                     raise _wrong_gradients(signature(func).name, changed) from error
             raise
 

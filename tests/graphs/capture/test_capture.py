@@ -611,6 +611,19 @@ def test_inputs_the_model_refuses_do_not_advise_another_granularity(train: bool)
             capture(broken, args, train=train)
 
 
+class Inverse(nn.Module):
+    """Its window must not be zero, which is looked at when it runs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        window = torch.hann_window(4)
+        return torch.istft(torch.stft(x, 4, window=window, return_complex=True), 4, window=window)
+
+
+def test_a_composite_operator_that_looks_at_values() -> None:
+    graph = capture(Inverse(), (torch.zeros(2, 16),))
+    assert "aten.istft" in graph.kinds
+
+
 class OwnError(Exception):
     """Of the model's own code."""
 

@@ -174,7 +174,10 @@ def other_memory(m: Model, x: torch.Tensor) -> Any:
 def in_torchs_own_code(m: Model, x: torch.Tensor) -> Any:
     h = m.a(x)
     spectrum = torch.stft(h.flatten(1), 8, hop_length=4, window=torch.hann_window(8), return_complex=True)
-    return spectrum.abs(), h.quantile(0.5, 1), h.nanquantile(0.3, 0)
+    mask = x.new_ones(3, 3)
+    mask[:, 1:] = 0
+    mask.unsqueeze_(0)
+    return spectrum.abs(), h.quantile(0.5, 1), h.nanquantile(0.3, 0), h[:, :3, :3] * mask
 
 
 def data_of_tensors(m: Model, x: torch.Tensor) -> Any:

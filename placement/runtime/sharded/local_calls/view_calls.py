@@ -53,7 +53,7 @@ def _is_written(node: fx.Node) -> bool:
 @VIEWS.on(
     *("transpose", "t", "permute", "unsqueeze", "detach", "detach_", "alias", "contiguous", "lift_fresh", "movedim"),
     *("swapaxes", "swapdims", "numpy_T", "mT", "matrix_H", "mH", "adjoint", "view_as_real", "view_as_complex"),
-    *("real", "imag", "conj", "_conj", "resolve_conj", "resolve_neg"),
+    *("real", "imag", "conj", "_conj", "_neg_view", "resolve_conj", "resolve_neg"),
 )
 def _same(call: PartCall) -> LocalCall:
     """Each dimension of the argument is one of the result."""
