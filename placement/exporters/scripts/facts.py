@@ -36,6 +36,7 @@ class Facts:
         labels: how means over the labels that count become those of the whole batch, as `labels_of` says.
         has_unused: whether the step leaves some parameters without a gradient.
         hosts: on which the processes run, equally many on each.
+        weight_bytes: of the whole model; 0 where it is not known.
     """
 
     result: Result
@@ -52,6 +53,7 @@ class Facts:
     labels: str | None
     has_unused: bool
     hosts: int
+    weight_bytes: int
 
     @property
     def pp(self) -> int:
@@ -64,6 +66,16 @@ class Facts:
         if self.hosts == 1:
             return processes
         return f"--nnodes {self.hosts} {processes} --rdzv-backend c10d --rdzv-endpoint HOST:29500"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether no process keeps all weights, so that they are to be cut before there is memory for them."""
+        return self.strategy.zero == 3 or (self.is_sharded and not self.is_hybrid_shard) or self.plan is not None
+
+    @property
+    def on_meta(self) -> bool:
+        """Whether the whole model is too large for a device."""
+        return self.weight_bytes > min(device.usable_bytes for device in self.result.cluster.devices)
 
     @property
     def mesh(self) -> dict[str, int]:

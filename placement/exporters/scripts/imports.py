@@ -35,6 +35,8 @@ def import_lines(facts: Facts) -> str:
     if facts.plan is not None:
         plain.add("fnmatch")
         torch_names += _tensor_imports(facts.plan)
+    if facts.is_cut:
+        torch_names.append("from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict")
     if facts.is_sharded:
         torch_names.append("from torch.distributed.fsdp import fully_shard")
     if facts.is_ddp:

@@ -8,7 +8,8 @@ def build() -> tuple[nn.Module, dict[str, Any]]:
     torch.manual_seed(0)
 $MAKE
     args = args if isinstance(args, tuple) else (args,)
-    return model, {**inspect.signature(model.forward).bind_partial(*args).arguments, **kwargs}
+    inputs = {**inspect.signature(model.forward).bind_partial(*args).arguments, **kwargs}
+$INPUTS    return model, inputs
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
@@ -23,6 +24,34 @@ def loss_of(output: Any) -> torch.Tensor:
     """The loss of a call of the model: its ``loss``, or the sum of the means of all that it returns."""
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     return loss.sum() if loss is not None else torch.stack([tensor.mean() for tensor in tensors_in(output)]).sum()
+'''
+
+MAKE_ON_META = """\
+    with torch.device("meta" if ON_META else "cpu"):
+        model, args, *rest = make($SIZES)
+    kwargs = rest[0] if rest else {}"""
+REAL_INPUTS = """\
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor) and value.is_meta:
+            inputs[name] = torch.zeros_like(value, device="cpu")  # a stand-in: train on batches of your own
+"""
+GIVE_WEIGHTS = '''
+def give_weights(model: nn.Module, device: torch.device) -> None:
+    """Memory for weights that are on ``meta``, now that they are cut, and their values; others are moved."""
+    missing = {name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta}
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+    if missing and WEIGHTS:
+        values = torch.load(WEIGHTS, map_location="cpu", mmap=True, weights_only=True)
+        values = {f"$PREFIX{name}": value for name, value in values.items()}
+        set_model_state_dict(model, values, options=StateDictOptions(full_state_dict=True, strict=False))
+        missing -= values.keys()
+    for path, module in model.named_modules():
+        own = {f"{path}.{name}" if path else name for name in (*module._parameters, *module._buffers)}
+        if missing & own and not WEIGHTS and hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+            missing -= own
+    if missing:
+        raise SystemExit(f"{min(missing)} has no values: give WEIGHTS with it, or build it outside of meta")
 '''
 
 MAKE_IMPORTED = "    model, args, *rest = make($SIZES)\n    kwargs = rest[0] if rest else {}"

@@ -36,8 +36,12 @@ def _pieces(facts: Facts) -> Iterator[str]:
     yield "\n" + "\n".join(_constants(facts)) + "\n\n"
     make = parts.MAKE_OPEN
     if facts.source is not None:
-        make = _filled(parts.MAKE_IMPORTED, SIZES=facts.source.partition("(")[2].removesuffix(")"))
-    yield _filled(parts.BUILD, MAKE=make) + "\n"
+        sizes = facts.source.partition("(")[2].removesuffix(")")
+        make = _filled(parts.MAKE_ON_META if facts.is_cut else parts.MAKE_IMPORTED, SIZES=sizes)
+    is_on_meta = facts.is_cut and facts.source is not None
+    yield _filled(parts.BUILD, MAKE=make, INPUTS=parts.REAL_INPUTS if is_on_meta else "") + "\n"
+    if facts.is_cut:
+        yield _filled(parts.GIVE_WEIGHTS, PREFIX="model." if facts.stages is not None else "") + "\n"
     if facts.dp > 1 or (strategy.micro_batches > 1 and facts.stages is None):
         yield parts.PART + "\n"
     yield from _labels(facts)
@@ -95,6 +99,10 @@ def _constants(facts: Facts) -> Iterator[str]:
         yield f"MICRO_BATCHES = {strategy.micro_batches}"
     if facts.is_ddp:
         yield f"BUCKET_MB = {max(strategy.bucket_bytes, 1) / 2**20:.4g}  # of gradients that are reduced together"
+    if facts.is_cut and facts.source is not None:
+        yield f"ON_META = {facts.on_meta}  # whether the model is built without memory for its weights"
+    if facts.is_cut:
+        yield "WEIGHTS = None  # a file of its state_dict() for a model on meta; None for new ones"
     yield "LEARNING_RATE = 1e-3"
     yield "STEPS = 10"
     if facts.is_sharded and facts.layers:
@@ -353,7 +361,15 @@ def _main(facts: Facts) -> str:
         rest += ", foreach=False"  # weights that are cut and others are no one list
     if facts.stages is not None:
         prepare = [
-            "stages = parallelize(model.to(device), mesh)",
+            *(
+                [
+                    "stages = parallelize(model, mesh)",
+                    "for stage in stages.values():",
+                    "    give_weights(stage, device)",
+                ]
+                if facts.is_cut
+                else ["stages = parallelize(model.to(device), mesh)"]
+            ),
             "trained = [p for stage in stages.values() for p in stage.parameters() if p.requires_grad]",
             "schedule = make_schedule(stages, mesh)",
         ]
@@ -361,6 +377,8 @@ def _main(facts: Facts) -> str:
         tells = "dist.get_world_size() - 1" if order_of(strategy).devices[-1] else "0"
     else:
         prepare = ["model = parallelize(model.to(device), mesh)"]
+        if facts.is_cut:
+            prepare = ["model = parallelize(model, mesh)", "give_weights(model, device)"]
         trained, runs, tells = "model.parameters()", "model", "0"
     if strategy.zero == 1:
         group = 'process_group=mesh.get_group("dp")'

@@ -83,6 +83,7 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
         labels=labels_of(_in_parts(result, graph, strategy), strategy) if has_parts else None,
         has_unused=graph is not None and model is not None and bool(_unused(graph, model)),
         hosts=len(hosts_of(result, strategy)),
+        weight_bytes=0 if model is None else sum(parameter.nbytes for parameter in model.parameters()),
     )
     if facts.batch == 0 and has_parts:
         raise MismatchError(
