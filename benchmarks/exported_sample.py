@@ -1,4 +1,4 @@
-"""Models of many kinds, small, whose strategies `exported_scripts.py` exports: each function gives one as `capture` takes it."""
+"""Small models of many kinds, whose strategies `exported_scripts.py` exports: each function gives one for `capture`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def unused_heads() -> Made:
 def unused_table() -> Made:
     torch.manual_seed(0)
     words = nn.Embedding(20, 16)
-    run = lambda m, x, y: functional.cross_entropy(m.head(m.body(m.words(x)).mean(1)), y)
+
+    def run(m: Any, x: Tensor, y: Tensor) -> Any:
+        return functional.cross_entropy(m.head(m.body(m.words(x)).mean(1)), y)
+
     args = torch.randint(0, 20, (8, 6)), _labels(8, classes=5)
     return _made(run, args, words=words, other=nn.Embedding(7, 16), body=_stack(), head=nn.Linear(16, 5))
 
@@ -196,7 +199,10 @@ def regression() -> Made:
 
 def binary() -> Made:
     torch.manual_seed(0)
-    run = lambda m, x, y: functional.binary_cross_entropy_with_logits(m.body(x), y)
+
+    def run(m: Any, x: Tensor, y: Tensor) -> Any:
+        return functional.binary_cross_entropy_with_logits(m.body(x), y)
+
     return _made(run, (torch.randn(8, 16), torch.rand(8, 16)), body=_stack(inner=nn.SiLU))
 
 
@@ -231,7 +237,10 @@ def batch_norm() -> Made:
     body = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
     )
-    run = lambda m, x, y: functional.cross_entropy(m.head(m.body(x).mean((2, 3))), y)
+
+    def run(m: Any, x: Tensor, y: Tensor) -> Any:
+        return functional.cross_entropy(m.head(m.body(x).mean((2, 3))), y)
+
     return _made(run, (torch.randn(8, 3, 8, 8), _labels(8, classes=5)), body=body, head=nn.Linear(8, 5))
 
 
@@ -245,7 +254,10 @@ def convolutions() -> Made:
         nn.Conv2d(8, 8, 1),
         nn.MaxPool2d(2),
     )
-    run = lambda m, x, y: functional.cross_entropy(m.head(m.body(x).flatten(1)), y)
+
+    def run(m: Any, x: Tensor, y: Tensor) -> Any:
+        return functional.cross_entropy(m.head(m.body(x).flatten(1)), y)
+
     return _made(run, (torch.randn(8, 3, 8, 8), _labels(8, classes=5)), body=body, head=nn.Linear(72, 5))
 
 
@@ -257,7 +269,10 @@ def autoencoder() -> Made:
 
 def recurrent() -> Made:
     torch.manual_seed(0)
-    run = lambda m, x, y: functional.cross_entropy(m.head(m.lstm(m.words(x))[0][:, -1]), y)
+
+    def run(m: Any, x: Tensor, y: Tensor) -> Any:
+        return functional.cross_entropy(m.head(m.lstm(m.words(x))[0][:, -1]), y)
+
     parts = {"words": nn.Embedding(20, 16), "lstm": nn.LSTM(16, 16, batch_first=True), "head": nn.Linear(16, 5)}
     return _made(run, (torch.randint(0, 20, (8, 6)), _labels(8, classes=5)), **parts)
 
@@ -280,7 +295,10 @@ def encoder() -> Made:
     layers = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 2, enable_nested_tensor=False
     )
-    run = lambda m, x, y: m.head(m.layers(m.words(x), src_key_padding_mask=y)).mean(1)
+
+    def run(m: Any, x: Tensor, y: Tensor) -> Any:
+        return m.head(m.layers(m.words(x), src_key_padding_mask=y)).mean(1)
+
     pad = torch.zeros(8, 6, dtype=torch.bool)
     pad[0, 3:] = True
     return _made(

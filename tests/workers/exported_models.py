@@ -115,11 +115,10 @@ def convnet() -> Made:
 class Labelled(nn.Module):
     """Token numbers to the mean cross-entropy of a head, or the sum of two; a label of -100 does not count."""
 
-    def __init__(self, smoothing: float, heads: int) -> None:
+    def __init__(self, heads: int) -> None:
         super().__init__()
         self.words, self.layers = nn.Embedding(20, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
         self.heads = nn.ModuleList(nn.Linear(8, 20) for _ in range(heads))
-        self.smoothing = smoothing
 
     def forward(self, tokens: Tensor, labels: Tensor, others: Tensor | None = None) -> Tensor:
         x = self.words(tokens)
@@ -129,24 +128,20 @@ class Labelled(nn.Module):
         return loss if others is None else loss + self.loss(self.heads[1](x), others)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=self.smoothing)
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def _labelled(smoothing: float = 0.0, heads: int = 1, labels: int = 1) -> Made:
+def _labelled(heads: int = 1, labels: int = 1) -> Made:
     torch.manual_seed(0)
     tokens, *listed = (torch.randint(0, 20, (4, 8)) for _ in range(1 + labels))
     for number, one in enumerate(listed):
         one[number, 1:], one[number + 1, 3:] = -100, -100
-    return Labelled(smoothing, heads), (tokens, *listed), {}
+    return Labelled(heads), (tokens, *listed), {}
 
 
 def padded() -> Made:
     """Most labels of the first half of the batch do not count."""
     return _labelled()
-
-
-def smoothed() -> Made:
-    return _labelled(smoothing=0.1)
 
 
 def two_labels() -> Made:

@@ -75,7 +75,8 @@ class Facts:
     @property
     def on_meta(self) -> bool:
         """Whether the whole model is too large for a device."""
-        return self.weight_bytes > min(device.usable_bytes for device in self.result.cluster.devices)
+        devices = self.result.cluster.devices
+        return self.weight_bytes > min(device.memory_bytes - device.reserved_bytes for device in devices)
 
     @property
     def mesh(self) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from baselines.strategies.memory_order import MEMORY_ORDER
@@ -31,7 +32,28 @@ def check_sayable(result: Result, strategy: Strategy) -> None:
     """Raises: MismatchError: a strategy that plain PyTorch has no words for."""
     reason = next(_unsayable(result, strategy), None)
     if reason is not None:
-        raise MismatchError(f"strategy {show(strategy.text)} cannot be written as plain PyTorch: {reason}.")
+        sayable = (one for one in _plainer(strategy) if next(_unsayable(result, one), None) is None)
+        nearest = next(sayable, None)
+        instead = "" if nearest is None else f"; the nearest that can be is {show(nearest.text)}"
+        raise MismatchError(f"strategy {show(strategy.text)} cannot be written as plain PyTorch: {reason}{instead}.")
+
+
+def _plainer(strategy: Strategy) -> Iterator[Strategy]:
+    """Strategies with less and less that is out of the ordinary; each has the same sizes, if torch has such axes."""
+    if strategy.is_none:
+        return
+    rules = tuple(replace(rule, modules=(), tensor_modules=(), shares=()) for rule in strategy.mesh)
+    found = replace(strategy, mesh=rules, device_names=())
+    yield found
+    if any(pattern.startswith("kind:") for pattern in found.recompute):
+        found = replace(found, recompute=())
+        yield found
+    if found.zero == 1 and any(rule.name == "tp" for rule in rules):
+        found = replace(found, zero=2)
+        yield found
+    if found.stages > 1 and found.chunks == 1:
+        found = replace(found, order="1f1b" if found.micro_batches >= found.stages else "gpipe")
+        yield found
 
 
 def _unsayable(result: Result, strategy: Strategy) -> Iterator[str]:

@@ -83,7 +83,8 @@ def of_precision(name: str) -> OpGraph:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with torch.autocast("cpu", torch.bfloat16, enabled=name == "mixed"):
-                return self.layers(x).square().mean()
+                loss: torch.Tensor = self.layers(x).square().mean()
+                return loss
 
     dtype = torch.bfloat16 if name == "low" else torch.float32
     return placement.capture(Layers().to(dtype), (torch.randn(8, 16, dtype=dtype),), train=True)
@@ -131,7 +132,8 @@ def test_a_device_map_is_of_one_host() -> None:
 
 
 def test_a_loss_over_the_whole_batch_has_no_configuration() -> None:
-    pairs = placement.capture(*exported_models.contrastive()[:2], train=True)
+    model, args, _ = exported_models.contrastive()
+    pairs = placement.capture(model, args, train=True)
     result = placement.optimize(pairs, CLUSTER, strategy="dp2", seed=0)
     for to in ("accelerate", "deepspeed"):
         with pytest.raises(MismatchError, match="reads samples of the whole batch"):
