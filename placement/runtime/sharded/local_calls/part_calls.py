@@ -142,7 +142,9 @@ class PartCall:
         """One sentence with the name of the call, and what to do."""
         module = str(self.node.meta.get("module") or "")
         place = f" of module {module!r}" if module else ""
-        return StrategyError(f"{self.node.target}{place} cannot run on parts: {why}; leave this op whole.")
+        return StrategyError(
+            f"{self.node.target}{place} cannot run on parts: {why}; take a strategy that leaves it whole."
+        )
 
 
 def part_call(

@@ -127,7 +127,8 @@ class Writer(WithExtras):
         if part is None or written is None or part.coarse_cuts != written.coarse_cuts:
             name = self._graph.op_names[op]
             raise StrategyError(
-                f"op {name!r} writes into a view of a part that it does not leave; leave this op whole."
+                f"op {name!r} writes into a view of a part that it does not leave; take a strategy that leaves it "
+                "whole."
             )
         return self._views[copy, wanted, (op, batch)]
 
@@ -227,7 +228,7 @@ class Writer(WithExtras):
         if adds_up and not any(part.coarse_cuts for part in parts.values()):
             raise StrategyError(
                 f"op {self._graph.op_names[op]!r} is one summand for each part by its row, but each part would make "
-                "all of the sum; leave this op whole."
+                "all of the sum; take a strategy that leaves it whole."
             )
 
     def _protect(self, node: fx.Node, op: int, batch: int, inputs: dict[fx.Node, fx.Node]) -> None:
