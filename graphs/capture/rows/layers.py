@@ -172,10 +172,16 @@ def _per_channel(call: Call) -> list[Letter]:
 
 @LAYERS.on("batch_norm", "native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 def _batch_norm(call: Call) -> list[Letter]:
-    """But along channels statistics change, or are put together between the parts: that is for a strategy to say."""
+    """But along channels statistics change, or are put together between the parts: that is for a strategy to say.
+
+    Inference has no strategy that says so: there, a norm without running statistics takes its samples together.
+    """
     x = call["input"]
     rest = ascii_lowercase[: x.ndim - 2]
     vectors = [(slot, "z") for slot in call.inputs if slot is not x]
+    if call.name == "batch_norm" and call["training"]:
+        together = f".z{'.' * len(rest)}"
+        return einsum((x, together), *vectors, into=[(call.output, together)], words={"z": "channels"})
     results = [(out, f"yz{rest}" if out is not None and out.ndim == x.ndim else "z") for out in call.outputs]
     return einsum((x, f"yz{rest}"), *vectors, into=results, words={"z": "channels"})
 

@@ -101,3 +101,10 @@ def test_statistics_of_each_part(strategy: str, parts: int) -> None:
 def test_micro_batches_cannot_put_their_statistics_together(strategy: str) -> None:
     with pytest.raises(StrategyError, match="has micro-batches, which come one after the other"):
         check(Narrowing(), (torch.randn(8, 3, 10, 10),), f"{strategy} | statistics=sync")
+
+
+@pytest.mark.parametrize("strategy", ["dp2", "mb2", "tp2", "dp2 | statistics=sync"])
+def test_inference_with_statistics_of_the_whole_batch(strategy: str) -> None:
+    """Without running statistics a batch norm takes those of all samples in inference, too."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Conv2d(4, 4, 3))
+    check_inference(model, (torch.randn(8, 3, 10, 10),), strategy)
