@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -353,14 +354,15 @@ def _op_times(result: Result, names: list[str]) -> str:
 def _equal(computed: list[str], ranks: list[dict[str, Any]], of_gradients: bool) -> bool | None:
     """Whether all that the plain model computed, gradients or the rest, is the same on the ranks that have it.
 
-    None where it has computed nothing of the kind.
+    None where it has computed nothing of the kind, or no finite number.
     """
-    expected = {name for name in computed if name.startswith(GRADIENT) == of_gradients}
+    numberless = {name for rank in ranks for name, (_, share) in rank["compared"].items() if math.isnan(share)}
+    expected = {name for name in computed if name.startswith(GRADIENT) == of_gradients} - numberless
     found = [
         (name, is_equal)
         for rank in ranks
         for name, (is_equal, _) in rank["compared"].items()
-        if name.startswith(GRADIENT) == of_gradients
+        if name not in numberless and name.startswith(GRADIENT) == of_gradients
     ]
     if not expected and not found:
         return None
@@ -369,7 +371,8 @@ def _equal(computed: list[str], ranks: list[dict[str, Any]], of_gradients: bool)
 
 def _largest_difference(ranks: list[dict[str, Any]]) -> Difference | None:
     """The largest difference of all tensors that were compared; None where there are none."""
-    off = [(share, name) for rank in ranks for name, (_, share) in rank["compared"].items()]
+    compared = (pair for rank in ranks for pair in rank["compared"].items())
+    off = [(share, name) for name, (_, share) in compared if not math.isnan(share)]
     return None if not off else Difference(*max(off)[::-1])
 
 

@@ -288,7 +288,8 @@ def _outputs(model: nn.Module, example: Example) -> dict[str, Tensor]:
 def _compared(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, tuple[bool, float]]:
     """Of each tensor that was computed here whether it is what the model computed, and its largest difference.
 
-    That is relative to the largest number in the model's; infinite where the model has no such tensor.
+    That is relative to the largest number in the model's; infinite where the model has no such tensor, and NaN where
+    the model's has no finite number, so that nothing can be compared.
     """
     largest = max((_largest(reference[name]) for name in reference if name.startswith(GRADIENT)), default=0.0)
     result: dict[str, tuple[bool, float]] = {}
@@ -298,9 +299,10 @@ def _compared(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> d
             continue
         rounding = float(reference.get(f"{ROUNDING}{name}", 0.0))
         noise = max(NOISE * largest * name.startswith(GRADIENT), ROUNDINGS * rounding)
-        own = tensor.detach().cpu()
-        off = _distance(own, reference[name]) / max(_largest(reference[name]), 1e-30)
-        result[name] = equal(own, reference[name], noise), off
+        own, expected = tensor.detach().cpu(), reference[name]
+        is_empty = expected.numel() > 0 and not expected.isfinite().any()
+        off = math.nan if is_empty else _distance(own, expected) / max(_largest(expected), 1e-30)
+        result[name] = equal(own, expected, noise), off
     return result
 
 

@@ -273,6 +273,8 @@ def _sentences(trial: Trial) -> list[str]:
         off = trial.largest_difference
         where = "" if off is None else f"; largest difference {off.share:.1g} of the largest entry, in {show(off.name)}"
         lines.append(f"compared   {', '.join(checks)}, to the plain model{where}")
+    if trial.outputs_equal is None and not trial.is_plain:
+        lines.append("compared   no outputs: the plain model's are no finite numbers")
     kept = trial.kept_memory
     if kept is not None and kept.given_back_faults - kept.faults >= _MANY_FAULTS:
         lines.append(

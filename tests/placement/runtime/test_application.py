@@ -273,6 +273,14 @@ def test_numbers_of_two_bytes_are_equal_within_their_rounding(
     assert found["largest_difference"]["name"]
 
 
+def test_what_is_no_number_is_not_called_equal() -> None:
+    nothing = torch.full((), math.nan)
+    compared = _compared({"loss": nothing.clone()}, {"loss": nothing})
+    assert math.isnan(compared["loss"][1])
+    assert _equal(["loss"], [{"compared": compared}], False) is None
+    assert not _compared({"loss": nothing}, {"loss": torch.ones(())})["loss"][0]
+
+
 def test_twice_a_gradient_is_no_rounding() -> None:
     reference = {f"{GRADIENT}w": torch.ones(4), f"rounding/{GRADIENT}w": torch.tensor(0.02)}
     for factor, is_equal in ((1.05, True), (2.0, False)):
