@@ -397,6 +397,7 @@ class OpGraph:
             isinstance(other, OpGraph)
             and (self.name, self.hash) == (other.name, other.hash)
             and (self.split_rows, self.states) == (other.split_rows, other.states)
+            and self.origin.summed_loss == other.origin.summed_loss
             and all(np.array_equal(getattr(self, key), getattr(other, key)) for key in _DESCRIBED)
         )
 

@@ -23,6 +23,8 @@ class Origin:
         granularity: ``"op"`` for one op per operator, ``"module"`` for one per call of a leaf module; None for others.
         optimizer: whose update the step ends with, as in `graphs.optimizers.OPTIMIZERS`; None without an update.
         batch_size: samples in one step; None where nobody said.
+        summed_loss: the kind of a loss that adds its samples up, ``"aten.mse_loss"`` with ``reduction="sum"`` say; None
+            where there is none, or nobody said. Sums that are ops of their own are not meant.
 
     Raises:
         GraphError: a value of another type, another granularity, or a batch size below 1.
@@ -33,6 +35,7 @@ class Origin:
     granularity: str | None = None
     optimizer: str | None = None
     batch_size: int | None = None
+    summed_loss: str | None = None
 
     def __post_init__(self) -> None:
         for key, expected, is_right in (
@@ -40,6 +43,7 @@ class Origin:
             ("train", "true, false or nothing", self.train is None or isinstance(self.train, bool)),
             ("granularity", f"one of {', '.join(GRANULARITIES)}", self.granularity in (None, *GRANULARITIES)),
             ("optimizer", "a name", self.optimizer is None or _is_name(self.optimizer)),
+            ("summed_loss", "a name", self.summed_loss is None or _is_name(self.summed_loss)),
             ("batch_size", "a whole number from 1", self.batch_size is None or _is_count(self.batch_size)),
         ):
             if not is_right:

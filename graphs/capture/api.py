@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
@@ -35,6 +37,7 @@ from graphs.opgraph import OpGraph, Origin
 from graphs.optimizers import OPTIMIZERS, Optimizer
 
 GRANULARITIES = ("op", "module", "auto")
+_SUM = 2  # of torch's enumeration of reductions
 
 
 def capture(
@@ -107,7 +110,7 @@ def capture_program(
         trace = _trace(model, positional, keywords, train, loss, fake)
         drafts = lower(trace, chosen)
         add_rows(drafts)
-        origin = _origin(train, "op", chosen, positional, keywords)
+        origin = replace(_origin(train, "op", chosen, positional, keywords), summed_loss=_summed_loss(trace))
         graph = emit(drafts, name or type(model).__name__, origin)
     leaves = argument_leaves(model, positional, keywords)
     settings = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)}
@@ -163,6 +166,17 @@ def _origin(
     first = {tensor.shape[0] for tensor in tensors if tensor.ndim}
     samples = first.pop() if len(first) == 1 else 0
     return Origin("capture", train, granularity, optimizer.name if train else None, samples or None)
+
+
+def _summed_loss(trace: Trace) -> str | None:
+    """The kind of the first loss that adds its samples up; None where there is none."""
+    for node in trace.graph.nodes:
+        if isinstance(node.target, OpOverload):
+            names = [argument.name for argument in node.target._schema.arguments]
+            given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+            if given.get("reduction") == _SUM and "backward" not in str(node.target):
+                return str(node.target).removesuffix(".default")
+    return None
 
 
 def _trace(

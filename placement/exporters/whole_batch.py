@@ -94,13 +94,17 @@ class _Step:
                 "replicas and micro-batches of torch see their own alone, so that gradients would be others; let "
                 "'placement.apply' run it, which exchanges them, or take a strategy without 'dp' and 'mb'"
             )
-        added = next((op for op in self._terms() if self._kind(op) == "sum" and not self._is_scaled(op)), None)
+        added = next((op for op in self._terms() if self._is_sum(op) and not self._is_scaled(op)), None)
         if added is not None:
             return (
                 f"the loss is a sum over samples (op {show(self._name(added))}), and replicas and micro-batches of "
                 "torch take means of gradients; divide it by the number of samples"
             )
         return None
+
+    def _is_sum(self, op: int) -> bool:
+        """Whether an op adds samples up, by itself or as a loss with ``reduction="sum"``."""
+        return self._kind(op) == "sum" or self.graph.kinds[op] == self.graph.origin.summed_loss
 
     def _first_over_parts(self) -> int | None:
         """The first op that reads samples of several parts, and what the script does not compute in another way."""
