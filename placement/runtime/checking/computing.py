@@ -94,36 +94,45 @@ class _Trial:
     # -- the whole call -----------------------------------------------------------------------------------------
 
     def _drawn(self) -> tuple[dict[fx.Node, torch.Tensor], list[Any]]:
-        """Numbers for all arguments, integers as large as the call takes, and what it makes of them."""
-        nodes = self._node.all_input_nodes
-        for high in self._ranges():
-            given = {node: self._numbers(value_of(node).layout, high) for node in self._nodes.values()}
+        """Numbers for all arguments, integers as large as the call takes, and what it makes of them.
+
+        They are finite where they can be: counts are divisors, and of what is divided by none no parts can be told.
+        """
+        found: tuple[dict[fx.Node, torch.Tensor], list[Any]] | None = None
+        for low, high in self._ranges():
+            given = {node: self._numbers(value_of(node).layout, low, high) for node in self._nodes.values()}
             try:
                 self._determine(given)
                 made = self._run(LocalCall(self._node.target, self._node.args, self._node.kwargs), given)  # type: ignore[arg-type]
             except (IndexError, RuntimeError):
                 continue
-            outputs = [_info(tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else None for one in made]
-            value = value_of(self._use.node)
-            is_one = type(value) is TensorInfo
-            self._node.meta["info"] = outputs[0] if is_one else tuple(outputs)
-            return {node: given[node] for node in nodes}, made
-        raise _NotComputedError
+            is_finite = all(bool(one.isfinite().all()) for one in made if isinstance(one, torch.Tensor))
+            found = (given, made) if is_finite or found is None else found
+            if is_finite:
+                break
+        if found is None:
+            raise _NotComputedError
+        given, made = found
+        outputs = [_info(tuple(one.shape), one.dtype) if isinstance(one, torch.Tensor) else None for one in made]
+        is_one = type(value_of(self._use.node)) is TensorInfo
+        self._node.meta["info"] = outputs[0] if is_one else tuple(outputs)
+        return {node: given[node] for node in self._node.all_input_nodes}, made
 
-    def _ranges(self) -> list[int]:
-        """What integers stay below."""
+    def _ranges(self) -> list[tuple[int, int]]:
+        """The least integer, and what integers stay below."""
         layouts = [value_of(node).layout for node in self._nodes.values()]
         if all(_is_of_numbers(layout.dtype) for layout in layouts):
-            return [2]
+            return [(0, 2)]
         numbers = {size for layout in layouts for size in layout.shape}
         numbers |= {one for one in flat((self._node.args, self._node.kwargs)) if type(one) is int and one > 0}
-        return [*sorted((n for n in numbers if n < 1 << 31), reverse=True)[:_MOST_DRAWS], 1]
+        highs = [*sorted((n for n in numbers if n < 1 << 31), reverse=True)[:_MOST_DRAWS], 1]
+        return [(0, high) for high in highs] + [(1, high + 1) for high in highs]
 
-    def _numbers(self, layout: Layout, high: int) -> torch.Tensor:
+    def _numbers(self, layout: Layout, low: int, high: int) -> torch.Tensor:
         """Away from zero, so that logarithms and quotients are tame."""
         shape, stride, dtype, _ = layout
         if not _is_of_numbers(dtype):
-            found = torch.randint(0, max(high, 1), shape, generator=self._random).to(dtype)
+            found = torch.randint(low, high, shape, generator=self._random).to(dtype)
         else:
             found = torch.rand(shape, generator=self._random, dtype=torch.float64) + 0.5
             found = (torch.complex(found, found.flip(0) if shape else found) if dtype.is_complex else found).to(dtype)

@@ -178,6 +178,30 @@ def test_what_is_right_is_counted() -> None:
     assert type(result).from_json(result.to_json()).checked == result.checked
 
 
+class Counted(nn.Module):
+    """A loss that is divided by a number of labels, which is counted in parts and read as a whole."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(8, 5), kind
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        found, counts = self.layer(x), y < 4
+        if self.kind == "smoothed":
+            return nn.functional.cross_entropy(found, y, label_smoothing=0.1)
+        of_each = nn.functional.cross_entropy(found, y, reduction="none")
+        return (of_each * counts).sum() / counts.sum()
+
+
+@pytest.mark.parametrize("strategy", ["dp2", "dp2 | mb2", "pp2 gpipe mb2"])
+@pytest.mark.parametrize("kind", ["smoothed", "masked mean"])
+def test_a_count_that_divides_is_never_none(kind: str, strategy: str) -> None:
+    graph = capture(Counted(kind), (torch.zeros(8, 8), torch.arange(8) % 5), train=True)
+    found = optimize(graph, CLUSTER, strategy=strategy)
+    assert found.checked.startswith("checked by computing: ")
+    assert "not" not in found.checked
+
+
 class Drawn(nn.Module):
     """Random numbers that depend on what a layer makes."""
 
