@@ -87,6 +87,12 @@ class Signature(NamedTuple):
         found = [node.args[i] if i < len(node.args) else node.kwargs.get(name) for i, name in self.writes]
         return [leaf for leaf in flat(found) if isinstance(leaf, fx.Node)]
 
+    def statistics_of(self, node: fx.Node) -> list[fx.Node]:
+        """Nodes of the running mean and variance that a call updates, though its schema does not say so."""
+        if not self.statistics or not node.args[5]:  # training, or use_input_stats
+            return []
+        return [argument for argument in node.args[3:5] if isinstance(argument, fx.Node)]
+
 
 class Cost(NamedTuple):
     """Cost of one call; ``aliases[i]`` is the tensor argument whose memory output i shares, or None."""

@@ -153,6 +153,8 @@ class _Walk:
         facts = signature(node.target)
         reads = [read for leaf in flat((node.args, node.kwargs)) for read in self._reads_of(leaf)]
         written = [read for argument in facts.written_by(node) for read in self._reads_of(argument)]
+        statistics = [read for argument in facts.statistics_of(node) for read in self._reads_of(argument)]
+        written += [read for read in statistics if read.root.state is None]  # others are marked where they are states
         outputs = [info if isinstance(info, TensorInfo) else None for info in flat(value_of(node))]
         if not written and not any(outputs):
             self._roots[node] = _Number(tuple({id(read.root): read.root for read in reads}.values()))

@@ -295,9 +295,7 @@ class _Rewriter:
 
     def _statistics(self, node: fx.Node) -> list[fx.Node]:
         """Running mean and variance that a normalisation writes, though its schema does not say so; no states."""
-        if node.op != "call_function" or not signature(node.target).statistics:
-            return []
-        found = [argument for argument in node.args[3:5] if isinstance(argument, fx.Node)]
+        found = signature(node.target).statistics_of(node) if node.op == "call_function" else []
         return [argument for argument in found if self._program.memory.get(argument) not in self._state_memory]
 
     def _stays(self, memory: Any) -> bool:

@@ -412,8 +412,7 @@ class StrategyPlan:
         output = self.outputs[number]
         given = [part if self.gives_output(number, rank) else None for rank, part in enumerate(output.parts)]
         shape = next(part.shape for part in output.parts if part is not None)
-        assert output.variant is not None
-        dtype = self.values.root(output.variant).layout.dtype
+        dtype = output.dtype
         name = self.first_of_outputs + len(self.outputs) * self.n_ranks + number
         ranks = tuple(range(self.n_ranks))
         if not shape:  # a number: all others give 0
@@ -547,6 +546,13 @@ class OutputParts(NamedTuple):
     node: torch.fx.Node
     variant: Form | None
     parts: tuple[PartLayout | None, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the output, which may be the real view of a complex tensor."""
+        info = info_of(self.node)
+        assert info is not None
+        return info.layout.dtype
 
 
 class Gradient(NamedTuple):

@@ -355,9 +355,8 @@ class Writer(WithExtras):
         value = self._view(output.node, Wanted(output.variant, output.variant))
         ranks = self._plan.ranks_of_sum(output.variant, self._rank)
         if len(ranks) > 1:
-            dtype = self._values.root(output.variant).layout.dtype
             name = self._plan.first_of_outputs + number * self._plan.n_ranks + ranks[0]
-            exchange = Exchange(name, ranks, (Member("all_reduce", part, dtype=dtype),), "an output")
+            exchange = Exchange(name, ranks, (Member("all_reduce", part, dtype=output.dtype),), "an output")
             self._pending["output", number] = self._begin(exchange, [value]), 0
             value = self._arrived(("output", number))
         return value

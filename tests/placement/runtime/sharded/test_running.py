@@ -160,6 +160,18 @@ class Cast(nn.Module):
         return self.last((made * kept).type_as(x) * torch.arange(8).to(self.scale))
 
 
+class Turned(nn.Module):
+    """Numbers turned by a complex table, handed out as pairs of real numbers and as a sum that is a conjugate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.table = nn.Linear(8, 8), nn.Buffer(torch.polar(torch.ones(4), torch.rand(4)))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        turned = torch.view_as_complex(self.first(x).view(-1, 4, 2)) * self.table
+        return torch.view_as_real(turned), turned.sum(0).conj().imag
+
+
 class Rotated(nn.Module):
     """Rotates all of each head, and puts the rest, of no entries, beside it."""
 
@@ -276,6 +288,11 @@ def test_losses_of_inference_and_masks_of_all_samples(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["dp2", "tp2", "pp2 gpipe mb2"])
 def test_casts_read_no_more_than_a_number_format(strategy: str) -> None:
     check_inference(Cast(), (torch.randn(8, 6), tokens()[1]), strategy)
+
+
+@pytest.mark.parametrize("strategy", ["dp2", "tp2", "mb2"])
+def test_outputs_that_are_real_views_of_complex_tensors(strategy: str) -> None:
+    check_inference(Turned(), (torch.randn(4, 8),), strategy)
 
 
 @pytest.mark.parametrize("strategy", ["dp2", "cp2", "tp2"])

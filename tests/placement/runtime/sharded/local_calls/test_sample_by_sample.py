@@ -78,11 +78,10 @@ def test_recurrent_layers(layer: str, strategy: str) -> None:
 class Images(nn.Module):
     """An instance norm, whose statistics are of each sample alone, between convolutions."""
 
-    def __init__(self, affine: bool) -> None:
+    def __init__(self, affine: bool, running: bool = False) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=affine), nn.LeakyReLU(), nn.Conv2d(4, 2, 1)
-        )
+        norm = nn.InstanceNorm2d(4, affine=affine, track_running_stats=running)
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.LeakyReLU(), nn.Conv2d(4, 2, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.layers(x)
@@ -93,6 +92,11 @@ class Images(nn.Module):
 @pytest.mark.parametrize("strategy", ["dp2", "mb2", "dp2 | mb2", "pp2 gpipe mb2"])
 def test_an_instance_norm_has_no_statistics_of_the_batch(affine: bool, strategy: str) -> None:
     check(Images(affine), (torch.randn(4, 3, 6, 6),), strategy)
+
+
+@pytest.mark.parametrize("strategy", ["dp2", "mb2", "tp2", "dp2 zero3"])
+def test_running_statistics_of_an_instance_norm_are_means_over_all_samples(strategy: str) -> None:
+    check(Images(True, running=True), (torch.randn(4, 3, 6, 6),), strategy)
 
 
 class Bags(nn.Module):
