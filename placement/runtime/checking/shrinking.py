@@ -116,9 +116,7 @@ def candidates(use: Use) -> Iterator[Smaller]:
                         cuts.setdefault(each, set()).add(cut._replace(dim=0))
         of_images = {size for shape in shapes if len(shape) > 3 for size in shape[2:]}
         small, medium = ({size for size in cuts if size <= limit} for limit in (_SMALL, _MEDIUM))
-        if "attention" in str(
-            use.node.target
-        ):  # kernels divide numbers of heads by each other, and do not look at them
+        if "attention" in str(use.node.target):  # kernels divide numbers of heads by each other unseen
             small |= {size for shape in shapes if len(shape) > 2 for size in shape[1:-1]}
             medium |= small
         several = [_smaller(cuts, small), _smaller(cuts, small, products=True)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +28,8 @@ from graphs.origin import CapturedStep, keep_step, step_of
 from graphs.transforms.strategy import Strategy
 from placement.optimization import optimize
 from placement.runtime.checking.check import check
-from placement.runtime.checking.computing import DIFFERS, SAME, verdict
+from placement.runtime.checking.computed import verdicts
+from placement.runtime.checking.computing import DIFFERS, NOT_COMPUTED, SAME, verdict
 from placement.runtime.checking.shrinking import candidates
 from placement.runtime.checking.uses import ReadPart, Use, UsePart
 from placement.runtime.sharded.layouts import PartCut, PartLayout, whole
@@ -85,6 +88,27 @@ def test_what_every_micro_batch_makes_of_the_whole_is_no_summand() -> None:
 
 def _rows(n: int, m: int, number: int) -> PartLayout:
     return PartLayout((n, m), (PartCut(0, n // 2, 2, number, number + 1),))
+
+
+@torch.library.custom_op("checking::fatal", mutates_args=())
+def fatal(x: torch.Tensor) -> torch.Tensor:
+    """A kernel that ends its process."""
+    os.kill(os.getpid(), signal.SIGFPE)
+    return x.clone()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_use_that_ends_its_process_is_not_computed(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    torch.rand(1 << 20).exp()  # starts threads of its own where there are several
+    asked = []
+    for target in (aten.neg.default, torch.ops.checking.fatal.default, aten.mul.Tensor):
+        node, inputs = use(target, [(6,)] * (2 if target is aten.mul.Tensor else 1), (6,))
+        parts = [UsePart(dict.fromkeys(inputs, _summand(k)), (whole((6,)),), ((-1,),)) for k in (0, 1)]
+        asked.append(Use(node, tuple(parts)))
+    assert verdicts(asked) == [SAME, NOT_COMPUTED, DIFFERS]
+    torch.set_num_threads(before)
 
 
 def test_a_large_call_is_made_small() -> None:
