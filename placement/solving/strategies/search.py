@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from env.plan import Priority
 from env.problem import LATENCY
 from env.resizing import part_of
 from env.routes import TABLE_DEVICES
-from graphs.errors import InfeasibleError
+from graphs.errors import InfeasibleError, StrategyError
 from graphs.formatting import format_bytes, format_seconds
 from graphs.kept import kept_words
 from graphs.opgraph import OpGraph
@@ -30,9 +30,10 @@ from placement.solving.checked import Check, unchecked
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
 from placement.solving.one_device import as_alternative
-from placement.solving.result import Result
+from placement.solving.result import NO_STRATEGY, Result
 from placement.solving.solver import Solver
 from placement.solving.strategies.placing import PLACING_SHARE, placing
+from placement.solving.strategies.plainest import WITHIN, oddities, plainer
 from placement.solving.strategies.row import strategy_row, without_answer
 from placement.solving.strategies.words import impossible
 
@@ -206,7 +207,8 @@ def fastest(
 ) -> Result:
     """The fastest that fits of a placement, one device, and the strategies that a search has found.
 
-    A strategy that fails its check is left out, and the note says why.
+    Of strategies within `WITHIN` the plainest is taken, and the note tells the fastest. A strategy that fails its check
+    is left out, and the note says why.
 
     Args:
         placed, single: the best placement of the graph as it is, and that on a single device; either may have no
@@ -220,7 +222,7 @@ def fastest(
     best = min(placements, key=lambda one: one.objective_s or 0.0, default=None)
     left_out: dict[str, str] = {}
     candidates = {one.strategy.text: one for one in (*outcome.best_of.values(), *outcome.front)}
-    for found in sorted(candidates.values(), key=lambda one: one.step_time_s):
+    for found in _plain_first(candidates.values()):
         if best is not None and best.objective_s is not None and best.objective_s <= found.step_time_s:
             break
         row = None if found.strategy.is_none else strategy_row(graph, cluster, found.strategy, seed, bounds).result
@@ -228,7 +230,7 @@ def fastest(
             continue
         checked = check(graph, cluster, row)
         if not checked.problem:
-            best = dataclasses.replace(row, checked=checked.words)
+            best = _plainer(dataclasses.replace(row, checked=checked.words), graph, cluster, check, bounds)
             break
         left_out[found.strategy.text] = checked.problem
     if best is None:
@@ -236,7 +238,7 @@ def fastest(
         best = without_answer(graph, cluster, seed, AUTO, reason)
     else:
         best = best if best.bounds else best.among_strategies(bounds)
-    said = few_samples(graph, cluster), *_said(left_out), counted(outcome)
+    said = _faster(best, candidates, left_out), few_samples(graph, cluster), *_said(left_out), counted(outcome)
     cannot = unshared(graph)
     rest = best.note.replace(cannot, "", 1).strip() if cannot else best.note  # a strategy's own note says it, too
     remarks = dict.fromkeys((cannot, rest, *said, *impossible(outcome.refused)))
@@ -244,10 +246,60 @@ def fastest(
         best,
         method=AUTO,
         alternatives=listed(
-            one for one in (*_alternatives(placed, single, outcome), *saving) if one.strategy not in left_out
+            one
+            for one in (*_alternatives(placed, single, outcome), *saving, *_own(best))
+            if one.strategy not in left_out and not _is_passed_over(one, best)
         ),
         note=" ".join(remark for remark in remarks if remark),
     )
+
+
+def _plain_first(found: Iterable[Scored]) -> list[Scored]:
+    """Fastest first, but for those within `WITHIN` of the fastest, of which the plainest come first."""
+    ordered = sorted(found, key=lambda one: one.step_time_s)
+    limit_s = (1 + WITHIN) * ordered[0].step_time_s if ordered else 0.0
+    near = [one for one in ordered if one.step_time_s <= limit_s]
+    return [*sorted(near, key=lambda one: oddities(one.strategy)), *ordered[len(near) :]]
+
+
+def _plainer(result: Result, graph: OpGraph, cluster: Cluster, check: Check, bounds: Mapping[str, float]) -> Result:
+    """The result, or that of a plainer form of its strategy that takes hardly longer."""
+    for plain in plainer(Strategy.parse(result.strategy)):
+        try:
+            row = strategy_row(graph, cluster, plain, result.seed, bounds).result
+        except StrategyError:
+            continue
+        if row.answer is None or row.answer.objective_s > (1 + WITHIN) * result.answered().objective_s:
+            continue
+        checked = check(graph, cluster, row)
+        if not checked.problem:
+            return dataclasses.replace(row, checked=checked.words)
+    return result
+
+
+def _own(best: Result) -> Iterator[Alternative]:
+    """The answer among its alternatives, where it is a strategy."""
+    from baselines.strategies.searching.families import family_of
+
+    if best.answer is not None and best.strategy != NO_STRATEGY:
+        yield as_alternative(best, family_of(Strategy.parse(best.strategy)))
+
+
+def _is_passed_over(one: Alternative, best: Result) -> bool:
+    """Whether a strategy is faster than the answer, which is plainer."""
+    if one.step_time_s is None or best.objective_s is None or NO_STRATEGY in (one.strategy, best.strategy):
+        return False
+    return one.strategy != best.strategy and one.step_time_s <= best.objective_s
+
+
+def _faster(best: Result, candidates: Mapping[str, Scored], left_out: Mapping[str, str]) -> str:
+    """A remark where a strategy that is less plain than the answer is a little faster; else empty."""
+    fits = [one for text, one in candidates.items() if text not in left_out]
+    first = min(fits, key=lambda one: one.step_time_s, default=None)
+    if first is None or best.objective_s is None or best.strategy in (NO_STRATEGY, first.strategy.text):
+        return ""
+    gain = 1 - first.step_time_s / best.objective_s
+    return f"{first.strategy.text!r} is {gain:.1%} faster, and less plain." if gain > 0 else ""
 
 
 def few_samples(graph: OpGraph, cluster: Cluster) -> str:
