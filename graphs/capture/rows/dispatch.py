@@ -17,6 +17,7 @@ _SORTS = ("sort", "argsort")
 _COUNTS = ("histc", "bincount")
 _CONVERTS = ("to", "_to_copy", *_COUNTS)
 _SUMMED_COUNTS = ("to", "_to_copy", "cumsum")
+_LOOKUPS = ("index", "_unsafe_index", "index_select", "gather")
 _BACKWARD = "grouped_mm_fallback_backward"
 _GROUPED = ("_grouped_mm", "grouped_mm_fallback", _BACKWARD)
 
@@ -26,6 +27,7 @@ class Places:
 
     def __init__(self) -> None:
         self._units: dict[Root, int] = {}  # places that each token has in the list: one for each of its experts
+        self._experts: set[Root] = set()  # those that hold, for each place, whose it is: no places themselves
 
     def letters(self, draft: DraftCall, call: Call, found: tuple[Letter, ...]) -> tuple[Letter, ...]:
         """The letters of a call, with those that hold because it works with places."""
@@ -40,12 +42,22 @@ class Places:
         stays = call.name in _CONVERTS
         places = [out.root for out in results if stays or not out.info.layout.dtype.is_floating_point]
         self._units.update(dict.fromkeys(places, unit))
+        if self._tells_experts(draft, call):
+            self._experts.update(places[:1] if sorts else places)
         if call.name in _GROUPED:
             return tuple(_grouped(call, found, unit))
         if call.name in _SUMMED_COUNTS:  # counts are whole numbers in every format
             return *found, handed_on(call.inputs, [slot for slot in call.outputs if slot is not None])
-        own = tuple(_of_tokens(letter, _length(call, known) // unit) for letter in _dispatched(call, known))
+        is_place = [root in self._units and root not in self._experts for root, _, _ in draft.inputs]
+        own = tuple(_of_tokens(letter, _length(call, known) // unit) for letter in _dispatched(call, is_place))
         return own or found if call.name in _SORTS else (*own, *_without_places(found, known, bool(own)))
+
+    def _tells_experts(self, draft: DraftCall, call: Call) -> bool:
+        """Whether the first result of a call says which expert a place is of, not which token lies there."""
+        if call.name == "argsort":
+            return False
+        looked_up = draft.inputs[:1] if call.name in _LOOKUPS else draft.inputs
+        return not any(root in self._units and root not in self._experts for root, _, _ in looked_up)
 
 
 def _places_of_each(sorted_one: Operand, length: int) -> int:
@@ -75,7 +87,7 @@ def _without_places(found: tuple[Letter, ...], known: list[bool], is_own: bool) 
             yield letter
 
 
-def _dispatched(call: Call, known: list[bool]) -> Iterator[Letter]:
+def _dispatched(call: Call, is_place: list[bool]) -> Iterator[Letter]:
     outputs = [slot for slot in call.outputs if slot is not None]
     first = call.first()
     if call.name in _SORTS:
@@ -84,7 +96,7 @@ def _dispatched(call: Call, known: list[bool]) -> Iterator[Letter]:
         yield Letter(first.shape[0], (Cut(first.number, (0,)),), tuple(slot.number for slot in outputs))
     elif call.name.startswith(("index", "_index")) and call["indices"]:
         index = call["indices"][0]
-        if isinstance(index, Slot) and index.ndim == 1 and known[index.number]:
+        if isinstance(index, Slot) and index.ndim == 1 and is_place[index.number]:
             values = [call["values"]] if isinstance(call["values"], Slot) and call["values"].ndim else []
             yield _shared([slot for slot in (first, index, *values, *outputs) if slot.ndim])
 

@@ -136,3 +136,30 @@ def test_each_part_sorts_its_own_tokens_by_expert(mixture: nn.Module, strategy: 
 def test_products_by_groups_read_the_lists_of_all_parts(mixture: nn.Module, strategy: str) -> None:
     """Under ``ep3`` parts have 2, 1 and 1 experts; under ``tp3`` rows of 6 or 5 numbers, odd for torch's kernel."""
     check(mixture, (), strategy, labelled())
+
+
+class Biased(nn.Module):
+    """Each token with the bias of its two experts, looked up in the order of experts, as GPT-OSS does."""
+
+    def __init__(self, by_argsort: bool) -> None:
+        super().__init__()
+        self.first, self.router, self.last = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+        self.bias, self.by_argsort = nn.Parameter(torch.randn(4, 8)), by_argsort
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, experts = self.router(x).topk(2, -1)
+        experts = experts.reshape(-1)
+        expert, order = torch.sort(experts)
+        if self.by_argsort:
+            order = torch.argsort(experts)
+            expert = experts[order]
+        made = (self.first(x)[order // 2] + self.bias[expert]) * weights.reshape(-1)[order, None]
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(len(order))
+        return self.last(made[inverse].view(len(x), 2, 8).sum(1))
+
+
+@pytest.mark.parametrize("by_argsort", [True, False])
+@pytest.mark.parametrize("strategy", ["dp2", "mb2", "dp2 zero3"])
+def test_biases_of_experts_are_looked_up_by_expert_not_by_place(by_argsort: bool, strategy: str) -> None:
+    check(Biased(by_argsort), (torch.randn(4, 8),), strategy)
