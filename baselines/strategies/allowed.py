@@ -20,7 +20,7 @@ from graphs.transforms.splitting.masks import of_integer_inputs
 from graphs.transforms.splitting.sharding import Sharding, differing, reads_shape, shares
 from graphs.transforms.splitting.splitter import in_micro_batches
 from graphs.transforms.splitting.whereabouts import from_inputs
-from graphs.transforms.strategy import AXES, Strategy
+from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
     from baselines.strategies.estimating.cuts import AxisCut
@@ -179,7 +179,7 @@ def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:
 
 def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:
     """Statistics of a batch are those of the whole batch, unless the strategy says otherwise."""
-    cut = {word for rule in strategy.mesh if rule.size > 1 for word in AXES[rule.name]}
+    cut = {word for rule in strategy.mesh if rule.size > 1 for word in rule.words}
     if strategy.micro_batches > 1:
         cut.add("batch")
     is_whole = strategy.micro_batches == 1 if strategy.statistics == "sync" else strategy.statistics == "local"
@@ -195,7 +195,7 @@ def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:
             "their statistics together; say '| statistics=local' to take those of each, or leave out the micro-batches."
         )
     raise StrategyError(
-        f"strategy {strategy.text!r} cuts the batch or the images, and op {name!r} works with statistics of the whole "
-        "batch, which would change; add '| statistics=sync' to put those of all parts together, '| statistics=local' "
-        "to take those of each, or cut something else."
+        f"strategy {strategy.text!r} cuts the batch, sequences or images, and op {name!r} works with statistics of the "
+        "whole batch, which would change; add '| statistics=sync' to put those of all parts together, '| "
+        "statistics=local' to take those of each, or cut something else."
     )

@@ -88,6 +88,11 @@ class MeshRule:
                 "one for each replica. To leave a device out, name the others: 'devices=gpu0+gpu1'."
             )
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Dimensions along which it cuts ops whatever their weights are."""
+        return (*AXES[self.name], *(("sequence",) if self.sequence else ()))
+
     def axis(self) -> Axis:
         """What `graphs.transforms.splitting.splitter` is told."""
         patterns = self.modules, self.tensor_modules

@@ -81,8 +81,8 @@ class Space:
 
     @cached_property
     def parted_statistics(self) -> frozenset[str]:
-        """Axes of samples and images along which parts of the graph have other statistics than the whole."""
-        words = ("batch", "height", "width") if self.graph.is_training else ()
+        """Words of axes along which parts of the graph have other statistics than the whole."""
+        words = {word for words in AXES.values() for word in words} if self.graph.is_training else set()
         kinds, rows = self.graph.kinds, self.graph.split_rows
         return frozenset(word for word in words if op_with_statistics(kinds, rows, (word,)) is not None)
 
@@ -127,7 +127,7 @@ class Space:
             sequence: tensor parallelism cuts along the sequence what it leaves whole.
         """
         mesh = tuple(MeshRule(name, size, sequence and name == "tp") for name, size in sizes.items() if size > 1)
-        cut = {word for name, size in sizes.items() if size > 1 for word in AXES[name]}
+        cut = {word for rule in mesh for word in rule.words}
         statistics = "exact" if self.parted_statistics.isdisjoint(cut) else "sync"
         is_fused = self.has_launches and stages == 1 and sizes.get("dp", 1) > 1
         plain = Strategy(mesh, stages, fused_updates=is_fused, statistics=statistics)

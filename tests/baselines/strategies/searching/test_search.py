@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from baselines.budget import Budget
 from baselines.strategies.estimating.estimator import Estimator
@@ -22,6 +24,7 @@ from baselines.strategies.searching.scoring import scored
 from baselines.strategies.searching.search import search_strategies
 from baselines.strategies.searching.space import Space
 from env.cluster import Cluster
+from graphs.capture import capture
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
@@ -224,3 +227,22 @@ def test_updates_are_fused_where_that_saves_launches() -> None:
     assert not Space(measured, cluster).strategy({"dp": 4}).fused_updates
     inference = model_graph("gpt2", batch_size=8)
     assert not Space(inference, cluster).strategy({"dp": 4}).fused_updates
+
+
+class NormedWords(nn.Module):
+    """A batch norm of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8, track_running_stats=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.layer(x).transpose(1, 2)).square()
+
+
+def test_statistics_of_words_are_put_together_where_words_are_cut() -> None:
+    graph = capture(NormedWords(), torch.zeros(4, 6, 8), train=True)
+    space = Space(graph, Cluster.preset("4xV100-pcie"))
+    for axis, is_sequence in (("dp", False), ("cp", False), ("tp", True)):
+        assert space.strategy({axis: 2}, sequence=is_sequence).statistics == "sync"
+    assert space.strategy({"tp": 2}).statistics == "exact"

@@ -263,6 +263,26 @@ def test_batch_norms_of_all_parts_and_their_running_statistics(strategy: str) ->
     check(Normed(), (images(),), f"{strategy} | statistics=sync")
 
 
+class NormedWords(nn.Module):
+    """A batch norm of words, which keeps no statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.batch_norm(self.first(x).transpose(1, 2), None, None, training=True)
+        return self.last(x.transpose(1, 2)).square()
+
+
+@pytest.mark.parametrize("strategy", ["dp2", "cp2", "tp2 sp"])
+def test_statistics_of_words_are_those_of_all_parts_or_refused(strategy: str) -> None:
+    words = torch.randn(4, 6, 8)
+    check(NormedWords(), (words,), f"{strategy} | statistics=sync")
+    with pytest.raises(StrategyError, match="'native_batch_norm' works with statistics of the whole batch"):
+        check(NormedWords(), (words,), strategy)
+
+
 @pytest.mark.parametrize("strategy", ["dp2", "tp2", "mb2"])
 def test_buffers_that_the_model_changes(strategy: str) -> None:
     check(Smoothed(), (torch.randn(8, 8),), strategy)
