@@ -62,10 +62,11 @@ def device_subsets(cluster: Cluster, n: int) -> Iterator[tuple[str, ...]]:
     yield from dict.fromkeys(named)
 
 
-def natural_groups(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Names of the devices that people try first: all, those of each host, those of each kind; () for all.
+def natural_groups(cluster: Cluster) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Devices that people try first: all, those of each host, those of each kind.
 
-    Of groups with the same kinds of devices only the first.
+    Of groups with the same kinds of devices only the first. Of each how many they are, and their names; () where they are
+    the cluster's first ones.
     """
     compute = cluster.compute_devices
     by_kind = [compute[cluster.alike[compute] == kind].tolist() for kind in np.unique(cluster.alike[compute])]
@@ -76,7 +77,7 @@ def natural_groups(cluster: Cluster) -> Iterator[tuple[str, ...]]:
         if len(group) > 1 and kinds not in seen:
             seen.add(kinds)
             is_first = group == compute[: len(group)].tolist()
-            yield () if is_first and len(group) == len(compute) else tuple(cluster.devices[d].name for d in group)
+            yield len(group), () if is_first else tuple(cluster.devices[d].name for d in group)
 
 
 def swapped(cluster: Cluster, used: IntArray) -> Iterator[IntArray]:

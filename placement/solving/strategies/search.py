@@ -314,7 +314,7 @@ def few_samples(graph: OpGraph, cluster: Cluster) -> str:
         else (f"The batch has {samples} samples, so there are at most {samples} replicas")
     )
     sizes = ",".join(str(samples * k) for k in (1, 2, 4))
-    return f"{batch}; --sweep batch={sizes} says how many samples a second a larger one brings."
+    return f"{batch}; --sweep batch={sizes} says what a larger one brings."
 
 
 def _said(left_out: Mapping[str, str]) -> Iterator[str]:
@@ -367,8 +367,7 @@ def starts(graph: OpGraph, cluster: Cluster) -> Iterator[Strategy]:
     from baselines.strategies.searching.space import Space
 
     space = Space(graph, cluster)
-    for names in natural_groups(cluster):
-        n = len(names) or space.n_devices
+    for n, names in natural_groups(cluster):
         for zero in range(4) if graph.is_training else (0,):
             yield space.strategy({"dp": n}, zero=zero, device_names=names)
         yield space.strategy({"tp": n}, device_names=names)
