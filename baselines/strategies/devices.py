@@ -65,8 +65,8 @@ def device_subsets(cluster: Cluster, n: int) -> Iterator[tuple[str, ...]]:
 def natural_groups(cluster: Cluster) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Devices that people try first: all, those of each host, those of each kind.
 
-    Of groups with the same kinds of devices only the first. Of each how many they are, and their names; () where they are
-    the cluster's first ones.
+    Of groups with the same kinds of devices only the first. Of each how many they are, and their names; () where these
+    are the cluster's first ones.
     """
     compute = cluster.compute_devices
     by_kind = [compute[cluster.alike[compute] == kind].tolist() for kind in np.unique(cluster.alike[compute])]
