@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from graphs.capture.trace import Layout, TensorInfo, flat, row_major, value_of
-from placement.runtime.checking.shrinking import Smaller, candidates
+from placement.runtime.checking.shrinking import Smaller, candidates, shapes_of
 from placement.runtime.checking.uses import ReadPart, Use, UsePart
 from placement.runtime.sharded.layouts import PartCut, PartLayout, compact, take
 from placement.runtime.sharded.local_calls.calls import (
@@ -28,6 +28,8 @@ _DOUBLE = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.fl
 _DOUBLE |= {torch.complex64: torch.complex128}
 _CLOSE = {torch.float64: 1e-6, torch.complex128: 1e-6, torch.float32: 1e-3, torch.complex64: 1e-3}
 _ROUGHLY = 5e-2  # of narrower formats
+_TRUSTING = "backward", "_unsafe"  # in names of kernels that write where indices say, even where there is no memory
+_CONVERTS = torch.ops.aten._to_copy.default, torch.ops.aten.clone.default, torch.ops.aten.alias.default
 _MOST_DRAWS = 6  # ranges of integers that are tried
 
 SAME, DIFFERS, NOT_COMPUTED = "same", "differs", "not computed"  # verdicts
@@ -39,7 +41,7 @@ class _NotComputedError(Exception):
 
 def verdict(use: Use) -> str:
     """Whether a use is `SAME` as the whole call, or `DIFFERS`; `NOT_COMPUTED` where that could not be tried."""
-    if use.is_of_lists:
+    if use.is_of_lists or _number_anew(use):
         return NOT_COMPUTED
     found = NOT_COMPUTED
     for smaller in candidates(use):
@@ -123,6 +125,9 @@ class _Trial:
         layouts = [value_of(node).layout for node in self._nodes.values()]
         if all(_is_of_numbers(layout.dtype) for layout in layouts):
             return [(0, 2)]
+        if any(word in str(self._node.target) for word in _TRUSTING):
+            sizes = [size for shape in shapes_of(self._use) for size in self._smaller.shape(shape)]
+            return [(0, max(1, min(sizes, default=1)))]
         numbers = {size for layout in layouts for size in layout.shape}
         numbers |= {one for one in flat((self._node.args, self._node.kwargs)) if type(one) is int and one > 0}
         highs = [*sorted((n for n in numbers if n < 1 << 31), reverse=True)[:_MOST_DRAWS], 1]
@@ -245,6 +250,18 @@ class _Trial:
         for low, high in ((max(start - before, 0), start), (stop, min(stop + after, size))):
             border = PartLayout(part.shape, (*others, PartCut(dim, 1, size, low, high)))
             yield compact(take(self._given[node], border)).contiguous() if high > low else None
+
+
+def _number_anew(use: Use) -> bool:
+    """Whether parts number what they have from 0 on: bags, and entries that are looked up by counting them out."""
+    name = str(use.node.target)
+    return "embedding_bag" in name or ("index" in name and any(map(_is_counted_out, use.node.all_input_nodes)))
+
+
+def _is_counted_out(node: fx.Node) -> bool:
+    while node.target in _CONVERTS:
+        node = node.all_input_nodes[0]
+    return str(node.target).startswith("aten.arange.")
 
 
 def _of_channels(part: PartLayout) -> tuple[PartCut, ...]:

@@ -103,7 +103,7 @@ class Smaller:
 
 def candidates(use: Use) -> Iterator[Smaller]:
     """Ways to make a use smaller, the smallest first; one that has no sizes leaves it as it is."""
-    shapes = _shapes(use)
+    shapes = shapes_of(use)
     by_strides = use.node.target is torch.ops.aten.as_strided.default  # which no smaller call has
     n_elements = sum(map(math.prod, shapes))
     if n_elements > _QUICK and not by_strides:
@@ -132,7 +132,7 @@ def _outer(cut: PartCut) -> tuple[int, int]:
     return cut.dim, -cut.period
 
 
-def _shapes(use: Use) -> list[tuple[int, ...]]:
+def shapes_of(use: Use) -> list[tuple[int, ...]]:
     """Of all tensors of a call."""
     infos = [leaf for node in (*use.node.all_input_nodes, use.node) for leaf in flat(value_of(node))]
     return [info.layout.shape for info in infos if type(info) is TensorInfo]
