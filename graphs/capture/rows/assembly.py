@@ -20,7 +20,7 @@ from graphs.capture.rows.memory import Elsewhere, digits
 from graphs.capture.rows.naming import Dimensions, MemoryCut, Spelled, part_of
 from graphs.capture.rows.rules import RULES, is_pointwise, linear_letters, pointwise
 from graphs.capture.trace import PARAMETER, Layout, flat
-from graphs.rows import Part, Partial, Replicate, Shard
+from graphs.rows import OWN_FAMILY, Part, Partial, Replicate, Shard
 
 
 def add_rows(drafts: Drafts) -> None:
@@ -293,6 +293,9 @@ def _row(
     if not any(isinstance(part, Shard) for part in (*values.values(), *states.values())):
         return None
     for operand in call.written if call is not None else ():
+        table = states.get(operand.root.state) if operand.root.state is not None else None
+        if word in OWN_FAMILY and isinstance(table, Shard) and table.blocks > 1:
+            return None  # such tables are kept whole, and each part would write its own samples alone
         if operand.value is not None:
             values.setdefault(operand.value, of_root[id(operand.root)])
     is_split = [isinstance(of_root[id(operand.root)], Shard) for operand in inputs]

@@ -12,6 +12,7 @@ from torch import fx
 from graphs.capture.costs import signature
 
 if TYPE_CHECKING:
+    from placement.runtime.program.functional import Functional
     from placement.runtime.program.layout import DeviceLayout
 
 
@@ -52,27 +53,39 @@ def _ranks(layout: DeviceLayout) -> dict[int, tuple[float, int]]:
 def _edges(layout: DeviceLayout) -> Iterator[tuple[int, int]]:
     """(op, op that must come after it), along the program."""
     step = layout.step
+    yield from ((earlier, later) for earlier, later, _ in state_edges(step))
     sources: dict[fx.Node, frozenset[int]] = {}  # ops behind the value of a node that is no op
+    for node in step.graph.nodes:
+        read = frozenset(op for n in node.all_input_nodes for op in sources[n])
+        op = step.made_by.get(node)
+        if op is None or node.target is operator.getitem:
+            sources[node] = read
+            continue
+        yield from ((source, op) for source in read)
+        sources[node] = frozenset({op})
+
+
+def state_edges(step: Functional) -> Iterator[tuple[int, int, bool]]:
+    """(op, op that must come after it, whether the latter writes) of captured ops that use a state which one writes."""
     states: dict[fx.Node, frozenset[int]] = {}  # states that a node's value may lie in
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     for node in step.graph.nodes:
-        read = frozenset(op for n in node.all_input_nodes for op in sources[n])
         held = frozenset(state for n in node.all_input_nodes for state in states[n])
         if node in step.state_of:
             held |= {step.state_of[node]}
         op = step.made_by.get(node)
         if op is None or node.target is operator.getitem:
-            sources[node], states[node] = read, held
+            states[node] = held
             continue
-        yield from ((source, op) for source in read)
-        is_write = node in step.state_writes or signature(node.target).statistics
-        for state in held:
+        facts = signature(node.target)
+        written = frozenset(s for n in (*facts.written_by(node), *facts.statistics_of(node)) for s in states[n])
+        for state in sorted(held):
             if state in writer:
-                yield writer[state], op
-            if is_write:
-                yield from ((reader, op) for reader in readers.pop(state, []))
+                yield writer[state], op, state in written
+            if state in written:
+                yield from ((reader, op, True) for reader in readers.pop(state, []))
                 writer[state] = op
             else:
                 readers.setdefault(state, []).append(op)
-        sources[node], states[node] = frozenset({op}), held if is_write else frozenset()
+        states[node] = written

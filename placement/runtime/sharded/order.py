@@ -1,28 +1,36 @@
 """In which order each rank works: as planned, and so that no two ranks wait for each other.
 
 All ranks' orders are stretches of one sequence of the whole step, in which every op comes after those it reads from.
-Ops start in it when the simulated plan starts them; an exchange comes as soon as the last rank has what it gives.
+Ops start in it when the simulated plan starts them; an exchange comes as soon as the last rank has what it gives. The
+graph does not say that who reads a buffer comes before who writes it later; here it does.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphs.arrays import FloatArray, IntArray
+from graphs.errors import StrategyError
 
 if TYPE_CHECKING:
     from baselines.strategies.applied import Applied
 
 
-def sequence(applied: Applied, start_s: Mapping[str, float] | None = None) -> IntArray:
+def sequence(
+    applied: Applied, start_s: Mapping[str, float] | None = None, later: Iterable[tuple[int, int]] = ()
+) -> IntArray:
     """int64 [n]: the ops of ``applied.exchanged`` in one order for all ranks. O(e log n).
 
     Args:
         start_s: when each op of the strategy's graph starts, by name; None: as the simulator has it.
+        later: (op, op that must come after it), beside what the graph says.
+
+    Raises:
+        StrategyError: no order keeps to ``later``.
     """
     graph = applied.exchanged.graph
     start = _of_ops(applied, simulated_start(applied) if start_s is None else start_s)
@@ -34,6 +42,9 @@ def sequence(applied: Applied, start_s: Mapping[str, float] | None = None) -> In
     stands_for = np.arange(graph.n_ops)
     for op, ops in members.items():
         stands_for[op] = ops[0]
+    listed = [*later]
+    more = np.array(listed, dtype=np.int64).reshape(-1, 2)
+    producer, consumer = np.concatenate([producer, more[:, 0]]), np.concatenate([consumer, more[:, 1]])
     pairs = np.unique(stands_for[producer] * graph.n_ops + stands_for[consumer])
     before, after = np.divmod(pairs, graph.n_ops)
     before, after = before[before != after], after[before != after]
@@ -53,6 +64,13 @@ def sequence(applied: Applied, start_s: Mapping[str, float] | None = None) -> In
             key[other] = max(key[other], now)
             if waiting[other] == 0:
                 heapq.heappush(ready, (key[other], other))
+    if len(found) < graph.n_ops:
+        left = set(range(graph.n_ops)).difference(found)
+        first_op, second = next((graph.op_names[a], graph.op_names[b]) for a, b in listed if {a, b} <= left)
+        raise StrategyError(
+            f"op {second!r} uses a buffer after op {first_op!r}, of which one writes it, and strategy "
+            f"{applied.strategy.text!r} runs them in no such order; leave out its micro-batches or its recomputation."
+        )
     return np.array(found, dtype=np.int64)
 
 

@@ -23,6 +23,7 @@ from graphs.opgraph import Phase
 from graphs.rows import Shard
 from graphs.transforms.derived import Collective, Exchanged
 from graphs.transforms.splitting.sharding import GROUPED, SUM, WHOLE
+from placement.runtime.program.consistent_order import state_edges
 from placement.runtime.program.transfers import Transfer
 from placement.runtime.sharded.exchanging.exchanges import Exchange, Member
 from placement.runtime.sharded.layouts import PartCut, PartLayout, whole
@@ -101,7 +102,31 @@ class StrategyPlan:
     @cached_property
     def sequence(self) -> IntArray:
         """int64 [n]: ops of ``applied.exchanged`` in one order for all ranks."""
-        return sequence(self.values.applied, self.start_s)
+        return sequence(self.values.applied, self.start_s, self._by_states())
+
+    def _by_states(self) -> Iterator[tuple[int, int]]:
+        """(op, later op) of ``applied.exchanged`` at one place, of which one writes a state that the other uses.
+
+        Micro-batches that both run for keep to the order of each of them.
+        """
+        edges = sorted({(a, b) for a, b, _ in state_edges(self.values.step) if a != b})
+        involved, exchanged = {op for edge in edges for op in edge}, self.values.applied.exchanged
+        part, batch = exchanged.part.tolist(), exchanged.micro_batch.tolist()
+        runs: dict[tuple[int, int], dict[int, int]] = {}  # (captured op, place) -> micro-batch -> its run
+        for op, (origin, kind) in enumerate(zip(exchanged.origin.tolist(), exchanged.graph.kinds, strict=True)):
+            source = self.values.source[origin]
+            if source in involved and kind == self.values.graph.kinds[origin] and not self.values.is_again(origin):
+                runs.setdefault((source, part[op]), {})[batch[op]] = op
+        for (before, after), place in itertools.product(edges, range(self.places)):
+            firsts, seconds = runs.get((before, place), {}), runs.get((after, place), {})
+            for number, op in firsts.items():
+                later = seconds.values() if number < 0 else [seconds[b] for b in (number, ONCE) if b in seconds]
+                yield from ((op, other) for other in later)
+
+    @cached_property
+    def overwriting(self) -> Mapping[int, int]:
+        """Captured op -> one that later writes a state that it uses."""
+        return {a: b for a, b, writes in state_edges(self.values.step) if writes and a != b}
 
     def ops(self, rank: int) -> list[int]:
         """The ops of ``applied.exchanged`` that a rank runs, in order."""

@@ -202,7 +202,8 @@ class Writer(WithExtras):
         """Refuse what parts, or a second run, would do otherwise than one run of the whole.
 
         Raises:
-            StrategyError: random numbers that depend on data, or a second run of what changes a buffer.
+            StrategyError: random numbers that depend on data, a second run of what changes a buffer, or reads one that
+                is changed since, or a change by one micro-batch after the other.
         """
         name = self._graph.op_names[op]
         if draws_by_data(node):
@@ -214,6 +215,18 @@ class Writer(WithExtras):
             raise StrategyError(
                 f"op {name!r} changes a buffer, and would change it again where it is recomputed; leave its module "
                 "out of recompute."
+            )
+        later = self._plan.overwriting.get(self._values.source[op])
+        if self._values.is_again(op) and later is not None and not signature(node.target).statistics:
+            raise StrategyError(
+                f"op {name!r} would read what {self._step.program.graph.op_names[later]!r} has written into a buffer "
+                "since it ran first; leave its module out of recompute."
+            )
+        if self._values.is_chunked(op) and node in self._step.state_writes and not signature(node.target).statistics:
+            buffer = self._step.program.states[self._step.state_writes[node]].names[0]
+            raise StrategyError(
+                f"op {name!r} writes entries of the buffer {buffer!r} for each sample, and is to run for each "
+                "micro-batch, which has some samples alone; leave out the micro-batches."
             )
 
     def _check_summands(self, op: int, parts: Mapping[fx.Node, PartLayout]) -> None:

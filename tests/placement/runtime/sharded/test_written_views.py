@@ -10,6 +10,8 @@ from parallel.sharded_models import check, check_inference
 from placed_models import one_thread
 from torch import nn
 
+from graphs.errors import StrategyError
+
 EVERY = ["dp2", "dp2 zero3", "mb2", "tp2", "pp2 gpipe mb2"]
 
 
@@ -126,3 +128,55 @@ class Columns(nn.Module):
 @pytest.mark.parametrize("strategy", ["dp2", "dp2 zero1", "dp2 zero2", "dp2 zero3", "mb2", "recompute=kind:*"])
 def test_matrices_that_lie_by_columns(strategy: str) -> None:
     check(Columns(), (torch.randn(8, 8),), strategy)
+
+
+class Queue(nn.Module):
+    """Compares with a queue of earlier samples, and puts its own into that; by slices, or all of it anew."""
+
+    def __init__(self, by_slices: bool) -> None:
+        super().__init__()
+        self.body, self.by_slices = nn.Linear(8, 8), by_slices
+        self.register_buffer("queue", torch.randn(16, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.body(x)
+        compared = made @ self.queue.clone().T
+        with torch.no_grad():
+            if self.by_slices:
+                self.queue[4:8] = made
+            else:
+                self.queue.copy_(torch.cat([made, self.queue[: -len(x)]]))
+        return compared
+
+
+@pytest.mark.parametrize("by_slices", [True, False])
+@pytest.mark.parametrize("strategy", ["dp2", "mb2", "tp2", "dp2 zero3", "pp2 gpipe mb2"])
+def test_a_queue_is_read_by_all_samples_before_it_is_written(by_slices: bool, strategy: str) -> None:
+    check(Queue(by_slices), (torch.randn(4, 8),), strategy)
+
+
+def test_a_buffer_that_was_written_since_is_not_read_again() -> None:
+    with pytest.raises(StrategyError, match="would read what 'copy_' has written into a buffer"):
+        check(Queue(True), (torch.randn(4, 8),), "recompute=kind:*")
+
+
+class OfSamples(nn.Module):
+    """A running mean for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.register_buffer("memory", torch.randn(4, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.body(x)
+        result = made * self.memory.clone()
+        with torch.no_grad():
+            self.memory.mul_(0.9).add_(made, alpha=0.1)
+        return result
+
+
+def test_a_buffer_of_samples_is_written_by_replicas_and_not_by_micro_batches() -> None:
+    check(OfSamples(), (torch.randn(4, 8),), "dp2")
+    with pytest.raises(StrategyError, match="'mul_' writes entries of the buffer 'memory' for each sample"):
+        check(OfSamples(), (torch.randn(4, 8),), "mb2")
