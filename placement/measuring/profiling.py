@@ -18,7 +18,7 @@ from env.problem import Problem
 from graphs.capture import capture_program, example_inputs
 from graphs.capture.program import captured_step
 from graphs.capture.record import Loss
-from graphs.errors import ClusterError
+from graphs.errors import ClusterError, MismatchError
 from graphs.opgraph import FloatArray, OpGraph
 from graphs.origin import keep_step
 from placement.inputs.call_arguments import bound, check_states
@@ -30,6 +30,7 @@ from placement.processes.progress import Report, tell_nobody
 from placement.runtime.sharded.in_halves import with_whole_times
 
 _CPU = torch.device("cpu")
+_OF_DENSE = ("adam", "adamw")  # optimizers of torch that take no sparse gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +107,20 @@ def step_to_measure(
     positional, keywords = example_inputs(args, kwargs)
     check_states(model)
     program = capture_program(model, positional, keywords, train, loss=loss, optimizer=optimizer, name=name)
+    check_gradients(program.graph, optimizer)
     return StepToMeasure(model, program, bound(model, program, positional, keywords), optimizer)
+
+
+def check_gradients(graph: OpGraph, optimizer: str) -> None:
+    """Raises: MismatchError: the optimizer cannot read a gradient of the step."""
+    sparse = next(
+        (op for op, kind in zip(graph.op_names, graph.kinds, strict=True) if "_sparse_coo_tensor" in kind), None
+    )
+    if optimizer in _OF_DENSE and sparse is not None:
+        raise MismatchError(
+            f"op {sparse!r} makes a sparse gradient, and {optimizer}, with which the step is measured, reads dense "
+            "ones alone; make the embedding with sparse=False."
+        )
 
 
 def measured_profile(

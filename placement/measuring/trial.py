@@ -216,14 +216,17 @@ def try_out(
 
     Raises:
         MismatchError: the result is for another model, for training where inference is asked or the other way round,
-            or there are more devices than this machine has.
+            there are more devices than this machine has, or Adam cannot read a gradient.
         RankError: a process failed, with its reason.
     """
+    from placement.measuring.profiling import check_gradients  # keeps chains of imports short
+
     names = _device_names(result)
     places = {name: str(place) for name, place in places_of(result, ranks=names).items()}
     places = {name: places[name] for name in names}
     by_module = result.graph.origin.granularity == "module"
     _check_training(result, train)
+    check_gradients(result.graph, "adam")
     if not by_module:
         _check_places(list(places.values()))
     repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2)

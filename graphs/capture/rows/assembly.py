@@ -293,8 +293,8 @@ def _row(
     if not any(isinstance(part, Shard) for part in (*values.values(), *states.values())):
         return None
     for operand in call.written if call is not None else ():
-        table = states.get(operand.root.state) if operand.root.state is not None else None
-        if word in OWN_FAMILY and isinstance(table, Shard) and table.blocks > 1:
+        kept = None if operand.root.state is None else states.get(operand.root.state)
+        if word in OWN_FAMILY and isinstance(kept, Shard) and kept.blocks > 1:
             return None  # such tables are kept whole, and each part would write its own samples alone
         if operand.value is not None:
             values.setdefault(operand.value, of_root[id(operand.root)])

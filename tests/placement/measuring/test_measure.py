@@ -564,6 +564,13 @@ def test_times_are_kept_under_the_model_of_the_device() -> None:
     assert graph.time_keys == ("Z80",)
 
 
+def test_sparse_gradients_are_refused_before_anything_runs() -> None:
+    model, words = nn.Embedding(12, 8, sparse=True), torch.randint(0, 12, (4, 5))
+    with pytest.raises(MismatchError, match="makes a sparse gradient, and adam, with which"):
+        step_to_measure(model, words, train=True)
+    assert step_to_measure(model, words, train=True, optimizer="sgd").program.graph.is_training
+
+
 def test_a_profile_is_a_graph_file(tmp_path: Path) -> None:
     graph = measured_profile(step_to_measure(nn.Linear(2, 2), torch.rand(1, 2)), cpu_cluster(), QUICK).graph
     one, two = tmp_path / "one.json", tmp_path / "two.json"
