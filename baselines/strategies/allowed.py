@@ -9,7 +9,7 @@ import numpy as np
 
 from baselines.strategies.devices import are_alike, devices_of
 from env.cluster import Cluster
-from graphs.arrays import BoolArray
+from graphs.arrays import BoolArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import op_with_statistics
@@ -108,6 +108,20 @@ def joins_micro_batches(graph: OpGraph, is_chunked: BoolArray, chunks: Sharding 
         return None
     at = int(np.argmax(joined))
     return graph.op_names[producer[at]], graph.op_names[consumer[at]]
+
+
+def waits_backwards(graph: OpGraph, stage: IntArray) -> str:
+    """Words about an op of the forward pass that waits for the backward pass or a later stage; "" for none."""
+    producer, consumer, _ = graph.edge_list
+    forward = graph.phase == Phase.FORWARD
+    derived = forward[consumer] & (graph.phase[producer] == Phase.BACKWARD)
+    returned = forward[consumer] & forward[producer] & (stage[producer] > stage[consumer])
+    for found, whose in ((derived, "a backward pass"), (returned, "a later stage")):
+        if found.any():
+            at = int(np.argmax(found))
+            first, second = graph.op_names[producer[at]], graph.op_names[consumer[at]]
+            return f"op {second!r} of the forward pass reads what {first!r} makes in {whose}"
+    return ""
 
 
 def remarks(before: OpGraph, after: OpGraph, cluster: Cluster, strategy: Strategy, places: int = 1) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from baselines.memory_orders import least_memory_order
-from baselines.strategies.allowed import check_allowed, check_flush, joins_micro_batches, remarks
+from baselines.strategies.allowed import check_allowed, check_flush, joins_micro_batches, remarks, waits_backwards
 from baselines.strategies.costs import pipeline_costs
 from baselines.strategies.devices import recomputed
 from baselines.strategies.folding import check_folded, folded_note, grid_of, with_lone_collectives, with_shared_links
@@ -139,7 +139,10 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
                 order = memory_order(costs, strategy.micro_batches)
             spelt_out, numbers = sequenced(unordered, in_blocks, order.sequences)
         except MismatchError as error:
-            raise StrategyError(f"strategy {strategy.text!r} is not possible: {error}") from None
+            why = waits_backwards(again.graph, stage) or str(error).rstrip(".")
+            raise StrategyError(
+                f"strategy {strategy.text!r} is not possible: {why}; leave out the pipeline or its micro-batches."
+            ) from None
     elif strategy.micro_batches > 1 or strategy.recompute:
         numbers = _program_order(spelt_out)
     device = _devices(spelt_out, target, devices, rank)

@@ -84,3 +84,22 @@ def test_means_of_all_samples_wait_for_all_forward_passes(strategy: str) -> None
 def test_means_of_all_samples_are_refused_where_backward_passes_begin_before() -> None:
     with pytest.raises(StrategyError, match=r"op 'sub_1' reads what 'mean_1' makes of all samples .* order gpipe"):
         check(Standardised(), batch(), "pp2 1f1b mb2")
+
+
+class Derived(nn.Module):
+    """A physics-informed network, whose loss reads derivatives of the network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        slope = torch.func.vmap(torch.func.grad(lambda point: self.body(point).squeeze(-1)))(x)
+        return (slope[:, 1] + self.body(x)[:, 0] * slope[:, 0]).pow(2).mean()
+
+
+def test_a_forward_pass_that_waits_for_a_backward_pass_is_refused() -> None:
+    with pytest.raises(
+        StrategyError, match=r"op 'mul' of the forward pass reads what .* in a backward pass; leave out"
+    ):
+        check(Derived(), (torch.rand(8, 2),), "pp2 gpipe mb2")
