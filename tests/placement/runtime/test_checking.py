@@ -164,7 +164,8 @@ class Sums(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x).relu()
-        return self.second(running_sum(x) if self.is_running else x).square().mean()
+        x = self.second(running_sum(x) if self.is_running else x)
+        return x.square().mean()
 
 
 def captured(width: int = 1024, *, is_running: bool = False) -> OpGraph:
@@ -210,7 +211,8 @@ class Counted(nn.Module):
         self.layer, self.kind = nn.Linear(8, 5), kind
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        found, counts = self.layer(x), y < 4
+        found: torch.Tensor = self.layer(x)
+        counts = y < 4
         if self.kind == "smoothed":
             return nn.functional.cross_entropy(found, y, label_smoothing=0.1)
         of_each = nn.functional.cross_entropy(found, y, reduction="none")
@@ -236,7 +238,8 @@ class Numbered(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         found = x @ self.table.weight
         if self.kind == "bags":
-            return (found + self.table(y[:, None].expand(-1, 3))).square().mean()
+            found = found + self.table(y[:, None].expand(-1, 3))
+            return found.square().mean()
         if self.kind == "labels":
             return nn.functional.cross_entropy(found, y, reduction="none").square().mean()
         return found[torch.arange(len(y)), y].square().mean()

@@ -237,7 +237,8 @@ class NormedWords(nn.Module):
         self.layer, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8, track_running_stats=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.layer(x).transpose(1, 2)).square()
+        found: torch.Tensor = self.norm(self.layer(x).transpose(1, 2))
+        return found.square()
 
 
 def test_statistics_of_words_are_put_together_where_words_are_cut() -> None:
