@@ -236,7 +236,7 @@ class Numbered(nn.Module):
         self.table, self.kind = nn.EmbeddingBag(8, 8), kind
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        found = x @ self.table.weight
+        found: torch.Tensor = x @ self.table.weight
         if self.kind == "bags":
             found = found + self.table(y[:, None].expand(-1, 3))
             return found.square().mean()
