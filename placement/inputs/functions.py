@@ -148,7 +148,7 @@ def _refuse_namesakes(path: Path) -> None:
 def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"_from_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise GraphFileError(f"cannot read {path}: no such file; check the path.")
+        raise GraphFileError(f"cannot read {path}: No such file or directory; check the path.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for the module of a class
     spec.loader.exec_module(module)

@@ -266,6 +266,7 @@ def test_comparison_json_has_exactly_the_agreed_keys() -> None:
         "chosen",
         "objective_s",
         "step_time_s",
+        *("samples_per_s", "tokens_per_s", "mfu"),
         "feasible",
         "reason",
         "speedup_vs_single",

@@ -134,9 +134,8 @@ def test_work_that_is_repeated_is_said() -> None:
     whole = mlp(batch=8)
     few = replace(whole, split_rows=tuple(r if i in (0, 1) else () for i, r in enumerate(whole.split_rows)))
     note = optimize(few, CLUSTER, strategy="dp2").note
-    assert re.fullmatch(
-        r"Parts repeat work that they do not share: 1\.\d\d times the FLOPs of the graph before\.", note
-    )
+    assert re.match(r"80% of the FLOPs and 68% of the bytes moved repeat on every replica: ", note)
+    assert re.search(r"Parts repeat work that they do not share: 1\.\d\d times the FLOPs of the graph before\.", note)
 
 
 @pytest.mark.parametrize(

@@ -520,6 +520,7 @@ def decoder(request: pytest.FixtureRequest) -> tuple[Any, Result]:
     return model, dataclasses.replace(result, cluster=with_memory(result.cluster, *[memory] * 4))
 
 
+@pytest.mark.filterwarnings("ignore:what .* from stage")
 def test_decoders_fit_their_devices(decoder: tuple[Any, Result]) -> None:
     accelerate = pytest.importorskip("accelerate")
     model, result = decoder
