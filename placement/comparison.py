@@ -147,7 +147,7 @@ def compare(
 
     asked = default_methods(objective) if methods is None else methods
     own = own_methods(methods) if isinstance(methods, Mapping) else {}
-    registered = [name for name in asked if name not in own] if own else asked
+    registered = asked if isinstance(asked, str) else [name for name in asked if name not in own]
     check_options(registered or ([AUTO] if own else []), seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
     names = [name for name in dict.fromkeys(asked) if name in own or supports(name, objective)]
