@@ -149,6 +149,7 @@ class Trial:
             rounding; None where the plain model itself ran.
         gradients_equal: the same of all gradients; None, too, where there are none, as in inference.
         largest_difference: of all that was compared; None where the plain model itself ran.
+        halves: number formats of two bytes in the step, within whose rounding it was compared.
         steps, dropped: how many were run, and how many of them did not count.
         single_steps, single_dropped: the same of the plain model.
         kept_memory: None where the system keeps memory as it likes (not Linux, or a GPU).
@@ -166,6 +167,7 @@ class Trial:
     outputs_equal: bool | None
     gradients_equal: bool | None
     largest_difference: Difference | None
+    halves: tuple[str, ...]
     steps: int
     dropped: int
     single_steps: int
@@ -241,7 +243,7 @@ def try_out(
             "repeats": asdict(repeats),
             "recorded": 0 if recorded is None else _RECORDED,
             "devices": places,
-            "halves": sorted({"bfloat16", "float16"} & set(result.graph.dtypes)),
+            "halves": _halves(result),
             "place": places[names[0]],
         }
         single, ranks = _measured(description, result, folder, partial(_run, repeats, report), score.step_time_s)
@@ -337,6 +339,7 @@ def _trial(
         outputs_equal=None if is_plain else _equal(single["computed"], ranks, False),
         gradients_equal=None if is_plain else _equal(single["computed"], ranks, True),
         largest_difference=None if is_plain else _largest_difference(ranks),
+        halves=_halves(result),
         steps=ranks[0]["dropped"] + len(step_s),
         dropped=ranks[0]["dropped"],
         single_steps=single["dropped"] + len(single["step_s"]),
@@ -377,6 +380,10 @@ def _largest_difference(ranks: list[dict[str, Any]]) -> Difference | None:
     compared = (pair for rank in ranks for pair in rank["compared"].items())
     off = [(share, name) for name, (_, share) in compared if not math.isnan(share)]
     return None if not off else Difference(*max(off)[::-1])
+
+
+def _halves(result: Result) -> tuple[str, ...]:
+    return tuple(sorted({"bfloat16", "float16"} & set(result.graph.dtypes)))
 
 
 def _kept_memory(single: dict[str, Any]) -> KeptMemory | None:

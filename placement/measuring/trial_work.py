@@ -41,6 +41,7 @@ RELATIVE, ABSOLUTE = 1e-3, 1e-5
 NOISE = (
     1e-6  # of the largest gradient: what rounding leaves of a sum that is zero, such as a bias's before a batch norm
 )
+NEGLIGIBLE = 1e-3  # of the largest gradient: differences are told relative to at least that
 ROUNDINGS = 4.0  # times what weights that are off by their rounding change
 ROUNDING = "rounding/"  # that change, of the tensor with the rest of the name
 
@@ -288,8 +289,9 @@ def _outputs(model: nn.Module, example: Example) -> dict[str, Tensor]:
 def _compared(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, tuple[bool, float]]:
     """Of each tensor that was computed here whether it is what the model computed, and its largest difference.
 
-    That is relative to the largest number in the model's; infinite where the model has no such tensor, and NaN where
-    the model's has no finite number, so that nothing can be compared.
+    That is relative to the largest number in the model's, of a small gradient to `NEGLIGIBLE` of the largest one;
+    infinite where the model has no such tensor, and NaN where the model's has no finite number, so that nothing can be
+    compared.
     """
     largest = max((_largest(reference[name]) for name in reference if name.startswith(GRADIENT)), default=0.0)
     result: dict[str, tuple[bool, float]] = {}
@@ -301,7 +303,9 @@ def _compared(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> d
         noise = max(NOISE * largest * name.startswith(GRADIENT), ROUNDINGS * rounding)
         own, expected = tensor.detach().cpu(), reference[name]
         is_empty = expected.numel() > 0 and not expected.isfinite().any()
-        off = math.nan if is_empty else _distance(own, expected) / max(_largest(expected), 1e-30)
+        # A gradient that is zero but for rounding has no figures to be off by.
+        scale = max(_largest(expected), NEGLIGIBLE * largest * name.startswith(GRADIENT), 1e-30)
+        off = math.nan if is_empty else _distance(own, expected) / scale
         result[name] = equal(own, expected, noise), off
     return result
 

@@ -248,8 +248,8 @@ def _sentences(trial: Trial) -> list[str]:
     """Measured times, what they were compared with, and how noisy they were."""
     from graphs.formatting import format_seconds, show
 
-    counted = trial.steps - trial.dropped
-    noise = f"median of {counted} steps, spread {trial.spread:.1%}"
+    timed = trial.steps - trial.dropped
+    noise = f"median of {timed} steps, spread {trial.spread:.1%}" if timed > 1 else "1 step, so no spread is known"
     error = trial.predicted_step_s / trial.measured_step_s - 1
     model = "" if trial.op_times == "measured" else "; op times are the cost model's, `placement profile` measures them"
     measured, predicted = format_seconds(trial.measured_step_s), format_seconds(trial.predicted_step_s)
@@ -272,7 +272,8 @@ def _sentences(trial: Trial) -> list[str]:
     if checks:
         off = trial.largest_difference
         where = "" if off is None else f"; largest difference {off.share:.1g} of the largest entry, in {show(off.name)}"
-        lines.append(f"compared   {', '.join(checks)}, to the plain model{where}")
+        within = f", within the rounding of {' and '.join(trial.halves)}" if trial.halves else ""
+        lines.append(f"compared   {', '.join(checks)}, to the plain model{within}{where}")
     if trial.outputs_equal is None and not trial.is_plain:
         lines.append("compared   no outputs: the plain model's are no finite numbers")
     kept = trial.kept_memory
