@@ -69,7 +69,7 @@ def _take_secret() -> None:
     """
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    if "ray" in sys.modules:
+    if sys.modules.get("ray") is not None:
         internals = sys.modules["ray"]._raylet
         internals.AuthenticationTokenLoader.instance().reset_cache()
         internals.Config.initialize("")
