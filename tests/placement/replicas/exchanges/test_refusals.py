@@ -77,7 +77,7 @@ def test_a_method_is_called_what_it_was_asked_for_as() -> None:
     assert FitMethod.parse("qsgd:s=7+lr=0.1").name == "qsgd:s=7+lr=0.1"
 
 
-@pytest.mark.parametrize(("text", "kind"), [("qsgd:s=1.5", "whole number"), ("sync+lr=x", "number")])
+@pytest.mark.parametrize(("text", "kind"), [("qsgd:s=1.5", "whole number of at most 1000000"), ("sync+lr=x", "number")])
 def test_a_value_that_is_no_number_is_named(text: str, kind: str) -> None:
     with pytest.raises(FitError, match=f"has no {kind}; expected a {kind} after '='"):
         FitMethod.parse(text)
