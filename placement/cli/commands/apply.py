@@ -272,8 +272,8 @@ def _sentences(trial: Trial) -> list[str]:
     if checks:
         off = trial.largest_difference
         where = "" if off is None else f"; largest difference {off.share:.1g} of the largest entry, in {show(off.name)}"
-        within = f", within the rounding of {' and '.join(trial.halves)}" if trial.halves else ""
-        lines.append(f"compared   {', '.join(checks)}, to the plain model{within}{where}")
+        rounding = f", within the rounding of {' and '.join(trial.halves)}" if trial.halves else ""
+        lines.append(f"compared   {', '.join(checks)}, to the plain model{rounding}{where}")
     if trial.outputs_equal is None and not trial.is_plain:
         lines.append("compared   no outputs: the plain model's are no finite numbers")
     kept = trial.kept_memory
