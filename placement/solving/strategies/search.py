@@ -230,7 +230,10 @@ def fastest(
             continue
         checked = check(graph, cluster, row)
         if not checked.problem:
-            best = _plainer(dataclasses.replace(row, checked=checked.words), graph, cluster, check, bounds)
+            limit_s = (1 + WITHIN) * min(one.step_time_s for one in candidates.values())
+            if best is not None and best.objective_s is not None:
+                limit_s = min(limit_s, best.objective_s)
+            best = _plainer(dataclasses.replace(row, checked=checked.words), graph, cluster, check, bounds, limit_s)
             break
         left_out[found.strategy.text] = checked.problem
     if best is None:
@@ -262,14 +265,16 @@ def _plain_first(found: Iterable[Scored]) -> list[Scored]:
     return [*sorted(near, key=lambda one: oddities(one.strategy)), *ordered[len(near) :]]
 
 
-def _plainer(result: Result, graph: OpGraph, cluster: Cluster, check: Check, bounds: Mapping[str, float]) -> Result:
-    """The result, or that of a plainer form of its strategy that takes hardly longer."""
+def _plainer(
+    result: Result, graph: OpGraph, cluster: Cluster, check: Check, bounds: Mapping[str, float], limit_s: float
+) -> Result:
+    """The result, or that of a plainer form of its strategy that takes no longer than a limit."""
     for plain in plainer(Strategy.parse(result.strategy)):
         try:
             row = strategy_row(graph, cluster, plain, result.seed, bounds).result
         except StrategyError:
             continue
-        if row.answer is None or row.answer.objective_s > (1 + WITHIN) * result.answered().objective_s:
+        if row.answer is None or row.answer.objective_s > limit_s:
             continue
         checked = check(graph, cluster, row)
         if not checked.problem:
@@ -311,7 +316,7 @@ def few_samples(graph: OpGraph, cluster: Cluster) -> str:
     batch = (
         "The batch has one sample, so there are no replicas"
         if is_one
-        else (f"The batch has {samples} samples, so there are at most {samples} replicas")
+        else f"The batch has {samples} samples, so there are at most {samples} replicas"
     )
     sizes = ",".join(str(samples * k) for k in (1, 2, 4))
     return f"{batch}; --sweep batch={sizes} says what a larger one brings."
