@@ -30,8 +30,8 @@ from table import parser
 import baselines
 from baselines.strategies.applied import applied
 from env.cluster import Cluster, Device, Link, both_ways
+from env.gpus import A100_PCIE, GIB, H100, K40, P100, T4, V100_PCIE
 from env.plan import Plan
-from env.presets import A100_PCIE, GIB, H100, K40, P100, T4, V100_PCIE
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import InfeasibleError, StrategyError

@@ -1,8 +1,6 @@
 """Clusters of real machines, by name.
 
-Compute and memory figures are the vendors' data sheet peaks: dense rates (no structured sparsity), tensor cores where
-a dtype has them, boost clocks. ``float32`` is the plain rate, since PyTorch does not use TF32 for matrix products
-unless told to. A dtype that a device lacks is left out and runs at the float32 rate.
+Devices are of the models in `env.gpus`.
 
 Link figures, per direction:
 
@@ -14,14 +12,8 @@ Link figures, per direction:
 * Latency of a whole route: NVLink 3.4 us, PCIe 5.7 us, InfiniBand 14 us (NCCL 2.27, src/graph/tuning.cc, ring, Simple
   protocol). Half of it on each side of a switch. TCP over Ethernet: 50 us, an assumption.
 
-Of a GPU's memory 1 GiB is reserved, an estimate: PyTorch's context and kernels take 1 to 2 GB (Hugging Face Accelerate,
-"Handling big models for inference"), less with lazy loading, and buffers for communication some of the rest.
-
 All rates are peaks that real kernels do not reach, so step times are best cases; `Device.compute_efficiency` and
 `Device.bandwidth_efficiency` take what you measured.
-
-A kernel launch costs 5 us on a GPU, the estimate of XLA's GPU cost model (gpu_performance_model.cc, 2023), and 1 us on
-a CPU (an assumption: a function call and waking the threads).
 """
 
 from __future__ import annotations
@@ -30,9 +22,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from env.device import Device, Link, both_ways
+from env.gpus import A100_PCIE, A100_SXM4, CASCADE_LAKE, H100, HASWELL, K40, P100, T4, V100_PCIE, V100_SXM2
 
-GIB = 2**30
-GPU_RESERVED_BYTES = 1 * GIB
 NVLINK2_BYTES_PER_S = 25e9  # one link; nominal
 A100_PORT_BYTES_PER_S = 300e9  # 12 third-generation links; nominal
 H100_PORT_BYTES_PER_S = 450e9  # 18 fourth-generation links; nominal
@@ -47,104 +38,10 @@ PCIE_HOP_S = 0.5e-6  # from one PCIe switch or socket to the next; an assumption
 INFINIBAND_PORT_S = 14e-6 / 2
 ETHERNET_PORT_S = 50e-6 / 2
 
-GPU_LAUNCH_S = 5e-6
-CPU_LAUNCH_S = 1e-6
-
 _LINK_SOURCE = "links: NVLink, InfiniBand nominal; PCIe, QPI and latencies NCCL 2.27 topo.h and tuning.cc"
 _V100_SOURCE = "NVIDIA V100 data sheet, 2020"
 _K40_SOURCE = "NVIDIA Tesla K40 board specification BD-06902, 2013"
 _HASWELL_SOURCE = "Intel ARK, Xeon E5-2699 v3, 2014: 18 cores x 2.3 GHz x 32 float32 FLOP per cycle, 4 x DDR4-2133"
-
-# NVIDIA Tesla K40 board specification (2013), base clock 745 MHz; 288 GB/s and 12 GB with ECC off.
-K40 = Device(
-    name="gpu",
-    kind="gpu",
-    model="K40",
-    memory_bytes=12 * GIB,
-    peak_flops={"float32": 4.29e12, "float64": 1.43e12},
-    memory_bytes_per_s=288e9,
-    launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=GPU_RESERVED_BYTES,
-)
-# NVIDIA Tesla P100 PCIe data sheet (2016), 12 GB version.
-P100 = Device(
-    name="gpu",
-    kind="gpu",
-    model="P100-PCIE-12GB",
-    memory_bytes=12 * GIB,
-    peak_flops={"float32": 9.3e12, "float16": 18.7e12, "float64": 4.7e12},
-    memory_bytes_per_s=549e9,
-    launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=GPU_RESERVED_BYTES,
-)
-# NVIDIA V100 data sheet (2020).
-V100_PCIE = Device(
-    name="gpu",
-    kind="gpu",
-    model="V100-PCIE-16GB",
-    memory_bytes=16 * GIB,
-    peak_flops={"float32": 14e12, "float16": 112e12, "float64": 7e12},
-    memory_bytes_per_s=900e9,
-    launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=GPU_RESERVED_BYTES,
-)
-V100_SXM2 = replace(
-    V100_PCIE, model="V100-SXM2-16GB", peak_flops={"float32": 15.7e12, "float16": 125e12, "float64": 7.8e12}
-)
-# NVIDIA T4 data sheet (2019).
-T4 = Device(
-    name="gpu",
-    kind="gpu",
-    model="T4",
-    memory_bytes=16 * GIB,
-    peak_flops={"float32": 8.1e12, "float16": 65e12, "float64": 8.1e12 / 32},
-    memory_bytes_per_s=320e9,
-    launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=GPU_RESERVED_BYTES,
-)
-# NVIDIA A100 data sheet (2021); float64 on tensor cores.
-A100_PCIE = Device(
-    name="gpu",
-    kind="gpu",
-    model="A100-PCIE-40GB",
-    memory_bytes=40 * GIB,
-    peak_flops={"float32": 19.5e12, "tf32": 156e12, "float16": 312e12, "bfloat16": 312e12, "float64": 19.5e12},
-    memory_bytes_per_s=1555e9,
-    launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=GPU_RESERVED_BYTES,
-)
-A100_SXM4 = replace(A100_PCIE, model="A100-SXM4-80GB", memory_bytes=80 * GIB, memory_bytes_per_s=2039e9)
-# NVIDIA H100 data sheet (2023); the sheet's tensor core rates are with sparsity, twice these.
-H100 = Device(
-    name="gpu",
-    kind="gpu",
-    model="H100-SXM5-80GB",
-    memory_bytes=80 * GIB,
-    peak_flops={"float32": 67e12, "tf32": 494.5e12, "float16": 989.5e12, "bfloat16": 989.5e12, "float64": 67e12},
-    memory_bytes_per_s=3.35e12,
-    launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=GPU_RESERVED_BYTES,
-)
-# Intel ARK. AVX2: two 8-wide fused multiply-adds a cycle. How much memory the hosts had is not published.
-HASWELL = Device(
-    name="cpu0",
-    kind="cpu",
-    model="Xeon-E5-2699v3",
-    memory_bytes=256 * GIB,
-    peak_flops={"float32": 18 * 2.3e9 * 32, "float64": 18 * 2.3e9 * 16},
-    memory_bytes_per_s=68e9,
-    launch_overhead_s=CPU_LAUNCH_S,
-)
-# Intel ARK, Xeon Platinum 8259CL as in cloud T4 machines, 24 cores at 2.5 GHz. AVX-512: two 16-wide.
-CASCADE_LAKE = Device(
-    name="cpu0",
-    kind="cpu",
-    model="Xeon-8259CL",
-    memory_bytes=192 * GIB,
-    peak_flops={"float32": 24 * 2.5e9 * 64, "float64": 24 * 2.5e9 * 32},
-    memory_bytes_per_s=140.8e9,
-    launch_overhead_s=CPU_LAUNCH_S,
-)
 
 # GPU pairs of a DGX-1 with V100 and how many NVLinks join them (`nvidia-smi topo -m`; NVIDIA DGX-1 white paper
 # WP-08437, 2017, figure 5). Two fully joined quads; every GPU has one partner in the other quad, and six links in all.

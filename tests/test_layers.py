@@ -27,7 +27,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "env": (
-        "compiling local device",
+        "compiling local device gpus",
         "jit presets",
         "cluster lanes paths routes",
         "published problem resizing",

@@ -12,7 +12,7 @@ from baselines.strategies.collective_costs import SIZES, CollectiveCosts, SideBy
 from env.cluster import Cluster, both_ways
 from env.communication.formulas import ManyRanks, buffer_bytes
 from env.communication.times import lone_collective_s, side_by_side
-from env.presets import H100
+from env.gpus import H100
 from graphs.errors import UnknownNameError
 from graphs.transforms.collectives import ALGORITHMS
 
