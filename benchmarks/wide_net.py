@@ -8,14 +8,16 @@
 Every rank of a strategy is a thread of this process. A run is two training steps (losses, gradients, parameters and
 buffers) or one of inference (outputs), and ends as equal, refused (one sentence), crashed (any other exception) or
 WRONG. A drawn model is one line of text; one that fails is made smaller as long as it fails. With --out each model
-appends rows to OUT/wide_net.jsonl, and OUT/wide_net.md is made of all rows. The root of the project must be on
-PYTHONPATH. Exit code 1: something crashed or was wrong.
+appends rows to OUT/wide_net.jsonl, and OUT/wide_net.md is made of all rows; runs that ended there as equal or refused
+are not made again, so that one that was stopped goes on. The root of the project must be on PYTHONPATH. Exit code 1:
+something crashed or was wrong.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,57 +25,90 @@ from typing import Any
 
 import numpy as np
 import torch
-from table import machine, parser
+from table import commit, machine, parser, read_rows
 from wide_net_report import KINDS, counts_of, one_line, page, summary
 
 from tests.helpers.wide_net.drawn import Drawn, draw, each_alone
-from tests.helpers.wide_net.runs import CRASHED, INFERENCE, TRAINING, WRONG, Case, Outcome, fits, outcomes, run
+from tests.helpers.wide_net.runs import (
+    CRASHED,
+    EQUAL,
+    INFERENCE,
+    REFUSED,
+    TRAINING,
+    WRONG,
+    Case,
+    Outcome,
+    fits,
+    outcomes,
+    run,
+)
 
 STEPS = {"training": (True, TRAINING), "inference": (False, INFERENCE)}
-_Known = dict[tuple[str, bool, str], list[Drawn]]
+Row = dict[str, Any]
+_Failing = dict[tuple[str, bool, str], list[Drawn]]
 
 
 def main() -> None:
     options = _options()
     warnings.simplefilter("ignore")  # notes of other packages
     torch.set_num_threads(1)
-    rows, known = [], _Known()
+    rows, failing = [], _Failing()
     rows_file = options.out and options.out / "wide_net.jsonl"
+    known = read_rows(rows_file, _key) if rows_file else {}
+    end = time.monotonic() + 60 * options.minutes
     for name, takes, case in _cases(options):
         for step in options.steps.split(","):
-            row = _row(name, takes, case, step, options, known)
+            if time.monotonic() > end:
+                continue
+            row = _row(name, takes, case, step, options, failing, known)
+            if row is None:
+                continue
             rows.append(row)
             if rows_file:
                 with rows_file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
     print(machine() + "\n\n" + summary(rows))
     if rows_file:
-        lines = rows_file.read_text(encoding="utf-8").splitlines()
-        latest = {(row["set"], row["model"], row["step"]): row for row in map(json.loads, lines)}
+        latest = read_rows(rows_file, _key)
         (options.out / "wide_net.md").write_text(page(list(latest.values()), machine()), encoding="utf-8")
     counts = counts_of(rows)
     sys.exit(any(found[kind] for found in counts.values() for kind in (CRASHED, WRONG)))
 
 
-def _row(name: str, takes: str, case: Case, step: str, options: Any, known: _Known) -> dict[str, Any]:
-    """The strategies of a model by how they ended; failures with the smallest model that fails the same way."""
+def _key(row: Row) -> str:
+    return f"{row['set']} | {row['model']} | {row['step']}"
+
+
+def _row(
+    name: str, takes: str, case: Case, step: str, options: Any, failing: _Failing, known: dict[str, Row]
+) -> Row | None:
+    """The strategies of a model by how they ended; failures with the smallest model that fails the same way.
+
+    None if all of them are known.
+    """
     train, strategies = STEPS[step]
-    row: dict[str, Any] = {"set": options.set, "model": name, "step": step, **{kind: {} for kind in KINDS}}
+    row: Row = {"set": options.set, "model": name, "step": step, "commit": commit(), **{kind: {} for kind in KINDS}}
+    before = known.get(_key(row), row)
+    row |= {kind: dict(before[kind]) for kind in (EQUAL, REFUSED)}
+    done = {*row[EQUAL], *row[REFUSED]}
     chosen = [one for one in strategies if fits(one, takes) and one in (options.strategies or strategies)]
+    chosen = [one for one in chosen if one not in done]
+    if not chosen:
+        return None
     for strategy, outcome in outcomes(case, chosen, train):
         smallest = name
         if outcome.kind in (CRASHED, WRONG) and options.shrink:
-            smallest, outcome = _smaller(name, strategy, train, outcome, known)
+            smallest, outcome = _smaller(name, strategy, train, outcome, failing)
         row[outcome.kind][strategy] = [outcome.why, smallest] if outcome.why else []
         if options.verbose or outcome.kind in (CRASHED, WRONG):
             print(f"{outcome.kind} | {step} | {strategy} | {smallest} | {one_line(outcome.why)}", flush=True)
     return row
 
 
-def _smaller(text: str, strategy: str, train: bool, outcome: Outcome, known: _Known) -> tuple[str, Outcome]:
+def _smaller(text: str, strategy: str, train: bool, outcome: Outcome, failing: _Failing) -> tuple[str, Outcome]:
     """A model made smaller as long as it fails alike, and how the smallest fails; one that is known is taken."""
     model = Drawn.parse(text)
-    smallest = known.setdefault((strategy, train, outcome.kind), [])
+    smallest = failing.setdefault((strategy, train, outcome.kind), [])
     for one in smallest:
         if one.is_part_of(model):
             return one.text, outcome
@@ -124,6 +159,7 @@ def _options() -> Any:
     made.add_argument("--steps", default=",".join(STEPS), help="one of both, or both (default: %(default)s)")
     made.add_argument("--no-shrink", dest="shrink", action="store_false", help="leave models that fail as they are")
     made.add_argument("--out", type=Path, help="folder of rows and page (default: none are written)")
+    made.add_argument("--minutes", type=float, default=float("inf"), help="no model is begun after (default: no limit)")
     made.add_argument("--verbose", action="store_true", help="print what is equal and refused as well")
     options = made.parse_args()
     options.shrink = options.shrink and options.set != "transformers"

@@ -47,6 +47,8 @@ def summary(rows: Sequence[Row]) -> str:
 
 def page(rows: Sequence[Row], where: str) -> str:
     """The page of results."""
+    commits = Counter(row.get("commit") or "ba04d0e to 2b18874" for row in rows)
+    made = ", ".join(f"{count} by {name}" for name, count in commits.most_common())
     models = len({(row["set"], row["model"]) for row in rows})
     runs = sum(sum(found.values()) for found in counts_of(rows).values())
     parts = [
@@ -59,6 +61,7 @@ def page(rows: Sequence[Row], where: str) -> str:
         f"{TOLERANCE:g} of a tensor's largest entry, in double precision (families of transformers, which compute some "
         "things in single precision: 1e-4; those with grouped products for experts: 2e-3). Refused: with a sentence. "
         "Crashed: any other exception. `placement`: ops on three devices at random.\n",
+        f"Rows (a model in training or inference) by commits: {made}.\n",
     ]
     for name, title in _SETS.items():
         mine = [row for row in rows if row["set"] == name]
