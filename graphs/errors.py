@@ -9,6 +9,7 @@
     ├── UnknownNameError      a model, method, cluster or option that does not exist (also a ValueError)
     ├── MismatchError         a placement for another graph, or not placing every op
     │                         exactly once; a method asked for an objective it does not serve (also a ValueError)
+    ├── MethodError           a heuristic of one's own that failed, or returned what is no plan (also a ValueError)
     ├── InfeasibleError       no placement can satisfy memory and pins
     │   └── NotFoundError     none that does was found, which proves nothing
     ├── BoundError            a lower bound above a value that was reached: one of the two is wrong
@@ -82,6 +83,10 @@ class ClusterError(PlacementError, ValueError):
 
 class MismatchError(PlacementError, ValueError):
     """Things that do not belong together: a placement and a graph or cluster, or a method and an objective."""
+
+
+class MethodError(PlacementError, ValueError):
+    """A heuristic of the user's own that failed, or returned what is no plan of the graph."""
 
 
 class InfeasibleError(PlacementError):

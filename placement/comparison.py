@@ -19,6 +19,7 @@ from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from placement.learning.by_name import learned
 from placement.solving.answer import Answer
+from placement.solving.interruption import as_keyboard_interrupt
 from placement.solving.methods import AUTO, SINGLE, check_options, check_problem, default_methods, supports
 from placement.solving.own_methods import own_methods
 from placement.solving.result import NO_STRATEGY, OWN_ORDER, Result, versions
@@ -109,6 +110,7 @@ class Comparison:
         return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
 
 
+@as_keyboard_interrupt()
 def compare(
     graph: OpGraph,
     cluster: Cluster,
@@ -139,7 +141,8 @@ def compare(
 
     Raises:
         UnknownNameError, MismatchError, ValueError, InfeasibleError: as `placement.optimize`.
-        ValueError: a method of your own that has the name of another one, or returns what is no plan of the graph.
+        MethodError: a method of your own that fails, has the name of another one, or returns what is no plan of the
+            graph.
         BoundError: one method's placement beats another one's lower bound.
     """
     from placement.runtime.checking.check import check  # keeps chains of imports short

@@ -14,6 +14,7 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.learning.by_name import learned, proposer
 from placement.runtime.checking.check import check
+from placement.solving.interruption import as_keyboard_interrupt
 from placement.solving.methods import AUTO, LOCAL_SEARCH, METHODS, check_options, check_problem
 from placement.solving.result import NO_STRATEGY, Result
 from placement.solving.solver import Solver
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["METHODS", "optimize", "solved"]
 
 
+@as_keyboard_interrupt()
 def optimize(
     graph: OpGraph,
     cluster: Cluster,

@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = command.main(list(arguments) or ["--help"], prog_name="placement", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
-        if is_interruption(error):
+        if _is_interruption(error):
             return _say("interrupted; no file is half-written.", INTERRUPTED)
         # Of an EOFError, too, click makes an Abort.
         met = error.__cause__ if isinstance(error, typer.Abort) else error
@@ -34,18 +34,13 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else OK
 
 
-def is_interruption(error: BaseException) -> bool:
-    """Whether an error comes of Ctrl-C.
+def _is_interruption(error: BaseException) -> bool:
+    """Whether an error comes of Ctrl-C, in a prompt or in compiled code."""
+    from placement.solving.interruption import is_interruption
 
-    In a compiled function that gives arrays back, Python code runs on its way out, and what interrupts that becomes the
-    cause of a `SystemError`.
-    """
     if isinstance(error, typer.Abort):
         return not isinstance(error.__cause__, EOFError)
-    found: BaseException | None = error
-    while isinstance(found, SystemError):
-        found = found.__cause__
-    return isinstance(found, KeyboardInterrupt)
+    return is_interruption(error)
 
 
 def _explain(error: Exception) -> int:

@@ -1,4 +1,4 @@
-"""Ctrl-C between two updates of a policy, never inside one."""
+"""Ctrl-C: between two updates of a policy, never inside one; and under its own name where compiled code met it."""
 
 from __future__ import annotations
 
@@ -32,3 +32,26 @@ def on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether an error comes of Ctrl-C.
+
+    In a compiled function that gives arrays back, Python code runs on its way out, and what interrupts that becomes the
+    cause of a `SystemError`.
+    """
+    found: BaseException | None = error
+    while isinstance(found, SystemError):
+        found = found.__cause__
+    return isinstance(found, KeyboardInterrupt)
+
+
+@contextmanager
+def as_keyboard_interrupt() -> Iterator[None]:
+    """Raise a Ctrl-C that compiled code made a `SystemError` of as `KeyboardInterrupt`; a decorator, too."""
+    try:
+        yield
+    except SystemError as error:
+        if is_interruption(error):
+            raise KeyboardInterrupt from error
+        raise

@@ -8,9 +8,11 @@ import numpy as np
 
 import baselines
 from baselines.budget import Budget
+from baselines.deadline import OutOfTimeError
 from baselines.portfolio import Candidate
 from env.plan import Method, Plan
 from env.problem import Problem
+from graphs.errors import MethodError, PlacementError
 from graphs.formatting import show
 from placement.solving.methods import Place, is_method
 
@@ -19,17 +21,17 @@ def own_methods(methods: Mapping[str, Method]) -> dict[str, Callable[[Problem], 
     """Of each method that is not the registry's own of its name, how it places a problem.
 
     Raises:
-        ValueError: no function, or the name of another method.
+        MethodError: no function, or the name of another method.
     """
     found = {}
     for name, method in methods.items():
         if not callable(method):
-            raise ValueError(
+            raise MethodError(
                 f"method {show(name)} is {method!r:.60}; expected a function from a problem and a seed to a plan."
             )
         if is_method(name):
             if baselines.METHODS.get(name) is not method:
-                raise ValueError(f"{show(name)} is the name of another method; give yours a name of its own.")
+                raise MethodError(f"{show(name)} is the name of another method; give yours a name of its own.")
             continue
         found[name] = _ready(name, method)
     return found
@@ -38,7 +40,18 @@ def own_methods(methods: Mapping[str, Method]) -> dict[str, Callable[[Problem], 
 def _ready(name: str, method: Method) -> Callable[[Problem], Place]:
     def prepared(problem: Problem) -> Place:
         def place(seed: int, budget: Budget, /) -> Candidate:
-            plan = method(problem, seed)
+            try:
+                plan = method(problem, seed)
+            except (
+                PlacementError,
+                OutOfTimeError,
+                SystemError,
+            ):  # nothing fits, no time is left, or Ctrl-C
+                raise
+            except Exception as error:
+                raise MethodError(
+                    f"method {show(name)} raised {type(error).__name__} of its own: {str(error) or 'no message'}."
+                ) from error
             _check(name, plan, problem)
             return Candidate(name, plan, 0.0)
 
@@ -48,14 +61,14 @@ def _ready(name: str, method: Method) -> Callable[[Problem], Place]:
 
 
 def _check(name: str, plan: object, problem: Problem) -> None:
-    """Raises: ValueError: no plan of the problem."""
+    """Raises: MethodError: no plan of the problem."""
     n, devices = problem.graph.n_ops, problem.cluster.n_devices
     if not isinstance(plan, Plan):
-        raise ValueError(f"method {show(name)} returned {type(plan).__name__}; expected an env.plan.Plan.")
+        raise MethodError(f"method {show(name)} returned {type(plan).__name__}; expected an env.plan.Plan.")
     device = np.asarray(plan.device)
     is_whole = device.shape == (n,) and np.issubdtype(device.dtype, np.integer)
     if not is_whole or not ((device >= 0) & (device < devices)).all():
-        raise ValueError(
+        raise MethodError(
             f"method {show(name)} returned devices of shape {device.shape}, {device.dtype}; expected whole numbers "
             f"from 0 to {devices - 1} for each of {n} ops."
         )

@@ -9,6 +9,7 @@ from small_problems import PAIR, two_branches
 import baselines
 from env.plan import Plan
 from env.problem import Problem
+from graphs.errors import MethodError
 from placement.comparison import compare
 
 
@@ -43,3 +44,20 @@ def test_alone_it_is_compared_with_one_device() -> None:
 def test_what_is_no_method_is_refused(methods: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compare(two_branches(), PAIR, methods)
+
+
+def test_what_fails_in_it_is_said_with_its_name() -> None:
+    def broken(problem: Problem, seed: int) -> Plan:
+        raise KeyError("gpu9")
+
+    with pytest.raises(MethodError, match="method mine raised KeyError of its own: 'gpu9'") as caught:
+        compare(two_branches(), PAIR, {"mine": broken})
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_ctrl_c_that_compiled_code_turned_into_another_error_is_ctrl_c() -> None:
+    def interrupted(problem: Problem, seed: int) -> Plan:
+        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(two_branches(), PAIR, {"mine": interrupted})

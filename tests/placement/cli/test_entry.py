@@ -16,7 +16,7 @@ import pytest
 from command_lines import CLUSTER, Call, process, refused
 
 from graphs.errors import MismatchError
-from placement.cli.entry import is_interruption
+from placement.solving.interruption import as_keyboard_interrupt, is_interruption
 
 
 def test_no_arguments_is_help(call: Call) -> None:
@@ -57,6 +57,10 @@ def test_ctrl_c_in_a_compiled_function_is_ctrl_c() -> None:
         forever()
     assert is_interruption(caught.value)
     assert not is_interruption(SystemError("of its own"))
+    with pytest.raises(KeyboardInterrupt):
+        as_keyboard_interrupt()(forever)()
+    with pytest.raises(SystemError, match="of its own"), as_keyboard_interrupt():
+        raise SystemError("of its own")
 
 
 def test_a_file_that_ends_too_early_is_no_interruption(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
