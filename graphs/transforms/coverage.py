@@ -81,6 +81,7 @@ def coverage(graph: OpGraph) -> Coverage:
 
 _MUCH = 0.05  # of the FLOPs or bytes: worth a sentence
 _SHOWN = 3
+_REPEATS = " repeat on every replica: "
 
 
 def unshared(graph: OpGraph) -> str:
@@ -108,7 +109,15 @@ def unshared(graph: OpGraph) -> str:
         kinds = [kind for kind, moved in listed if moved * 20 >= most][:_SHOWN]
         causes += [text.format(", ".join(kinds))] if kinds else []
     amount = " and ".join(f"{share:.0%} of the {word}" for share, word in shares)
-    return f"{amount} repeat on every replica: {'; '.join(causes)}."
+    return f"{amount}{_REPEATS}{'; '.join(causes)}."
+
+
+def repeats_first(note: str) -> tuple[str, str]:
+    """The sentence of `unshared` that a note begins with, or "", and the rest of the note."""
+    sentence, _, rest = note.partition(". ")  # names of kinds have dots, and no blanks
+    if _REPEATS not in sentence:
+        return "", note
+    return f"{sentence.removesuffix('.')}.", rest
 
 
 def _left_whole(graph: OpGraph, axes: list[set[str]]) -> list[int]:

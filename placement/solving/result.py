@@ -22,6 +22,7 @@ from graphs.errors import MismatchError
 from graphs.formatting import format_bytes, format_seconds, show, show_line
 from graphs.opgraph import FloatArray, IntArray, OpGraph
 from graphs.records import LANE
+from graphs.transforms.coverage import repeats_first
 from placement.solving.alternatives import Alternative
 from placement.solving.answer import Answer, agreed_bound_s, check_answer, relative_gap
 from placement.solving.utilisation import Utilisation, basis, utilisation
@@ -311,6 +312,9 @@ class Result:
         used = f"{taken} of {len(devices)} devices" if taken <= len(devices) else f"{taken} devices"
         rates = self.utilisation.words()
         others: list[str] = []
+        repeats, note = repeats_first(self.note)
+        if repeats:
+            head = f"not shared   {show_line(repeats)}\n{head}"
         if self.alternatives:
             from placement.solving.advice import advice, beside
 
@@ -328,7 +332,7 @@ class Result:
         lines += others
         if self.checked:
             lines.append(show_line(self.checked))
-        lines += [f"note         {show_line(note)}" for note in (self.note, self.basis) if note]
+        lines += [f"note         {show_line(note)}" for note in (note, self.basis) if note]
         if self.interrupted:
             lines.append("interrupted: the best found so far")
         return "\n".join(lines)

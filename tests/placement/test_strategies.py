@@ -133,9 +133,15 @@ def test_work_that_is_repeated_is_said() -> None:
     """Rows for the loss alone: every part runs the layers in full."""
     whole = mlp(batch=8)
     few = replace(whole, split_rows=tuple(r if i in (0, 1) else () for i, r in enumerate(whole.split_rows)))
-    note = optimize(few, CLUSTER, strategy="dp2").note
-    assert re.match(r"80% of the FLOPs and 68% of the bytes moved repeat on every replica: ", note)
-    assert re.search(r"Parts repeat work that they do not share: 1\.\d\d times the FLOPs of the graph before\.", note)
+    found = optimize(few, CLUSTER, strategy="dp2")
+    assert re.match(r"80% of the FLOPs and 68% of the bytes moved repeat on every replica: ", found.note)
+    rest = r"Parts repeat work that they do not share: 1\.\d\d times the FLOPs of the graph before\."
+    assert re.search(rest, found.note)
+    first, *lines = found.summary().splitlines()
+    assert re.match(
+        r"not shared   80% of the FLOPs .* repeat on every replica: no rule to split .* by samples\.$", first
+    )
+    assert any(re.fullmatch(f"note         {rest}", line) for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,8 @@ def _one_cluster(given: CompareOptions, source: Source, methods: list[str] | Non
 
 def _advice(found: Comparison, given: CompareOptions) -> list[str]:
     """The advice and how to follow it."""
+    from graphs.formatting import show_line
+    from graphs.transforms.coverage import repeats_first
     from placement.report.words import NOT_SEARCHED
     from placement.solving.one_device import beside_one_device
 
@@ -187,15 +189,20 @@ def _advice(found: Comparison, given: CompareOptions) -> list[str]:
     if result is None:
         return []
     advice, *how = first_lines(given, beside_one_device(result, found.graph, found.cluster))
-    return [advice if found.overall is not None or not found.has_strategies else f"{advice}; {NOT_SEARCHED}", *how]
+    repeats, _ = repeats_first(result.note)
+    said = [f"not shared: {show_line(repeats)}"] if repeats else []
+    first = advice if found.overall is not None or not found.has_strategies else f"{advice}; {NOT_SEARCHED}"
+    return [first, *how, *said]
 
 
 def _last_lines(found: Comparison) -> list[str]:
     """The outcome of the methods, and what was searched beside them."""
     from graphs.formatting import show_line
+    from graphs.transforms.coverage import repeats_first
     from placement.report.words import headline
 
-    searched = [] if found.overall is None or not found.overall.note else [show_line(found.overall.note)]
+    note = "" if found.overall is None else repeats_first(found.overall.note)[1]
+    searched = [show_line(note)] if note else []
     return [headline(found), *searched]
 
 
