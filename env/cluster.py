@@ -9,7 +9,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,11 @@ from env.device import (
     both_ways,
     check_fraction,
     check_string,
+    host_of,
     refusal,
+    without,
 )
+from env.fabric import Fabric, Protocol, fabric_from_dict
 from env.lanes import check_memories, lane_of, memory_owner, with_lanes
 from env.local import measurer
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes
@@ -47,8 +50,10 @@ __all__ = [
     "UNLIMITED_BYTES",
     "Cluster",
     "Device",
+    "Fabric",
     "Link",
     "MeasuredCollective",
+    "Protocol",
     "Route",
     "both_ways",
 ]
@@ -71,7 +76,9 @@ class Cluster:
         source: where the figures come from.
         communication: how transfers count in the objective throughput (docs/score.md): ``"overlapped"``, devices
             compute meanwhile and links carry the load; or ``"blocking"``, both ends do nothing else meanwhile.
-        collectives: how long collectives take, where that was measured; by algorithm over the links where it was not.
+        collectives: how long collectives take, where that was measured.
+        fabric: what collectives reach where they were not measured; None, or a kind that it does not know: by algorithm
+            over the links.
 
     Raises:
         ClusterError: no device, a duplicate name, a doubled link or collective, two devices without a route, an unknown
@@ -85,6 +92,7 @@ class Cluster:
     source: str = field(default="", compare=False)
     communication: str = OVERLAPPED
     collectives: tuple[MeasuredCollective, ...] = ()
+    fabric: Fabric | None = None
 
     def __post_init__(self) -> None:
         for key in ("name", "summary", "source"):
@@ -98,7 +106,7 @@ class Cluster:
         _refuse_twice((d.name for d in self.devices), f"cluster {self.name!r} has two devices named")
         _refuse_twice((f"{link.src} -> {link.dst}" for link in self.links), f"cluster {self.name!r} has two links for")
         _refuse_twice(
-            (f"{each.kind} among {each.ranks}" for each in self.collectives),
+            (_named(each) for each in self.collectives),
             f"cluster {self.name!r} has two measured collectives",
         )
         _refuse_mistyped_ends(self)
@@ -198,19 +206,32 @@ class Cluster:
             lines += [f"bandwidth_bytes_per_s = {_number(link.bandwidth_bytes_per_s)}"]
             lines += [f"latency_s = {_number(link.latency_s)}"]
             lines += [] if link.exclusive else ["exclusive = false"]
+            if link.nominal_bytes_per_s is not None:
+                lines += [f"nominal_bytes_per_s = {_number(link.nominal_bytes_per_s)}"]
         for each in self.collectives:
             lines += ["", "[[collectives]]", f"kind = {_quoted(each.kind)}", f"ranks = {each.ranks}"]
             lines += [f"sizes = [{', '.join(map(_number, each.sizes))}]"]
             lines += [f"seconds = [{', '.join(map(_number, each.seconds))}]"]
+            lines += [f"hosts = {each.hosts}"] if each.hosts else []
+        if self.fabric is not None:
+            lines += _fabric_lines(self.fabric)
         return "\n".join(lines) + "\n"
 
-    def measured(self, kind: str, ranks: int) -> MeasuredCollective | None:
-        """The collective of that kind among that many devices, if it was measured."""
-        return self._measured.get((kind, ranks))
+    def measured(self, kind: str, ranks: int, hosts: int = 1) -> MeasuredCollective | None:
+        """The collective of that kind among that many devices on so many hosts, if it was measured."""
+        found = self._measured.get((kind, ranks, hosts))
+        return found if found is not None else self._measured.get((kind, ranks, 0))
 
     @cached_property
-    def _measured(self) -> dict[tuple[str, int], MeasuredCollective]:
-        return {(each.kind, each.ranks): each for each in self.collectives}
+    def _measured(self) -> dict[tuple[str, int, int], MeasuredCollective]:
+        return {(each.kind, each.ranks, each.hosts): each for each in self.collectives}
+
+    @cached_property
+    def host_number(self) -> NDArray[np.int64]:
+        """int64 [D]: devices of the same number are on one host; all are, where names do not say (``host0/gpu0``)."""
+        number: dict[str, int] = {}
+        names = (host_of(device.name) or "" for device in self.devices)
+        return frozen(np.array([number.setdefault(name, len(number)) for name in names], dtype=np.int64))
 
     @property
     def n_devices(self) -> int:
@@ -272,11 +293,13 @@ class Cluster:
 
     @cached_property
     def hash(self) -> str:
-        """Content hash (SHA-256, hex) of devices, links, communication and measured collectives."""
+        """Content hash (SHA-256, hex) of devices, links, communication, measured collectives and fabric."""
         content: dict[str, Any] = {"devices": [device.to_dict() for device in self.devices]}
-        content |= {"links": [asdict(link) for link in self.links], "communication": self.communication}
+        content |= {"links": [link.to_dict() for link in self.links], "communication": self.communication}
         if self.collectives:  # others keep the hashes from before there were any
-            content["collectives"] = [asdict(each) for each in self.collectives]
+            content["collectives"] = [each.to_dict() for each in self.collectives]
+        if self.fabric is not None:
+            content["fabric"] = without(self.fabric.to_dict(), "source")
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def __hash__(self) -> int:
@@ -284,7 +307,7 @@ class Cluster:
 
 
 def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
-    known = ("name", "summary", "source", "communication", "devices", "links", "collectives")
+    known = ("name", "summary", "source", "communication", "devices", "links", "collectives", "fabric")
     for key in data:
         if key not in known:
             raise _unknown_key("a cluster", key, known)
@@ -306,7 +329,22 @@ def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
             _record(MeasuredCollective, entry, f"measured collective number {i}")
             for i, entry in enumerate(data.get("collectives", ()), start=1)
         ),
+        fabric=fabric_from_dict(data["fabric"]) if "fabric" in data else None,
     )
+
+
+def _named(each: MeasuredCollective) -> str:
+    return f"{each.kind} among {each.ranks}" + (f" on {each.hosts} hosts" if each.hosts else "")
+
+
+def _fabric_lines(fabric: Fabric) -> list[str]:
+    lines = ["", "[fabric]", f"overlap = {_number(fabric.overlap)}", f"source = {_quoted(fabric.source)}"]
+    for row in fabric.to_dict()["protocols"]:
+        lines += ["", "[[fabric.protocols]]"]
+        lines += [
+            f"{key} = {_quoted(value) if isinstance(value, str) else _number(value)}" for key, value in row.items()
+        ]
+    return lines
 
 
 def _links_from_entry(entry: Mapping[str, Any]) -> tuple[Link, ...]:

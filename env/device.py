@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from graphs.checks import BYTES_LIMIT
 from graphs.errors import ClusterError
 from graphs.formatting import is_text
 
+if TYPE_CHECKING:
+    from graphs.arrays import FloatArray
+
 # How transfers count in the objective throughput (docs/score.md): `Cluster.communication`.
 OVERLAPPED, BLOCKING = "overlapped", "blocking"
 COMMUNICATIONS = (OVERLAPPED, BLOCKING)
+HOST = re.compile(r"(.*?)(\d+)/")  # of "host0/gpu1": "host" and its number
 
 
 @dataclass(frozen=True)
@@ -57,10 +64,10 @@ class Device:
         if not isinstance(self.peak_flops, Mapping):
             raise refusal(what, "peak_flops", self.peak_flops, "FLOP/s by dtype, e.g. { float32 = 14e12 }")
         for key, rate in {**self.peak_flops, "memory_bytes_per_s": self.memory_bytes_per_s}.items():
-            _check_rate(what, key, rate)
+            check_rate(what, key, rate)
         if "float32" not in self.peak_flops:
             raise ClusterError(f"{what} has no float32 entry in peak_flops; add one.")
-        _check_amount(what, "launch_overhead_s", self.launch_overhead_s)
+        check_amount(what, "launch_overhead_s", self.launch_overhead_s)
         for key in ("memory_bytes", "reserved_bytes"):
             object.__setattr__(self, key, _whole_bytes(what, key, getattr(self, key)))
         if self.reserved_bytes > self.memory_bytes:
@@ -101,6 +108,8 @@ class Link:
         latency_s: time until the first byte arrives.
         exclusive: carries one transfer at a time, as real links do; else any number at once, each at full speed: the
             contention-free network that classical scheduling papers assume.
+        nominal_bytes_per_s: what the data sheet says, where the bandwidth is what transfers reach; `Cluster.at_peak`
+            takes it instead. None: there is one figure.
     """
 
     src: str
@@ -108,15 +117,32 @@ class Link:
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
     exclusive: bool = True
+    nominal_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         what = f"link {self.src} -> {self.dst}"
         for key in ("src", "dst"):
             check_string(what, key, getattr(self, key))
-        _check_rate(what, "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
-        _check_amount(what, "latency_s", self.latency_s)
+        check_rate(what, "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s)
+        check_amount(what, "latency_s", self.latency_s)
         if not isinstance(self.exclusive, bool):
             raise refusal(what, "exclusive", self.exclusive, "true or false")
+        if self.nominal_bytes_per_s is not None:
+            check_rate(what, "nominal_bytes_per_s", self.nominal_bytes_per_s)
+            if self.nominal_bytes_per_s < self.bandwidth_bytes_per_s:
+                expected = f"at least bandwidth_bytes_per_s, {self.bandwidth_bytes_per_s}"
+                raise refusal(what, "nominal_bytes_per_s", self.nominal_bytes_per_s, expected)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields; the nominal bandwidth only where there is one, as in files from before it."""
+        fields = asdict(self)
+        return fields if self.nominal_bytes_per_s is not None else without(fields, "nominal_bytes_per_s")
+
+    def at_peak(self) -> Link:
+        """The link at the bandwidth of its data sheet."""
+        if self.nominal_bytes_per_s is None:
+            return self
+        return replace(self, bandwidth_bytes_per_s=self.nominal_bytes_per_s, nominal_bytes_per_s=None)
 
     @property
     def is_free(self) -> bool:
@@ -133,18 +159,22 @@ class MeasuredCollective:
         ranks: how many devices take part.
         sizes: bytes of the whole tensor, as `graphs.transforms.derived.Collective.bytes`; increasing.
         seconds: one for each size.
+        hosts: on how many hosts the devices were, equally many on each; 0: not said, and the figures serve any.
     """
 
     kind: str
     ranks: int
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
+    hosts: int = 0
 
     def __post_init__(self) -> None:
         check_string("a measured collective", "kind", self.kind)
         what = f"the measured {self.kind}"
         if not isinstance(self.ranks, int) or isinstance(self.ranks, bool) or self.ranks < 2:
             raise refusal(what, "ranks", self.ranks, "a whole number of devices, 2 or more")
+        if not isinstance(self.hosts, int) or isinstance(self.hosts, bool) or not self._may_have_hosts:
+            raise refusal(what, "hosts", self.hosts, f"0, or a whole number of hosts that divides {self.ranks} ranks")
         for key in ("sizes", "seconds"):
             values = getattr(self, key)
             if not isinstance(values, (list, tuple)) or not values:
@@ -152,9 +182,24 @@ class MeasuredCollective:
             object.__setattr__(self, key, tuple(values))
         object.__setattr__(self, "sizes", tuple(_whole_bytes(what, "sizes", size) for size in self.sizes))
         for seconds in self.seconds:
-            _check_amount(what, "seconds", seconds)
+            check_amount(what, "seconds", seconds)
         if len(self.seconds) != len(self.sizes) or any(b <= a for a, b in pairwise(self.sizes)):
             raise refusal(what, "sizes", self.sizes, "increasing numbers, one for each of its seconds")
+
+    @property
+    def _may_have_hosts(self) -> bool:
+        return self.hosts == 0 or (self.hosts > 0 and self.ranks % self.hosts == 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields; the hosts only where they are said, as in files from before them."""
+        fields = asdict(self)
+        return fields if self.hosts else without(fields, "hosts")
+
+    def at_sizes(self, size_bytes: FloatArray) -> FloatArray:
+        """float64, in the shape of the sizes: `at` each."""
+        found = np.interp(size_bytes, self.sizes, self.seconds)
+        last = self.sizes[-1]
+        return np.asarray(np.where(size_bytes > last, self.seconds[-1] * size_bytes / max(last, 1), found))
 
     def at(self, size_bytes: float) -> float:
         """Seconds at a size: linear between those measured, in proportion above them, and below as for the smallest."""
@@ -167,9 +212,23 @@ class MeasuredCollective:
         return (1.0 - share) * self.seconds[k - 1] + share * self.seconds[k]
 
 
-def both_ways(a: str, b: str, bandwidth_bytes_per_s: float, latency_s: float) -> tuple[Link, Link]:
+def both_ways(
+    a: str, b: str, bandwidth_bytes_per_s: float, latency_s: float, nominal_bytes_per_s: float | None = None
+) -> tuple[Link, Link]:
     """A full-duplex connection."""
-    return Link(a, b, bandwidth_bytes_per_s, latency_s), Link(b, a, bandwidth_bytes_per_s, latency_s)
+    there = Link(a, b, bandwidth_bytes_per_s, latency_s, nominal_bytes_per_s=nominal_bytes_per_s)
+    return there, replace(there, src=b, dst=a)
+
+
+def host_of(name: str) -> str | None:
+    """``"host0"`` of ``"host0/gpu1"``; None of a name without a host."""
+    found = HOST.match(name)
+    return None if found is None else found[0].removesuffix("/")
+
+
+def without(entry: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """All of a record's fields but one."""
+    return {each: value for each, value in entry.items() if each != key}
 
 
 def check_string(what: str, key: str, value: Any, may_be_empty: bool = False) -> None:
@@ -182,12 +241,22 @@ def check_string(what: str, key: str, value: Any, may_be_empty: bool = False) ->
         raise refusal(what, key, value, "a name in quotes")
 
 
-def _check_rate(what: str, key: str, value: Any) -> None:
+def check_rate(what: str, key: str, value: Any) -> None:
+    """Refuse what is no rate; infinity is one.
+
+    Raises:
+        ClusterError: says what was expected.
+    """
     if not (_is_real(value) and (0 < value <= sys.float_info.max or value == math.inf)):
         raise refusal(what, key, value, "a number above 0")
 
 
-def _check_amount(what: str, key: str, value: Any) -> None:
+def check_amount(what: str, key: str, value: Any) -> None:
+    """Refuse what is no time or size.
+
+    Raises:
+        ClusterError: says what was expected.
+    """
     if not (_is_real(value) and 0 <= value <= sys.float_info.max):
         raise refusal(what, key, value, "a finite number, 0 or more")
 
@@ -203,7 +272,7 @@ def check_fraction(what: str, key: str, value: Any) -> None:
 
 
 def _whole_bytes(what: str, key: str, value: Any) -> int:
-    _check_amount(what, key, value)
+    check_amount(what, key, value)
     if value != int(value):
         raise refusal(what, key, value, "a whole number of bytes")
     if value >= BYTES_LIMIT:

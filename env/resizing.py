@@ -9,11 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from env.cluster import Cluster
-from env.device import Device, Link
+from env.device import HOST, Device, Link, host_of
 from graphs.arrays import IntArray
 from graphs.errors import ClusterError
 
-_HOST = re.compile(r"(.*?)(\d+)/")  # of "host0/gpu1": "host" and its number
 _NUMBER = re.compile(r"\d+$")
 
 
@@ -53,6 +52,7 @@ def part_of(cluster: Cluster, devices: IntArray) -> Cluster:
         links=tuple(cluster.links[number] for number in links),
         communication=cluster.communication,
         collectives=cluster.collectives,
+        fabric=cluster.fabric,
     )
 
 
@@ -92,7 +92,7 @@ def _with_hosts(cluster: Cluster, count: int) -> Cluster:
     if any(_renamed(pattern, first, other) != _part(cluster, other) for other in others):
         raise ClusterError(f"{named} has {has} devices, got {count}, and its hosts are not alike; give at most {has}.")
     of_each = has // len(hosts)
-    stem = _HOST.match(f"{first}/")
+    stem = HOST.match(f"{first}/")
     assert stem is not None
     new = (f"{stem[1]}{number}" for number in itertools.count() if f"{stem[1]}{number}" not in hosts)
     parts = [_renamed(pattern, first, name) for name in itertools.islice(new, -(-count // of_each) - len(hosts))]
@@ -151,12 +151,6 @@ def _links_outside(cluster: Cluster, names: list[str], name: str) -> list[Link]:
 def _relinked(link: Link, name: str, other: str) -> Link:
     """A link of one device as that of another."""
     return replace(link, src=other if link.src == name else link.src, dst=other if link.dst == name else link.dst)
-
-
-def host_of(name: str) -> str | None:
-    """``"host0"`` of ``"host0/gpu1"``; None of a name without a host."""
-    found = _HOST.match(name)
-    return None if found is None else found[0].removesuffix("/")
 
 
 def _part(cluster: Cluster, host: str) -> tuple[tuple[Device, ...], tuple[Link, ...]]:

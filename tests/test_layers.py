@@ -28,7 +28,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "env": (
         "compiling local device gpus",
-        "jit presets",
+        "jit fabric",
+        "presets",
         "cluster lanes paths routes",
         "published problem resizing",
         "plan units",

@@ -236,7 +236,8 @@ def _spelt_out(
     home = grid.reshape(len(grid), -1)[of_op, exchanged.part]
     ranks = [home[list(collective.ops)].tolist() for collective in exchanged.collectives]
     names = (algorithm,) * len(ranks) if algorithm else quickest(cluster, exchanged.collectives, ranks, ALGORITHMS)
-    seconds = fused_s(cluster, exchanged.collectives, names, ranks)
+    beside = [(collective.axis, int(of_op[collective.ops[0]])) for collective in exchanged.collectives]
+    seconds = fused_s(cluster, exchanged.collectives, names, ranks, beside)
     sizes = [(c.kind, name, c.bytes, len(c.ops)) for c, name in zip(exchanged.collectives, names, strict=True)]
     buffers = np.array([buffer_bytes(*each) for each in sizes], dtype=np.int64)
     return reduce(exchanged, names, seconds, buffers)

@@ -3,7 +3,7 @@
 The groups along one axis work side by side, as replicas do: eight rings over the network adapters of two hosts, or one
 all-reduce inside each host. Where they share links they wait for each other. So they are simulated together, for a few
 sizes; in between times are linear in the bytes. Groups that share no link do not disturb each other: of those that look
-alike one is simulated.
+alike one is simulated. Where the cluster has figures of collectives (`env.communication.as_used`), these count instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import networkx as nx
 import numpy as np
 
 from env.cluster import Cluster
-from env.communication.formulas import BY_RECURRENCE, EXPANDED_RANKS, ManyRanks
+from env.communication.as_used import OVERLAPPED_AXES, AsUsed
+from env.communication.formulas import BY_RECURRENCE, EXPANDED_RANKS, ManyRanks, buffer_bytes
 from env.communication.least_times import different, first_quickest
 from env.communication.times import at_least_s, host_size, side_by_side, with_hosts
 from env.resizing import part_of, used_among
@@ -35,10 +36,13 @@ class CollectiveCosts:
 
     Args:
         devices: int64 [stages, *sizes of the mesh], numbers of devices of the cluster; a stage is one mesh.
+        axes: names of the axes of the mesh; along some of them devices compute meanwhile (`OVERLAPPED_AXES`).
     """
 
-    def __init__(self, cluster: Cluster, devices: IntArray) -> None:
+    def __init__(self, cluster: Cluster, devices: IntArray, axes: Sequence[str] = ()) -> None:
         self.cluster, self.devices = cluster, np.asarray(devices, dtype=np.int64)
+        self.overlapped = frozenset(number for number, name in enumerate(axes) if name in OVERLAPPED_AXES)
+        self._as_used: dict[tuple[int, int], AsUsed | None] = {}
         self._networks: dict[tuple[int, int], tuple[Network, ...]] = {}
         self._curves: dict[tuple[str, int, str, int], FloatArray] = {}
 
@@ -69,6 +73,10 @@ class CollectiveCosts:
         Raises:
             UnknownNameError: an unknown kind or algorithm.
         """
+        figures = self.as_used(kind, axis, stage)
+        if figures is not None:
+            found = figures.seconds(kind, size_bytes, axis in self.overlapped)
+            return float(found) if np.ndim(size_bytes) == 0 else found
         key = kind, axis, algorithm, stage
         if key not in self._curves:
             networks = self.networks(axis, stage)
@@ -79,6 +87,10 @@ class CollectiveCosts:
 
     def exactly(self, kind: str, axis: int, size_bytes: int, algorithm: str, stage: int = 0) -> tuple[float, int]:
         """``(seconds, bytes of buffers)`` at one size, without interpolation. Arguments as of `seconds`."""
+        figures = self.as_used(kind, axis, stage)
+        if figures is not None:
+            seconds = float(figures.seconds(kind, size_bytes, axis in self.overlapped))
+            return seconds, buffer_bytes(kind, algorithm, size_bytes, figures.ranks)
         networks = self.networks(axis, stage)
         return (
             max((network.seconds(kind, algorithm, size_bytes) for network in networks), default=0.0),
@@ -87,6 +99,8 @@ class CollectiveCosts:
 
     def quickest(self, kind: str, axis: int, size_bytes: int, stage: int = 0) -> str:
         """The quickest algorithm at one size, rounded up to a power of two. Arguments as of `seconds`."""
+        if self.as_used(kind, axis, stage) is not None:
+            return ALGORITHMS[0]  # all are one
         size = 1 << max(size_bytes - 1, 0).bit_length()
         networks = self.networks(axis, stage)
         return first_quickest(
@@ -94,6 +108,15 @@ class CollectiveCosts:
             lambda name: max(float(network.least_s(kind, name, (size,))[0]) for network in networks),
             lambda name: self.exactly(kind, axis, size, name, stage)[0],
         )
+
+    def as_used(self, kind: str, axis: int, stage: int = 0) -> AsUsed | None:
+        """What the cluster's figures say of a kind of collective along an axis; None where they say nothing."""
+        key = axis, stage
+        if key not in self._as_used:
+            grid = np.moveaxis(self.devices[stage], axis, -1)
+            self._as_used[key] = AsUsed.of(self.cluster, grid.reshape(-1, grid.shape[-1]))
+        found = self._as_used[key]
+        return found if found is not None and found.knows(kind) else None
 
     def networks(self, axis: int, stage: int = 0) -> tuple[Network, ...]:
         """The groups along an axis: those that share links in one network, and of equal networks one.
@@ -210,7 +233,7 @@ def _numbered(cluster: Cluster) -> Cluster:
         for device in cluster.devices
     ]
     joined = [replace(link, src=name[link.src], dst=name[link.dst]) for link in cluster.links]
-    return Cluster("part", tuple(items), tuple(joined), collectives=cluster.collectives)
+    return Cluster("part", tuple(items), tuple(joined))
 
 
 def _worth_timing(kind: str, networks: Sequence[Network]) -> list[str]:

@@ -99,7 +99,7 @@ def with_lone_collectives(
         rank: int64 [n], the row of `grid` that each op runs on.
     """
     axes = [axis.name for axis in exchanged.mesh]
-    costs = CollectiveCosts(cluster, grid)
+    costs = CollectiveCosts(cluster, grid, axes)
     known: dict[tuple[str, int, int, int], tuple[str, float, int]] = {}
     found = []
     for collective in exchanged.collectives:

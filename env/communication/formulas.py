@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from env.communication.as_used import OVERLAPPED_AXES, as_used_of
 from env.routes import pairs_among
 from graphs.transforms.collectives.expansion import MOVED_PER_BYTE
 from graphs.transforms.collectives.rounds import Rounds, carried_out_by, group_size, rounds_of
@@ -201,21 +202,28 @@ def buffer_bytes(kind: str, algorithm: str, size_bytes: int, ranks: int) -> int:
 
 
 def fused_s(
-    cluster: Cluster, collectives: Sequence[Collective], algorithms: Sequence[str], devices: Sequence[Sequence[int]]
+    cluster: Cluster,
+    collectives: Sequence[Collective],
+    algorithms: Sequence[str],
+    devices: Sequence[Sequence[int]],
+    beside: Sequence[object] | None = None,
 ) -> FloatArray:
     """float64, for `reduce`: seconds of each collective that is fused, NaN for one to be spelt out.
 
-    Fused are those of more than `EXPANDED_RANKS` ranks, and those that were measured on the cluster.
+    Fused are those of which the cluster has figures (`AsUsed`), and those of more than `EXPANDED_RANKS` ranks.
 
     Args:
         algorithms, devices: of each collective, and by number those of its ranks.
+        beside: of each collective, whatever tells apart which of them go side by side; by default their axes.
     """
     result = np.full(len(collectives), np.nan)
     networks: dict[tuple[tuple[int, ...], int], ManyRanks] = {}
+    groups = beside if beside is not None else [collective.axis for collective in collectives]
+    used = as_used_of(cluster, groups, devices)
     for c, (collective, name, ranks) in enumerate(zip(collectives, algorithms, devices, strict=True)):
-        measured = cluster.measured(collective.kind, len(ranks))
-        if measured is not None:
-            result[c] = measured.at(collective.bytes)
+        figures = used[c]
+        if figures is not None and figures.knows(collective.kind):
+            result[c] = figures.seconds(collective.kind, collective.bytes, collective.axis in OVERLAPPED_AXES)
         elif len(ranks) > EXPANDED_RANKS:
             key = tuple(ranks), group_size(name, len(ranks))
             if key not in networks:

@@ -14,6 +14,7 @@ import networkx as nx
 import numpy as np
 
 from env.cluster import Cluster
+from env.communication.as_used import AsUsed
 from env.communication.formulas import EXPANDED_RANKS, fused_s
 from env.communication.least_times import different, first_quickest, least_s
 from env.plan import Plan
@@ -105,6 +106,9 @@ def quickest(
     result = []
     for collective, ranks in zip(collectives, devices, strict=True):
         kind, size = collective.kind, 1 << max(collective.bytes - 1, 0).bit_length()
+        if _is_as_used(cluster, [ranks], kind):
+            result.append(algorithms[0])  # all are one
+            continue
         key = kind, tuple(ranks), size
         if key not in found:
             found[key] = first_quickest(
@@ -130,7 +134,7 @@ def lone_collective(kind: str, ranks: int, size_bytes: int, *, in_place: bool = 
     readers = [tuple(f"use{r}" for r in members) for members in of_group]
     tensors = [Tensor(f"make{r}", given, readers[r // ranks], in_place=in_place) for r in range(total)]
     tensors += [Tensor(f"use{r}", size_bytes, in_place=in_place) for r in range(total)]
-    collectives = (Collective(kind, "dp", tuple(total + r for r in members), size_bytes) for members in of_group)
+    collectives = (Collective(kind, "", tuple(total + r for r in members), size_bytes) for members in of_group)
     alone = Derived.identity(OpGraph.build(ops, tensors, name=kind))
     return replace(alone, part=np.tile(np.arange(total), 2), collectives=tuple(collectives))
 
@@ -181,7 +185,7 @@ def side_by_side(
     Memory is that of what arrives from other ranks; what is given, and the result, lie in bytes that are kept.
     """
     members, ranks = tuple(tuple(group) for group in groups), len(groups[0])
-    if _is_spelt_out(cluster, kind, ranks):
+    if _is_spelt_out(cluster, groups, kind):
         return _spelt_out(cluster, members, kind, algorithm).score(size_bytes)
     alone = lone_collective(kind, ranks, size_bytes, in_place=True, groups=len(groups))
     derived = reduce(alone, algorithm, fused_s(cluster, alone.collectives, [algorithm] * len(groups), groups))
@@ -191,14 +195,19 @@ def side_by_side(
 def at_least_s(
     cluster: Cluster, groups: Sequence[Sequence[int]], kind: str, algorithm: str, sizes: Sequence[int]
 ) -> FloatArray:
-    """float64 [sizes]: what `side_by_side` takes at least; 0 where its time is measured or by formula."""
-    if _is_spelt_out(cluster, kind, len(groups[0])):
+    """float64 [sizes]: what `side_by_side` takes at least; 0 where the cluster has figures of it, or a formula."""
+    if _is_spelt_out(cluster, groups, kind):
         return least_s(cluster, groups, kind, algorithm, sizes)
     return np.zeros(len(sizes))
 
 
-def _is_spelt_out(cluster: Cluster, kind: str, ranks: int) -> bool:
-    return 1 < ranks <= EXPANDED_RANKS and cluster.measured(kind, ranks) is None
+def _is_spelt_out(cluster: Cluster, groups: Sequence[Sequence[int]], kind: str) -> bool:
+    return 1 < len(groups[0]) <= EXPANDED_RANKS and not _is_as_used(cluster, groups, kind)
+
+
+def _is_as_used(cluster: Cluster, groups: Sequence[Sequence[int]], kind: str) -> bool:
+    figures = AsUsed.of(cluster, np.array([list(group) for group in groups], dtype=np.int64))
+    return figures is not None and figures.knows(kind)
 
 
 class _SpeltOut:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from networkx.utils import UnionFind
 
+from env.device import host_of
 from env.problem import Problem
-from env.resizing import host_of
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.module_paths import prefixes
 from graphs.opgraph import FloatArray, IntArray, OpGraph, Phase

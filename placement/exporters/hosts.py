@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from baselines.strategies.folding import grid_of
+from env.device import host_of
 from env.lanes import without_lanes
-from env.resizing import host_of
 from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.transforms.strategy import Strategy

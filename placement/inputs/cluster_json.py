@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import Any
 
 from env.cluster import Cluster, Device, Link, MeasuredCollective
+from env.fabric import fabric_from_dict
 from graphs.errors import ClusterError
 
 UNLIMITED = "inf"  # JSON has no infinity, which a link without a bandwidth limit needs
@@ -14,15 +14,16 @@ UNLIMITED = "inf"  # JSON has no infinity, which a link without a bandwidth limi
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     """Everything of a cluster; `cluster_from_dict` of it equals the cluster."""
-    collectives = [asdict(each) for each in cluster.collectives]
+    collectives = [each.to_dict() for each in cluster.collectives]
     return {
         "name": cluster.name,
         "summary": cluster.summary,
         "source": cluster.source,
         "communication": cluster.communication,
         "devices": [_plain(device.to_dict()) for device in cluster.devices],
-        "links": [_plain(asdict(link)) for link in cluster.links],
+        "links": [_plain(link.to_dict()) for link in cluster.links],
         **({"collectives": collectives} if collectives else {}),
+        **({} if cluster.fabric is None else {"fabric": cluster.fabric.to_dict()}),
     }
 
 
@@ -37,7 +38,8 @@ def cluster_from_dict(data: Any) -> Cluster:
         links = tuple(Link(**_number(entry)) for entry in data["links"])
         collectives = tuple(MeasuredCollective(**entry) for entry in data.get("collectives", ()))
         about = {key: data[key] for key in ("name", "summary", "source", "communication")}
-        return Cluster(devices=devices, links=links, collectives=collectives, **about)
+        fabric = fabric_from_dict(data["fabric"]) if "fabric" in data else None
+        return Cluster(devices=devices, links=links, collectives=collectives, fabric=fabric, **about)
     except (TypeError, KeyError, AttributeError) as error:
         raise ClusterError(f"the cluster is incomplete or has a wrong type ({error}).") from None
 

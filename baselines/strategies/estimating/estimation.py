@@ -98,7 +98,7 @@ class Estimation:
         key = (self.source, stage.tobytes(), is_late.tobytes(), self.is_apart, *key)
         is_ordered = strategy.stages > 1 or strategy.micro_batches > 1 or bool(strategy.recompute)
         self.step, self.ways = estimator.step(frame, self.split, self.source, is_ordered, (is_ordered, *key))
-        self.network = estimator.network(self.grid)
+        self.network = estimator.network(self.grid, tuple(rule.name for rule in strategy.mesh if rule.size > 1))
 
     def _split(self) -> tuple[Split, Sizes, tuple[object, ...]]:
         strategy, cuts = self.strategy, self.source.cuts

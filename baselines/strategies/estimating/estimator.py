@@ -134,10 +134,10 @@ class Estimator:
             self._joined[key] = joins_micro_batches(source.graph, is_chunked, chunks)
         return self._joined[key]
 
-    def network(self, grid: IntArray) -> CollectiveCosts:
-        key = (grid.shape, grid.tobytes())
+    def network(self, grid: IntArray, axes: tuple[str, ...]) -> CollectiveCosts:
+        key = (grid.shape, grid.tobytes(), axes)
         if key not in self._networks:
-            self._networks[key] = CollectiveCosts(self.cluster, grid)
+            self._networks[key] = CollectiveCosts(self.cluster, grid, axes)
         return self._networks[key]
 
     def staged(self, strategy: Strategy, grid: IntArray) -> tuple[PreparedGraph, IntArray, BoolArray]:

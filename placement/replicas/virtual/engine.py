@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from env.communication.as_used import AsUsed
 from placement.processes.threads import single_threaded
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
 from placement.replicas.inbox import Inbox
@@ -238,11 +240,11 @@ class VirtualEngine:
             own = whole if kind == "all_reduce" else max(sizes)
             return self.now_s + self._speeds.exchanges.collective_s(kind, len(group), own)
         devices = {self._speeds.device[member] for member in group}
-        measured = self._network.cluster.measured(kind, len(group))
-        if measured is None or len(devices) < len(group):
+        found = AsUsed.of(self._network.cluster, np.array([sorted(devices)], dtype=np.int64))
+        if found is None or not found.knows(kind) or len(devices) < len(group):
             return self._around(group, sizes, rounds)
         self.bytes += sum(sizes) * rounds * (len(group) if len(sizes) == 1 else 1)
-        return self.now_s + measured.at(whole)
+        return self.now_s + float(found.seconds(kind, whole))
 
     def _around(self, group: tuple[int, ...], sizes: Sequence[int], rounds: int) -> float:
         """When pieces of these sizes have gone so many times to the next member of a ring; each turn waits for all."""
