@@ -16,7 +16,7 @@ from graphs.errors import (
 )
 from graphs.files import load_graph, save_graph
 from graphs.generators import fork_join, layered, random_dag, series_parallel, topcuoglu
-from graphs.opgraph import Op, OpGraph, Origin, Phase, Tensor
+from graphs.opgraph import Op, OpGraph, Origin, Phase, Tensor, Work
 from graphs.rows import Partial, Replicate, Shard, SplitRow, State
 from graphs.transforms.coarsen import by_module, contract, fuse_chains, fuse_elementwise, to_size
 from graphs.transforms.derived import Derived
@@ -42,6 +42,7 @@ __all__ = [
     "StrategyError",
     "Tensor",
     "UnknownNameError",
+    "Work",
     "by_module",
     "contract",
     "fork_join",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +11,11 @@ from numpy.typing import NDArray
 
 from graphs.errors import GraphError
 from graphs.formatting import is_text
-from graphs.records import Phase
+from graphs.records import EXTENTS, Phase, Work
 
 if TYPE_CHECKING:
-    from graphs.arrays import FloatArray, IntArray
     from graphs.opgraph import OpGraph
 
-FEW_KEYS = 64  # of measured times: any number of ops may have that many
-TIMES_LIMIT = 10**7  # measured times of a graph with more keys: one for each op and key, measured or not
 BYTES_LIMIT = 2**62  # of all bytes of a graph together: sums and differences of them stay within int64
 
 
@@ -39,7 +35,7 @@ def check_arrays(graph: OpGraph) -> None:
         raise GraphError(f"op name {twice!r} appears twice; op names must be unique, rename one of them.")
     sizes = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "workspace_bytes")
     per_op = ("kinds", "dtypes", "modules", "flops", "bytes_moved", *sizes, "kernels", "colocation", "phase")
-    for key in (*per_op, "forward_of", "pins", "time_s", "fixed_s", "split_rows"):
+    for key in (*per_op, "forward_of", "pins", "time_s", "fixed_s", "split_rows", "work", "extents", "stream"):
         if len(getattr(graph, key)) != n:
             raise GraphError(f"{key} has {len(getattr(graph, key))} entries, expected one for each of {n} ops.")
     parts = bool(graph.gradient_bytes.any() or graph.optimizer_bytes.any())
@@ -57,8 +53,13 @@ def check_arrays(graph: OpGraph) -> None:
                 f"op {graph.op_names[i]!r} has fixed_s on {key!r} = {graph.fixed_s[i, j]:g}; expected no more than "
                 f"its time_s there, {graph.time_s[i, j]:g}."
             )
-    for key, top in (("phase", len(Phase)), ("forward_of", n), ("colocation", n)):
-        values, least = getattr(graph, key), 0 if key == "phase" else -1
+    if graph.extents.shape != (n, EXTENTS):
+        raise GraphError(f"extents have shape {graph.extents.shape}, expected ({n}, {EXTENTS}).")
+    for column in graph.extents.T:
+        _check_not_negative(graph.op_names, column, "extents")
+    _check_not_negative(graph.op_names, graph.stream, "stream")
+    for key, top in (("phase", len(Phase)), ("work", len(Work)), ("forward_of", n), ("colocation", n)):
+        values, least = getattr(graph, key), 0 if key in ("phase", "work") else -1
         if np.any((values < least) | (values >= top)):
             i = int(np.argmax((values < least) | (values >= top)))
             raise GraphError(f"op {graph.op_names[i]!r} has {key} = {values[i]}; expected {least} to {top - 1}.")
@@ -168,43 +169,8 @@ def cycle_message(graph: OpGraph, stuck: set[int]) -> str:
     return f"the graph has a cycle: {' -> '.join(shown)}; a step's graph must be acyclic, remove one of these edges."
 
 
-def check_time_keys(name: str, n_ops: int, n_keys: int) -> None:
-    """Whether the table of measured times, one row an op and one column a key, may be made.
-
-    Raises:
-        GraphError: many ops with many keys.
-    """
-    if n_keys > FEW_KEYS and n_ops * n_keys > TIMES_LIMIT:
-        raise GraphError(
-            f"graph {name!r} has {n_ops} ops with time_s on {n_keys} different names; expected at most {FEW_KEYS} "
-            f"names, or ops times names at most {TIMES_LIMIT:,}; give times by the devices' models or kinds."
-        )
-
-
 def lookup(index: Mapping[str, int], name: str, role: str) -> int:
     """The number of an op by its name; `role` says in the error what the name was given as."""
     if name not in index:
         raise GraphError(f"{role} is {name!r}, but the graph has no op of that name; add the op or drop the edge.")
     return index[name]
-
-
-def counts(names: Iterable[str], values: Sequence[Any], what: str) -> IntArray:
-    """Whole numbers as int64; refuses what a cast would silently cut off or wrap around."""
-    for name, value in zip(names, values, strict=True):
-        whole = isinstance(value, int | np.integer) or (isinstance(value, float | np.floating) and value.is_integer())
-        if not whole or abs(value) >= 2**63:
-            raise GraphError(f"op {name!r} has {what} = {value!r:.40}; expected a whole number below 2**63.")
-    return np.array([int(value) for value in values], dtype=np.int64)
-
-
-def amount(name: str, value: Any, what: str) -> float:
-    """A number as a float; refuses what is no number or would become infinite."""
-    largest = sys.float_info.max
-    if not isinstance(value, int | float | np.integer | np.floating) or value > largest or value < -largest:
-        raise GraphError(f"op {name!r} has {what} = {value!r:.40}; expected a finite number, 0 or more.")
-    return float(value) + 0.0  # + 0.0: minus zero would change the hash
-
-
-def amounts(names: Iterable[str], values: Sequence[Any], what: str) -> FloatArray:
-    """Numbers as float64; refuses as `amount`."""
-    return np.array([amount(name, value, what) for name, value in zip(names, values, strict=True)], dtype=np.float64)

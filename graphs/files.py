@@ -23,8 +23,9 @@ from typing import Any
 from graphs.disk import read_bytes, read_json, read_text, write_atomically
 from graphs.errors import GraphError, GraphFileError
 from graphs.formatting import is_text
-from graphs.opgraph import Op, OpGraph, Phase, Tensor
+from graphs.opgraph import Op, OpGraph, Phase, Tensor, Work
 from graphs.origin import origin_of
+from graphs.records import EXTENTS
 from graphs.rows import SplitRow, State
 
 SCHEMA = "placement.opgraph"
@@ -167,8 +168,9 @@ _DEFAULTS = {record: _defaults(record) for record in (Op, Tensor, State)}
 def _differing(record: Op | Tensor | State) -> dict[str, Any]:
     """The fields of a record that differ from their defaults, as JSON values."""
     result = {name: value for name, default in _DEFAULTS[type(record)] if (value := getattr(record, name)) != default}
-    if "phase" in result:
-        result["phase"] = result["phase"].name.lower()
+    for key in ("phase", "work"):
+        if key in result:
+            result[key] = result[key].name.lower()
     if "split_rows" in result:
         result["split_rows"] = [str(row) for row in result["split_rows"]]
     return result
@@ -208,6 +210,10 @@ def _op(entry: Any, number: int, where: str) -> Op:
     given = dict(entry)
     if "phase" in given:
         given["phase"] = _PHASES[given["phase"]]
+    if "work" in given:
+        given["work"] = _WORKS[given["work"]]
+    if "extents" in given:
+        given["extents"] = tuple(map(float, given["extents"]))
     if "pins" in given:
         given["pins"] = tuple(given["pins"])
     if "kept_bytes" in given and "parameter_bytes" in given:
@@ -238,6 +244,7 @@ def _state(entry: Any, number: int, where: str) -> State:
 # -- types ------------------------------------------------------------------------------------------------------
 
 _PHASES = {phase.name.lower(): phase for phase in Phase}
+_WORKS = {work.name.lower(): work for work in Work}
 Check = tuple[str, Callable[[Any], bool]]  # what is expected, in words, and the test for it
 
 
@@ -293,6 +300,12 @@ _OP: Mapping[str, Check] = {
     "gradient_bytes": _COUNT,
     "optimizer_bytes": _COUNT,
     "split_rows": _STRINGS,
+    "work": (f"one of {', '.join(_WORKS)}", lambda value: isinstance(value, str) and value in _WORKS),
+    "extents": (
+        f"a list of {EXTENTS} numbers",
+        lambda value: isinstance(value, list) and len(value) == EXTENTS and all(map(_is_number, value)),
+    ),
+    "stream": _COUNT,
 }
 _TENSOR: Mapping[str, Check] = {
     "producer": _STRING,

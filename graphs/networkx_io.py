@@ -10,7 +10,7 @@ import networkx as nx
 
 from graphs.errors import GraphError
 from graphs.origin import Origin, origin_of
-from graphs.records import ANY_DEVICE, Op, Phase, Tensor
+from graphs.records import ANY_DEVICE, Op, Phase, Tensor, Work
 from graphs.rows import SplitRow, State
 
 _OP_ATTRIBUTES = tuple(Op.__dataclass_fields__)
@@ -112,6 +112,13 @@ def _op_from_attributes(name: str, data: Mapping[str, Any]) -> Op:
             raise GraphError(
                 f"op {name!r} has phase {fields['phase']!r}; expected forward, backward or update."
             ) from None
+    if isinstance(word := fields.get("work"), str):
+        if word.upper() not in Work.__members__:
+            known_works = ", ".join(work.lower() for work in Work.__members__)
+            raise GraphError(f"op {name!r} has work {word!r}; expected one of {known_works}.")
+        fields["work"] = Work[word.upper()]
+    if "extents" in fields:
+        fields["extents"] = tuple(fields["extents"])
     if fields.get("forward_of") is not None:
         fields["forward_of"] = str(fields["forward_of"])
     if fields.get("split_rows"):

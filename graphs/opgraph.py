@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, pointers, sums
-from graphs.checks import amount, amounts, check_arrays, check_time_keys, counts, cycle_message, kept_name, lookup
+from graphs.checks import check_arrays, cycle_message, kept_name, lookup
+from graphs.columns import amounts, counts, facts, numbers, times, transfer_times
 from graphs.errors import GraphError
 from graphs.origin import UNKNOWN, Origin
-from graphs.records import ANY_DEVICE, Op, Phase, Tensor
+from graphs.records import ANY_DEVICE, EXTENTS, Op, Phase, Tensor, Work
 
 if TYPE_CHECKING:
     import networkx as nx
 
     from graphs.rows import SplitRow, State
 
-__all__ = ["ANY_DEVICE", "BoolArray", "FloatArray", "IntArray", "Op", "OpGraph", "Origin", "Phase", "Tensor"]
+__all__ = ["ANY_DEVICE", "BoolArray", "FloatArray", "IntArray", "Op", "OpGraph", "Origin", "Phase", "Tensor", "Work"]
 
 # What a score depends on, in the order in which it is hashed.
 _SCORED = (
@@ -34,6 +35,8 @@ _SCORED = (
     *("kernels", "kinds", "modules", "op_names", "phase", "pins", "tensor_bytes", "tensor_producer"),
     *("tensor_transfer_s", "time_keys", "time_s", "workspace_bytes"),
 )
+# And where any of it is not 0; graphs without have the hash of before.
+_SCORED_IF_ANY = ("fixed_s", "work", "extents", "stream")
 # What equal graphs share beyond that; their origins may differ.
 _DESCRIBED = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "tensor_bytes", "tensor_in_place")
 
@@ -57,7 +60,11 @@ class OpGraph:
         time_keys: k names of devices, models or kinds.
         time_s: float64 [n, k], NaN where unmeasured.
         fixed_s: float64 [n, k], of `time_s` what every part of an op takes in full, however small; 0 where unknown.
-            Not given, it is 0 throughout.
+            Not given, it is 0 throughout, as are the three below.
+        work: int64 [n], values of `Work`.
+        extents: float64 [n, 5], sizes of what an op computes; see `Op.extents`.
+        stream: int64 [n], which of several hosts launches the op: 0 throughout for a captured graph; splitting numbers
+            them from 0, one for each place and micro-batch.
         tensor_producer, tensor_bytes: int64 [m]; producers never decrease.
         tensor_in_place: bool [m], whether it lies in bytes that its colocation group keeps; see `tensor_memory_bytes`.
         tensor_transfer_s: float64 [m], NaN where unmeasured.
@@ -99,10 +106,18 @@ class OpGraph:
     states: tuple[State, ...] = ()
     origin: Origin = UNKNOWN
     fixed_s: FloatArray = None  # type: ignore[assignment]
+    work: IntArray = None  # type: ignore[assignment]
+    extents: FloatArray = None  # type: ignore[assignment]
+    stream: IntArray = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.fixed_s is None or not self.fixed_s.any():  # of as many keys as `replace` gives times for
-            object.__setattr__(self, "fixed_s", np.zeros(self.time_s.shape))
+        n = self.n_ops
+        shapes = {"fixed_s": self.time_s.shape, "work": (n,), "extents": (n, EXTENTS), "stream": (n,)}
+        for key, shape in shapes.items():
+            value = getattr(self, key)
+            if value is None or not value.any():  # of as many ops and keys as `replace` gives
+                dtype = np.int64 if key in ("work", "stream") else np.float64
+                object.__setattr__(self, key, np.zeros(shape, dtype=dtype))
         if not self.split_rows:
             object.__setattr__(self, "split_rows", ((),) * len(self.op_names))
         check_arrays(self)
@@ -131,7 +146,7 @@ class OpGraph:
             GraphError: as `OpGraph`, plus an edge whose end does not exist.
         """
         ops = list(ops)
-        index = _numbers(ops)
+        index = numbers(ops)
         listed = sorted(tensors, key=lambda t: lookup(index, t.producer, "a tensor's producer"))
         makers = [t.producer for t in listed]
         rows = [sorted({lookup(index, c, f"a consumer of op {t.producer!r}") for c in t.consumers}) for t in listed]
@@ -140,7 +155,8 @@ class OpGraph:
         mirrored = [
             -1 if op.forward_of is None else lookup(index, op.forward_of, f"forward_of of op {op.name!r}") for op in ops
         ]
-        time_keys, time_s, fixed_s = _times(ops, name)
+        time_keys, time_s, fixed_s = times(ops, name)
+        work, extents, stream = facts(ops)
         parts = any(op.gradient_bytes or op.optimizer_bytes for op in ops)
         return OpGraph(
             name=name,
@@ -164,13 +180,16 @@ class OpGraph:
             tensor_producer=np.array([index[maker] for maker in makers], dtype=np.int64),
             tensor_bytes=counts(makers, [t.bytes for t in listed], "output bytes"),
             tensor_in_place=np.array([t.in_place for t in listed], dtype=np.bool_),
-            tensor_transfer_s=_transfer_times(listed),
+            tensor_transfer_s=transfer_times(listed),
             consumer_ptr=np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]).astype(np.int64),
             consumers=np.array([c for row in rows for c in row], dtype=np.int64),
             split_rows=tuple(tuple(op.split_rows) for op in ops),
             states=tuple(states),
             origin=origin,
             fixed_s=fixed_s,
+            work=work,  # type: ignore[arg-type]
+            extents=extents,  # type: ignore[arg-type]
+            stream=stream,
         )
 
     def records(self) -> tuple[list[Op], list[Tensor]]:
@@ -181,7 +200,7 @@ class OpGraph:
         parts = (self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes)
         parameters, gradients, states = (column.tolist() for column in parts)
         group, forward_of, phase = self.colocation.tolist(), self.forward_of.tolist(), self.phase.tolist()
-        times = [
+        known_s = [
             {key: seconds for key, seconds in zip(self.time_keys, row, strict=True) if seconds == seconds}
             for row in self.time_s.tolist()
         ]
@@ -189,6 +208,7 @@ class OpGraph:
             {key: seconds for key, seconds in zip(self.time_keys, row, strict=True) if seconds}
             for row in self.fixed_s.tolist()
         ]
+        work, extents, stream = self.work.tolist(), self.extents.tolist(), self.stream.tolist()
         ops = [
             Op(
                 name=name,
@@ -203,12 +223,15 @@ class OpGraph:
                 dtype=self.dtypes[i],
                 module=self.modules[i],
                 pins=self.pins[i],
-                time_s=times[i],
+                time_s=known_s[i],
                 fixed_s=fixed[i],
                 parameter_bytes=parameters[i],
                 gradient_bytes=gradients[i],
                 optimizer_bytes=states[i],
                 split_rows=self.split_rows[i],
+                work=Work(work[i]),
+                extents=tuple(extents[i]),
+                stream=stream[i],
             )
             for i, name in enumerate(self.op_names)
         ]
@@ -388,8 +411,9 @@ class OpGraph:
                 digest.update(repr(value).encode())
         if (self.transfer_bytes != self.tensor_memory_bytes).any():  # sent from where it takes no memory
             digest.update(b"tensor_in_place" + self.tensor_in_place.tobytes())
-        if self.fixed_s.any():
-            digest.update(b"fixed_s" + self.fixed_s.tobytes())
+        for key in _SCORED_IF_ANY:
+            if (value := getattr(self, key)).any():
+                digest.update(key.encode() + value.tobytes())
         return digest.hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -406,45 +430,3 @@ class OpGraph:
 
     def __repr__(self) -> str:
         return f"OpGraph({self.name!r}, {self.n_ops} ops, {self.n_edges} edges)"
-
-
-# -- columns of records ---------------------------------------------------------------------------------
-
-
-def _numbers(ops: list[Op]) -> dict[str, int]:
-    """The number of each op by its name."""
-    index: dict[str, int] = {}
-    for i, op in enumerate(ops):
-        if op.name in index:
-            raise GraphError(f"op name {op.name!r} appears twice; op names must be unique, rename one of them.")
-        index[op.name] = i
-    return index
-
-
-def _times(ops: list[Op], name: str) -> tuple[tuple[str, ...], FloatArray, FloatArray]:
-    """`OpGraph.time_keys`, `OpGraph.time_s` and `OpGraph.fixed_s`."""
-    keys = tuple(sorted({key for op in ops for key in op.time_s}))
-    check_time_keys(name, len(ops), len(keys))
-    column = {key: j for j, key in enumerate(keys)}
-    time_s = np.full((len(ops), len(keys)), np.nan)
-    fixed_s = np.zeros(time_s.shape)
-    for i, op in enumerate(ops):
-        for key, seconds in op.time_s.items():
-            if seconds != seconds:
-                raise GraphError(f"op {op.name!r} has time_s on {key!r} = nan; leave an unmeasured time out.")
-            time_s[i, column[key]] = amount(op.name, seconds, f"time_s on {key!r}")
-        for key, seconds in op.fixed_s.items():
-            if key not in op.time_s:
-                raise GraphError(f"op {op.name!r} has fixed_s on {key!r} and no time_s there; give both or neither.")
-            fixed_s[i, column[key]] = amount(op.name, seconds, f"fixed_s on {key!r}")
-    return keys, time_s, fixed_s
-
-
-def _transfer_times(tensors: list[Tensor]) -> FloatArray:
-    """`OpGraph.tensor_transfer_s`."""
-    for tensor in tensors:
-        if tensor.transfer_s is not None and tensor.transfer_s != tensor.transfer_s:
-            raise GraphError(f"op {tensor.producer!r} has transfer_s = nan; leave an unmeasured time out.")
-    # A tensor nobody reads is never sent, so a transfer time on it would only change the hash.
-    given = [np.nan if t.transfer_s is None or not t.consumers else t.transfer_s for t in tensors]
-    return amounts([t.producer for t in tensors], given, "transfer_s")

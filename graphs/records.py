@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from graphs.rows import SplitRow
 
 ANY_DEVICE = "*"  # key of a measured time that holds on every device
+EXTENTS = 5  # of an op
+Extents = tuple[float, float, float, float, float]
+NO_EXTENTS: Extents = (0.0, 0.0, 0.0, 0.0, 0.0)
 LANE = "lane"  # kind of a device's second device, which communicates while the first one computes
 
 
@@ -20,6 +23,19 @@ class Phase(enum.IntEnum):
     FORWARD = 0
     BACKWARD = 1
     UPDATE = 2
+
+
+class Work(enum.IntEnum):
+    """Kinds of work whose speed depends on its sizes, and not on FLOPs and bytes alone."""
+
+    OTHER = 0
+    PRODUCT = 1
+    WEIGHT_GRADIENT = 2
+    """A product over the tokens or samples: the gradient of a weight."""
+    GROUPED = 3
+    """Many products of unlike or few rows in one op."""
+    ATTENTION = 4
+    ATTENTION_BACKWARD = 5
 
 
 class _Kept:
@@ -62,6 +78,13 @@ class Op(_Kept):
         gradient_bytes: of the gradients of the parameters that the step trains.
         optimizer_bytes: of the state that the optimizer keeps between steps.
         split_rows: the ways in which it may be split; empty where none is known.
+        work: what it is, for those who know how fast a device does it.
+        extents: sizes of that work. Products, convolutions among them: ``(batch, rows, columns, depth, 0)``, so that
+            ``2 * batch * rows * columns * depth`` are its FLOPs, or half of them where one op makes the gradients of
+            both factors, which has the sizes of the forward product. Grouped products: the number of groups, and rows
+            of one in the mean. Attention: ``(batch * query heads, queries, keys, width of a head, density)``, where the
+            density is 0.5 if no query sees later keys and 1 otherwise. Zeros of any other work.
+        stream: number of the host that launches it, where a strategy has several.
     """
 
     name: str
@@ -83,6 +106,9 @@ class Op(_Kept):
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
     split_rows: tuple[SplitRow, ...] = ()
+    work: Work = Work.OTHER
+    extents: Extents = NO_EXTENTS
+    stream: int = 0
 
     def __post_init__(self, kept_bytes: int | None) -> None:
         if kept_bytes is not None:

@@ -18,6 +18,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "arrays formatting module_paths optimizers",
         "errors",
         "disk networkx_io origin records rows",
+        "columns",
         "checks opgraph",
         "kept generators transforms",
         "capture",

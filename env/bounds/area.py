@@ -23,7 +23,7 @@ _FORBIDDEN = 1e30  # seconds, float32 still has room above
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkByClass:
     """Op times by class of devices: devices that treat every op alike count as one class.
 
     Attributes:
@@ -39,12 +39,12 @@ class Work:
     n_units: int
 
     @staticmethod
-    def of(problem: Problem) -> Work:
+    def of(problem: Problem) -> WorkByClass:
         """The classes of a problem whatever their memory."""
-        return Work.classes(problem, np.zeros(problem.cluster.n_devices, dtype=np.int64))[0]
+        return WorkByClass.classes(problem, np.zeros(problem.cluster.n_devices, dtype=np.int64))[0]
 
     @staticmethod
-    def classes(problem: Problem, kind: IntArray) -> tuple[Work, IntArray]:
+    def classes(problem: Problem, kind: IntArray) -> tuple[WorkByClass, IntArray]:
         """Classes of devices that have the same ``kind``, int64 [D], too, and the first device of each, int64 [K]."""
         rows, row_of = distinct_rows(problem.suits)
 
@@ -59,7 +59,7 @@ class Work:
         first = np.array([members[0] for members in classes.values()])
         size = np.array([float(len(members)) for members in classes.values()])
         chosen = np.ascontiguousarray(np.column_stack([columns[d] for d in first.tolist()]))
-        return Work(chosen, size, problem.unit_of, problem.n_units), first
+        return WorkByClass(chosen, size, problem.unit_of, problem.n_units), first
 
     def cheapest_s(self, price: FloatArray) -> FloatArray:
         """float64 [n]: what each op costs at least, at a price for a second of each class."""

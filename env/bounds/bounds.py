@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from env.bounds.area import Work
+from env.bounds.area import WorkByClass
 from env.bounds.heads import Pairs
 from env.bounds.memory import memory_reason
 from env.bounds.memory_area import MemoryRoom
@@ -56,7 +56,7 @@ class Bound:
 
 def lower_bound(problem: Problem) -> Bound:
     """All bounds of a problem, of its objective. Takes 2 s for 1,000 devices or 100,000 ops, 4 s where memory binds."""
-    work, room = Work.of(problem), MemoryRoom.of(problem)
+    work, room = WorkByClass.of(problem), MemoryRoom.of(problem)
     everything = np.ones(problem.graph.n_ops, dtype=np.bool_)
     area_s, price = work.area(everything)
     with_memory = room.prices(everything) if room.may_raise(area_s) else None
@@ -131,7 +131,7 @@ def _thresholds(values: FloatArray) -> FloatArray:
     return distinct[np.unique(np.linspace(0, len(distinct) - 1, _THRESHOLDS).astype(np.int64))]
 
 
-def _one_device_groups(problem: Problem, work: Work, head_s: FloatArray, tail_s: FloatArray) -> float:
+def _one_device_groups(problem: Problem, work: WorkByClass, head_s: FloatArray, tail_s: FloatArray) -> float:
     """Largest single-device bound over colocation groups, and over the ops that only one device may run."""
     best = 0.0
     columns = range(work.seconds.shape[1])

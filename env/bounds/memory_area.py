@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from env.bounds.area import Work
+from env.bounds.area import WorkByClass
 from env.bounds.memory_prices import Prices, Programme
 from env.problem import BoolArray, Problem
 from graphs.opgraph import FloatArray
@@ -28,7 +28,7 @@ class MemoryRoom:
         capacity: float64 [K], memory of a device of each class, in the same unit.
     """
 
-    work: Work
+    work: WorkByClass
     kept: FloatArray
     capacity: FloatArray
 
@@ -36,7 +36,7 @@ class MemoryRoom:
     def of(problem: Problem) -> MemoryRoom:
         """The classes of a problem."""
         total, unit, count = float(problem.graph.kept_bytes.sum()) or 1.0, problem.unit_of, problem.n_units
-        work, first = Work.classes(problem, problem.capacity_bytes)
+        work, first = WorkByClass.classes(problem, problem.capacity_bytes)
         weight = work.seconds.min(axis=1)
         weight = np.where(np.bincount(unit, weight, count)[unit] > 0, weight, 1.0)
         share = weight / np.bincount(unit, weight, count)[unit]

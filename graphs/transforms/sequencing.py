@@ -17,7 +17,7 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, pointers
 from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import OpGraph
-from graphs.records import LANE, Phase
+from graphs.records import EXTENTS, LANE, Phase
 from graphs.transforms.derived import Derived
 from graphs.transforms.splitting.exchange import ACCUMULATE
 from graphs.transforms.splitting.whereabouts import from_inputs
@@ -344,6 +344,9 @@ class _Barriers:
             pins=(*graph.pins, *(graph.pins[i] for i in self.first_op.tolist())),
             time_s=np.concatenate([graph.time_s, np.full((k, len(graph.time_keys)), np.nan)]),
             fixed_s=np.concatenate([graph.fixed_s, np.zeros((k, len(graph.time_keys)))]),
+            work=grown(graph.work, 0),
+            extents=np.concatenate([graph.extents, np.zeros((k, EXTENTS))]),
+            stream=np.concatenate([graph.stream, graph.stream[self.first_op]]),
             tensor_producer=producer[row],
             tensor_bytes=np.concatenate([graph.tensor_bytes, np.zeros(extra, np.int64)])[row],
             tensor_in_place=np.concatenate([graph.tensor_in_place, np.zeros(extra, np.bool_)])[row],

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from opgraph_strategies import opgraphs, split_rows
 
-from graphs import GraphError, Op, OpGraph, Origin, Partial, Phase, Replicate, Shard, SplitRow, State, Tensor
+from graphs import GraphError, Op, OpGraph, Origin, Partial, Phase, Replicate, Shard, SplitRow, State, Tensor, Work
 
 
 def chain(*names: str) -> OpGraph:
@@ -99,6 +99,9 @@ CHANGES: list[dict[str, Any]] = [
     {"pins": ("cpu",)},
     {"time_s": {"*": 1.0}},
     {"time_s": {"*": 1.0}, "fixed_s": {"*": 0.5}},
+    {"work": Work.PRODUCT},
+    {"extents": (1.0, 2.0, 3.0, 4.0, 0.0)},
+    {"stream": 1},
     {"name": "c"},
 ]
 
@@ -127,6 +130,26 @@ def test_hash_changes_with_any_field_of_an_op(change: dict[str, Any]) -> None:
 def test_the_fixed_part_of_a_time_is_a_part_of_it(fixed_s: dict[str, float], reason: str) -> None:
     with pytest.raises(GraphError, match=re.escape(reason)):
         OpGraph.build([Op("a", time_s={"*": 1.0}, fixed_s=fixed_s)], [])
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"work": 1}, "op 'a' has work = 1; expected a graphs.Work."),
+        ({"work": Work.PRODUCT, "extents": (1.0, 2.0)}, "op 'a' has 2 extents; expected 5 numbers."),
+        ({"extents": (1.0, -2.0, 1.0, 1.0, 0.0)}, "op 'a' has extents = -2.0; expected a finite number, 0 or more."),
+        ({"stream": -1}, "op 'a' has stream = -1; expected a finite number, 0 or more."),
+    ],
+)
+def test_facts_of_an_op_are_checked(facts: dict[str, Any], reason: str) -> None:
+    with pytest.raises(GraphError, match=re.escape(reason)):
+        OpGraph.build([Op("a", **facts)], [])
+
+
+def test_a_graph_without_facts_has_the_hash_that_it_had_before_there_were_any() -> None:
+    graph = OpGraph.build([Op("a"), Op("b")], [Tensor("a", 4, ("b",))])
+    assert graph.hash == "9c827f1781a417bbb77a2102942194544318682233454e6f15a0d5ded69d9e82"
+    assert not np.concatenate([graph.work, graph.stream, *graph.extents]).any()
 
 
 @pytest.mark.parametrize("tensor", [Tensor("a", 5, ("b",)), Tensor("a", 4), Tensor("a", 4, ("b",), 0.1)])

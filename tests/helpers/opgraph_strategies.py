@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import strategies as st
 
-from graphs import Op, OpGraph, Origin, Partial, Phase, Replicate, Shard, SplitRow, State, Tensor
+from graphs import Op, OpGraph, Origin, Partial, Phase, Replicate, Shard, SplitRow, State, Tensor, Work
 
 _KINDS = ("aten.mm.default", "aten.relu.default", "onnx.Add", "op")
 _PINS: tuple[tuple[str, ...], ...] = ((), (), (), ("cpu",), ("gpu", "cpu"))
@@ -102,4 +103,12 @@ def _op(draw: st.DrawFn, names: list[str], i: int, phases: list[Phase], pins: bo
         pins=draw(st.sampled_from(_PINS)) if pins else (),
         time_s=times,
         fixed_s={key: seconds * fixed for key, seconds in times.items() if seconds * fixed},
+        **(draw(facts()) if draw(st.booleans()) else {}),
     )
+
+
+@st.composite
+def facts(draw: st.DrawFn) -> dict[str, Any]:
+    """What an op computes and who launches it."""
+    extents = draw(st.tuples(*(st.integers(0, 2**20).map(float) for _ in range(4)), st.sampled_from([0.0, 0.5, 1.0])))
+    return {"work": draw(st.sampled_from(Work)), "extents": extents, "stream": draw(st.integers(0, 3))}

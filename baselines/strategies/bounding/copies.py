@@ -11,7 +11,7 @@ import numpy as np
 
 from baselines.kernel_records import Readers, readers_of
 from baselines.strategies.bounding.extents import Extents
-from env.bounds.area import Work
+from env.bounds.area import WorkByClass
 from env.problem import Problem
 from graphs.arrays import FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
@@ -47,7 +47,7 @@ class Costs:
         )
         first, kind = one_of[first], among.reshape(-1)[of.reshape(-1)]
         size = np.bincount(kind, minlength=len(first))
-        work = Work(columns, size.astype(np.float64), np.arange(graph.n_ops), graph.n_ops)
+        work = WorkByClass(columns, size.astype(np.float64), np.arange(graph.n_ops), graph.n_ops)
         price = work.area(np.ones(graph.n_ops, dtype=np.bool_))[1]
         overhead_s = np.array([problem.cluster.devices[d].launch_overhead_s for d in devices[first].tolist()])
         is_modelled = np.isnan(graph.time_s).all(axis=1)  # of a measured time, nobody knows what launches took

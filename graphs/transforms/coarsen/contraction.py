@@ -17,6 +17,7 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray, numbered, sums
 from graphs.errors import GraphError
 from graphs.opgraph import ANY_DEVICE, OpGraph
+from graphs.records import EXTENTS
 from graphs.transforms.derived import Derived
 
 
@@ -24,10 +25,10 @@ def contract(graph: OpGraph, labels: IntArray) -> Derived:
     """Merge all ops with the same label into one op.
 
     A merged op sums FLOPs, bytes moved, kept bytes and kernels; has a measured time where all its ops have one (that
-    for any device standing in for a missing one); takes kind and dtype from its op of most FLOPs; and has no split
-    rows. Tensors
-    inside a group vanish, but count as workspace while they live, in the fine graph's topological order. Colocation
-    groups that meet in a merged op become one. Pins are intersected.
+    for any device standing in for a missing one); takes kind and dtype from its op of most FLOPs; has the work and the
+    extents of the only op among its own that has any; and has no split rows. Tensors inside a group vanish, but count
+    as workspace while they live, in the fine graph's topological order. Colocation groups that meet in a merged op
+    become one. Pins are intersected.
 
     Args:
         graph: the fine graph.
@@ -42,6 +43,7 @@ def contract(graph: OpGraph, labels: IntArray) -> Derived:
     tensors = _outer_tensors(graph, group_of, n)
     time_keys, time_s, fixed_s = _measured(graph, group_of, n)
     members = _members(group_of, n)
+    work, extents = _facts(graph, group_of, n)
     coarse = OpGraph(
         name=f"{graph.name} ({n} groups)",
         op_names=tuple(graph.op_names[i] for i in first),
@@ -69,6 +71,9 @@ def contract(graph: OpGraph, labels: IntArray) -> Derived:
         consumer_ptr=tensors[4],
         consumers=tensors[5],
         origin=graph.origin,
+        work=work,
+        extents=extents,
+        stream=graph.stream[first],
     )
     return Derived.merged(coarse, graph, group_of)
 
@@ -149,6 +154,15 @@ def _measured(graph: OpGraph, group_of: IntArray, n: int) -> tuple[tuple[str, ..
     fixed[np.isnan(total)] = 0.0
     kept = [j for j in range(len(graph.time_keys)) if not np.isnan(total[:, j]).all()]
     return tuple(graph.time_keys[j] for j in kept), total[:, kept], fixed[:, kept]
+
+
+def _facts(graph: OpGraph, group_of: IntArray, n: int) -> tuple[IntArray, FloatArray]:
+    """`OpGraph.work` and `OpGraph.extents` of groups with one op that has any; others have none."""
+    known = np.flatnonzero(graph.work)
+    known = known[np.bincount(group_of[known], minlength=n)[group_of[known]] == 1]
+    work, extents = np.zeros(n, dtype=np.int64), np.zeros((n, EXTENTS))
+    work[group_of[known]], extents[group_of[known]] = graph.work[known], graph.extents[known]
+    return work, extents
 
 
 def _forward_of(graph: OpGraph, group_of: IntArray, n: int) -> IntArray:

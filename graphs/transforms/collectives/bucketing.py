@@ -185,5 +185,5 @@ def _merged(derived: Derived, buckets: list[list[Collective]]) -> Derived:
 _TEXTS = ("kinds", "dtypes", "modules", "pins", "split_rows")
 _NUMBERS = (
     *("flops", "bytes_moved", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "workspace_bytes"),
-    *("kernels", "colocation", "phase", "time_s", "fixed_s"),
+    *("kernels", "colocation", "phase", "time_s", "fixed_s", "work", "extents", "stream"),
 )

@@ -223,7 +223,12 @@ def _numbers(
     result["flops"] = np.where(spelt_out, work / item_bytes[origin], graph.flops[origin])[order]
     result["bytes_moved"] = np.where(spelt_out, MOVED_PER_BYTE * work, graph.bytes_moved[origin])[order]
     result["kernels"] = np.where(spelt_out, 0, graph.kernels[origin])[order]
-    result["phase"] = graph.phase[origin][order]
+    for key in ("phase", "stream"):
+        result[key] = getattr(graph, key)[origin][order]
+    for key in ("work", "extents"):
+        values = getattr(graph, key)[origin]
+        values[spelt_out] = 0
+        result[key] = values[order]
     return result
 
 
