@@ -35,6 +35,7 @@ from env.device import (
 from env.fabric import Fabric, Protocol, fabric_from_dict
 from env.lanes import check_memories, lane_of, memory_owner, with_lanes
 from env.local import measurer
+from env.rates import Rates
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes
 from graphs.arrays import frozen
 from graphs.disk import plain_reason, stem
@@ -196,9 +197,11 @@ class Cluster:
             lines += ["", "[[devices]]"]
             for key, value in device.to_dict().items():
                 if key == "peak_flops":
-                    rates = (f"{k if _BARE_KEY.fullmatch(k) else _quoted(k)} = {_number(v)}" for k, v in value.items())
+                    rates = (f"{_key(k)} = {_number(v)}" for k, v in value.items())
                     value = "{ " + ", ".join(rates) + " }"
                     lines.append(f"{key} = {value}")
+                elif key == "rates":  # a table of its own, behind the other keys
+                    lines += _table_lines("devices.rates", value)
                 else:
                     lines.append(f"{key} = {_quoted(value) if isinstance(value, str) else _number(value)}")
         for link in self.links:
@@ -318,7 +321,7 @@ def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
     return Cluster(
         name=str(data.get("name", default_name)),
         devices=tuple(
-            _record(Device, entry, f"device {entry['name']!r}" if "name" in entry else f"device number {i}")
+            _device(entry, f"device {entry['name']!r}" if "name" in entry else f"device number {i}")
             for i, entry in enumerate(data.get("devices", ()), start=1)
         ),
         links=tuple(link for entry in data.get("links", ()) for link in _links_from_entry(entry)),
@@ -345,6 +348,13 @@ def _fabric_lines(fabric: Fabric) -> list[str]:
             f"{key} = {_quoted(value) if isinstance(value, str) else _number(value)}" for key, value in row.items()
         ]
     return lines
+
+
+def _device(entry: Mapping[str, Any], what: str) -> Device:
+    if "rates" in entry:
+        entry = {**entry, "rates": Rates.from_dict(what, entry["rates"])}
+    made: Device = _record(Device, entry, what)
+    return made
 
 
 def _links_from_entry(entry: Mapping[str, Any]) -> tuple[Link, ...]:
@@ -403,6 +413,22 @@ def _refuse_twice(names: Iterable[str], message: str) -> None:
         if name in seen:
             raise ClusterError(f"{message} {name!r}; names must be unique.")
         seen.add(name)
+
+
+def _table_lines(name: str, table: Mapping[str, Any]) -> list[str]:
+    """A TOML table of numbers, texts and tables; those in it come last."""
+    lines = ["", f"[{name}]"]
+    for key, value in table.items():
+        if not isinstance(value, Mapping):
+            lines.append(f"{_key(key)} = {_quoted(value) if isinstance(value, str) else _number(value)}")
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            lines += _table_lines(f"{name}.{_key(key)}", value)
+    return lines
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _quoted(key)
 
 
 def _number(value: float) -> str:

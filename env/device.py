@@ -7,13 +7,14 @@ import re
 import sys
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from env.rates import Rates
 from graphs.checks import BYTES_LIMIT
 from graphs.errors import ClusterError
 from graphs.formatting import is_text
@@ -43,6 +44,7 @@ class Device:
         compute_efficiency: fraction of ``peak_flops`` that ops reach, as you measured it.
         bandwidth_efficiency: fraction of ``memory_bytes_per_s`` that ops reach.
         memory_of: name of the device in whose memory this one works; ``""``: in its own.
+        rates: how long kernels take, by what they do and their sizes; None: by the peaks above (the roofline).
     """
 
     name: str
@@ -56,6 +58,7 @@ class Device:
     compute_efficiency: float = 1.0
     bandwidth_efficiency: float = 1.0
     memory_of: str = ""
+    rates: Rates | None = None
 
     def __post_init__(self) -> None:
         what = f"device {self.name!r}"
@@ -74,6 +77,18 @@ class Device:
             raise refusal(what, "reserved_bytes", self.reserved_bytes, f"at most memory_bytes, {self.memory_bytes}")
         for key in ("compute_efficiency", "bandwidth_efficiency"):
             check_fraction(what, key, getattr(self, key))
+        if self.rates is not None:
+            self._check_rates(what, self.rates)
+
+    def _check_rates(self, what: str, rates: Any) -> None:
+        if not isinstance(rates, Rates):
+            raise refusal(what, "rates", rates, "a table of rates, [devices.rates]")
+        for dtype, rate in rates.products.items():
+            if rate.flops_per_s > self.peak_flops.get(dtype, math.inf):
+                raise refusal(what, f"{dtype} products at", rate.flops_per_s, "no more than its peak_flops")
+        fastest = max(rates.bytes_per_s, *(rate.bytes_per_s for rate in rates.products.values()))
+        if fastest > self.memory_bytes_per_s:
+            raise refusal(what, "rates of bytes_per_s", fastest, "no more than its memory_bytes_per_s")
 
     @property
     def usable_bytes(self) -> int:
@@ -90,12 +105,16 @@ class Device:
         return self.memory_bytes_per_s * self.bandwidth_efficiency
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields; the last four only where they differ from their defaults, as in files from before them."""
-        fields = asdict(self)
-        return {key: value for key, value in fields.items() if key not in _LATER or value != _LATER[key]}
+        """Its fields; the last five only where they differ from their defaults, as in files from before them."""
+        result = {each.name: getattr(self, each.name) for each in fields(self)}
+        result = {key: value for key, value in result.items() if key not in _LATER or value != _LATER[key]}
+        result["peak_flops"] = dict(self.peak_flops)
+        if self.rates is not None:
+            result["rates"] = self.rates.as_dict
+        return result
 
 
-_LATER = {"reserved_bytes": 0, "compute_efficiency": 1.0, "bandwidth_efficiency": 1.0, "memory_of": ""}
+_LATER = {"reserved_bytes": 0, "compute_efficiency": 1.0, "bandwidth_efficiency": 1.0, "memory_of": "", "rates": None}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "env": (
-        "compiling local device gpus",
+        "compiling local rates gpu_rates device gpus",
         "jit fabric",
         "presets",
         "cluster lanes paths routes",

@@ -1,0 +1,178 @@
+"""Rates of the GPUs in `env.gpus`: constants of the formulas in `env.rates`, each with where it comes from.
+
+* **A100, H100, bfloat16 products**: fitted to one half of 9,240 and 5,280 shapes of ai-dynamo/aiconfigurator (commit
+  095f58a5, vLLM 0.14.0, CUDA graphs; A100-SXM4-80GB, H100-SXM5-80GB). On the other half 5.1 and 4.8 % off in the median
+  of the shapes that take more than 20 us (7.3 and 5.9 % of all). float16 as bfloat16.
+* **H100, float8 products**: 5,280 shapes of the same, 13 % off; the quantising of activations that these times contain
+  was fitted apart and is no part of the product.
+* **Long runs**: A100-PCIe products of Megatron layers (MooreThreads/SimuMax, commit 4dcaae5) take 1.21 times as long,
+  and weight gradients 1.05 times as long again; with both, 1.8 % off in the median of 183. At 400 W, 1.16. B200: 1.36
+  (the same source). H100: 720 TFLOP/s are reached in a long run of large products (SemiAnalysis, MI300X against H100
+  and H200, December 2024), somewhat less next to other work: 1.25.
+* **Attention**: A100, FlashAttention 2: 2,616 shapes of aiconfigurator, and SimuMax for the level and the backward pass
+  (24 shapes). H100: FlashAttention 3, 5,182 shapes of aiconfigurator; what torch runs there is FlashAttention 2, at
+  some 370 TFLOP/s (Shah et al., FlashAttention-3, 2024, figure 5), so `attention` is that, `fused_attention` the other.
+* **Bytes/s** of ops that only move them: additions of Llama layers, microsoft/vidur (commit 7d475133): 1.80 TB/s on
+  A100; 0.9 of the peak on H100, where these tensors were partly in its cache.
+* **Others**: what is published of single large products, and depth, edge and heads of the nearest GPU above. V100: Jia
+  et al., Dissecting the Volta architecture, 2018 (bytes/s), Markidis et al., 2018 (83 TFLOP/s on PCIe). T4: Jia et al.,
+  Dissecting the Turing T4, 2019. MI300X: SemiAnalysis, as above (620 TFLOP/s). L40S, A10G, RTX 4090: 85 to 97 % of the
+  peak in short runs, assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from env.rates import AttentionRate, ProductRate, Rates
+
+_AICONFIGURATOR = "ai-dynamo/aiconfigurator 095f58a5, vLLM 0.14.0 (short runs)"
+_SIMUMAX = "MooreThreads/SimuMax 4dcaae5, Megatron-LM 23e00ed0, torch 2.10 (long runs)"
+_PUBLISHED = "single large products as published (env/gpu_rates.py); the rest as of the nearest GPU that was measured"
+# Depth and edge of products: on A100, and on H100.
+_AMPERE, _HOPPER = (195.0, 24.4), (164.0, 1.85)
+
+
+def _half(flops_per_s: float, bytes_per_s: float, shape: tuple[float, float]) -> Mapping[str, ProductRate]:
+    """The same rate for both 16 bit formats."""
+    rate = ProductRate(flops_per_s, *shape, bytes_per_s)
+    return {"bfloat16": rate, "float16": rate}
+
+
+A100_SXM4 = Rates(
+    multiprocessors=108,
+    bytes_per_s=1.80e12,
+    floor_s=3.6e-6,
+    products=_half(301e12, 1.476e12, _AMPERE),
+    sustained=1.16,
+    weight_gradient=1.05,
+    grouped=1.10,
+    attention=AttentionRate(205e12, depth=227.0, width=10.0, longest=0.47, backward=1.12),
+    source=f"{_AICONFIGURATOR}; {_SIMUMAX}",
+)
+# The same chip with slower memory, in proportion, and at 250 to 300 W.
+A100_SXM4_40 = replace(A100_SXM4, bytes_per_s=1.37e12, products=_half(301e12, 1.126e12, _AMPERE))
+A100_PCIE = replace(A100_SXM4_40, sustained=1.21)
+A100_PCIE_80 = replace(A100_PCIE, bytes_per_s=1.70e12, products=_half(301e12, 1.40e12, _AMPERE))
+_FLASH_2 = AttentionRate(390e12, depth=300.0, width=20.0, longest=0.5, backward=1.2)
+_FLASH_3 = AttentionRate(702e12, depth=550.0, width=56.0, longest=0.57, backward=1.25)
+_H100_FP8 = ProductRate(1950e12, 1300.0, 8.6, 2.9e12)
+H100 = Rates(
+    multiprocessors=132,
+    bytes_per_s=3.0e12,
+    floor_s=2.6e-6,
+    products={**_half(856e12, 2.88e12, _HOPPER), "float8_e4m3fn": _H100_FP8, "float8_e5m2": _H100_FP8},
+    sustained=1.25,
+    weight_gradient=1.05,
+    grouped=1.10,
+    attention=_FLASH_2,
+    fused_attention=_FLASH_3,
+    source=f"{_AICONFIGURATOR}; long runs: SemiAnalysis, December 2024; attention: FlashAttention-3, 2024",
+)
+_H200_FP8 = replace(_H100_FP8, bytes_per_s=4.1e12)
+H200 = replace(
+    H100,
+    bytes_per_s=4.3e12,
+    products={**_half(856e12, 4.1e12, _HOPPER), "float8_e4m3fn": _H200_FP8, "float8_e5m2": _H200_FP8},
+    source=f"as H100, memory in proportion to the peaks; {H100.source}",
+)
+# At 500 W in place of 700, so slower in a long run: an assumption.
+_HBM2E_FP8 = replace(_H100_FP8, bytes_per_s=2.06e12)
+H100_HBM2E = replace(
+    H100,
+    bytes_per_s=2.1e12,
+    sustained=1.4,
+    products={**_half(856e12, 2.06e12, _HOPPER), "float8_e4m3fn": _HBM2E_FP8, "float8_e5m2": _HBM2E_FP8},
+    source=f"as H100, memory in proportion to the peaks, 500 W assumed to cost 12 %; {H100.source}",
+)
+B200 = Rates(
+    multiprocessors=148,
+    bytes_per_s=7.2e12,
+    floor_s=2.6e-6,
+    products=_half(2200e12, 6.9e12, _HOPPER),
+    sustained=1.36,
+    weight_gradient=1.05,
+    grouped=1.10,
+    attention=AttentionRate(900e12, depth=550.0, width=56.0, longest=0.57, backward=1.25),
+    fused_attention=AttentionRate(1300e12, depth=550.0, width=56.0, longest=0.57, backward=1.25),
+    source=f"{_SIMUMAX}; {_PUBLISHED}",
+)
+V100_SXM2 = Rates(
+    multiprocessors=80,
+    bytes_per_s=0.75e12,
+    floor_s=3.6e-6,
+    products={
+        "float16": ProductRate(100e12, *_AMPERE, 0.70e12),
+        "float32": ProductRate(14.1e12, 64.0, 8.0, 0.70e12),
+    },
+    weight_gradient=1.05,
+    grouped=1.10,
+    attention=AttentionRate(45e12, depth=227.0, width=10.0, longest=0.47, backward=1.2),
+    source=_PUBLISHED,
+)
+V100_PCIE = replace(
+    V100_SXM2,
+    products={
+        "float16": ProductRate(88e12, *_AMPERE, 0.70e12),
+        "float32": ProductRate(12.6e12, 64.0, 8.0, 0.70e12),
+    },
+)
+T4 = Rates(
+    multiprocessors=40,
+    bytes_per_s=0.24e12,
+    floor_s=3.6e-6,
+    products={
+        "float16": ProductRate(41e12, *_AMPERE, 0.22e12),
+        "float32": ProductRate(7.2e12, 64.0, 8.0, 0.22e12),
+    },
+    sustained=1.5,
+    weight_gradient=1.05,
+    grouped=1.10,
+    attention=AttentionRate(15e12, depth=227.0, width=10.0, longest=0.47, backward=1.2),
+    source=_PUBLISHED,
+)
+L40S = Rates(
+    multiprocessors=142,
+    bytes_per_s=0.75e12,
+    floor_s=2.6e-6,
+    products=_half(308e12, 0.73e12, _AMPERE),
+    sustained=1.3,
+    weight_gradient=1.05,
+    grouped=1.10,
+    attention=AttentionRate(180e12, depth=227.0, width=10.0, longest=0.47, backward=1.2),
+    source=_PUBLISHED,
+)
+A10G = Rates(
+    multiprocessors=72,
+    bytes_per_s=0.51e12,
+    floor_s=3.6e-6,
+    products=_half(60e12, 0.50e12, _AMPERE),
+    sustained=1.15,
+    weight_gradient=1.05,
+    grouped=1.10,
+    attention=AttentionRate(45e12, depth=227.0, width=10.0, longest=0.47, backward=1.2),
+    source=_PUBLISHED,
+)
+RTX_4090 = Rates(
+    multiprocessors=128,
+    bytes_per_s=0.92e12,
+    floor_s=2.6e-6,
+    products=_half(160e12, 0.90e12, _AMPERE),
+    sustained=1.05,
+    weight_gradient=1.05,
+    grouped=1.10,
+    attention=AttentionRate(135e12, depth=227.0, width=10.0, longest=0.47, backward=1.15),
+    source=_PUBLISHED,
+)
+MI300X = Rates(
+    multiprocessors=304,
+    bytes_per_s=4.3e12,
+    floor_s=4e-6,
+    products=_half(730e12, 4.0e12, _AMPERE),
+    sustained=1.18,
+    weight_gradient=1.05,
+    grouped=1.10,
+    attention=AttentionRate(350e12, depth=550.0, width=20.0, longest=0.57, backward=1.4),
+    source=_PUBLISHED,
+)

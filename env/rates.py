@@ -1,0 +1,362 @@
+"""`Rates`: how long kernels take on a device, by what they do and by their sizes (docs/score.md, "Rates").
+
+A few constants with a meaning, fitted to measured kernels, in place of a data sheet's peaks. The formulas are for whole
+arrays of ops (n ops); none of them looks at another op: what ops wait for their host is `env.op_times`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.errors import ClusterError
+
+# What an op does, as `graphs.records.Work` counts it.
+PRODUCT, WEIGHT_GRADIENT, GROUPED, ATTENTION, ATTENTION_BACKWARD = 1, 2, 3, 4, 5
+# Rows and columns of the tiles into which kernels cut a product, one tile on a multiprocessor at a time.
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+MOST_SPLITS = 16  # parts into which kernels cut the depth of a product of few tiles
+ATTENTION_TILE = 128  # queries of one tile of attention
+# Products of an attention's backward pass, by those of its forward pass: five matrix products in place of two.
+BACKWARD_WORK = 2.5
+
+
+@dataclass(frozen=True)
+class ProductRate:
+    """Matrix products of one dtype, in short runs.
+
+    Attributes:
+        flops_per_s: reached by tiles of 256 x 128 that keep all multiprocessors busy, for a long time.
+        depth: columns of depth that a tile takes longer: its start, and writing what it made.
+        edge: how much slower smaller tiles are: one of r x c takes 1 + edge (1 / r + 1 / c) times its FLOPs.
+        bytes_per_s: of reading operands and writing what comes out.
+    """
+
+    flops_per_s: float
+    depth: float
+    edge: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        _check("products", self, positive=("flops_per_s", "bytes_per_s"), amounts=("depth", "edge"))
+
+
+@dataclass(frozen=True)
+class AttentionRate:
+    """Attention in one kernel, as torch's ``scaled_dot_product_attention`` runs it.
+
+    Attributes:
+        flops_per_s: reached by long sequences with heads 128 wide.
+        depth: keys that a tile of queries takes longer.
+        width: how much slower narrow heads are: w wide ones reach w / (w + width) of the widest.
+        longest: share of the time of the longest tile for which other multiprocessors wait at the end.
+        backward: how many times as long a FLOP takes in the backward pass, whose FLOPs are 2.5 times the forward's.
+    """
+
+    flops_per_s: float
+    depth: float
+    width: float
+    longest: float
+    backward: float
+
+    def __post_init__(self) -> None:
+        _check(
+            "attention",
+            self,
+            positive=("flops_per_s",),
+            amounts=("depth", "width", "longest"),
+            at_least_1=("backward",),
+        )
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How long kernels take on a device.
+
+    Attributes:
+        multiprocessors: tiles that are worked on at the same time.
+        bytes_per_s: reached by ops that mostly move bytes.
+        floor_s: what each kernel takes beyond its work.
+        sustained: how many times as long products take in a long run as in a short one (clocks under load).
+        weight_gradient: how many times as long products take whose depth is the batch, adding up in float32.
+        grouped: how many times as long many products of unlike sizes take in one kernel.
+        products: by dtype; at least one.
+        attention: as torch runs it; None: by FLOPs and bytes alone.
+        fused_attention: as libraries of kernels for this device run it (FlashAttention 3, cuDNN); None: as torch does.
+        source: where the constants come from: what was measured, when, with which versions.
+
+    Raises:
+        ClusterError: a figure is no number, or below what it may be.
+    """
+
+    multiprocessors: int
+    bytes_per_s: float
+    floor_s: float
+    products: Mapping[str, ProductRate]
+    sustained: float = 1.0
+    weight_gradient: float = 1.0
+    grouped: float = 1.0
+    attention: AttentionRate | None = None
+    fused_attention: AttentionRate | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _check(
+            "rates",
+            self,
+            positive=("multiprocessors", "bytes_per_s"),
+            amounts=("floor_s",),
+            at_least_1=("sustained", "weight_gradient", "grouped"),
+        )
+        if self.multiprocessors != int(self.multiprocessors):
+            raise _refusal("rates", "multiprocessors", self.multiprocessors, "a whole number")
+        if not isinstance(self.products, Mapping) or not self.products:
+            raise _refusal("rates", "products", self.products, "a table for each dtype, at least for one")
+        if not isinstance(self.source, str):
+            raise _refusal("rates", "source", self.source, "a text in quotes")
+
+    def with_fused_attention(self) -> Rates:
+        """These rates, with attention as libraries of kernels run it, where that is known."""
+        return self if self.fused_attention is None else replace(self, attention=self.fused_attention)
+
+    # -- Times --------------------------------------------------------------------------------------------------
+
+    def seconds(
+        self, work: IntArray, extents: FloatArray, flops: FloatArray, bytes_moved: FloatArray, rates: ProductRates
+    ) -> FloatArray:
+        """float64 [n]: seconds of the work of each op, without the floor of its kernels.
+
+        Args:
+            work: int64 [n], as `graphs.records.Work` counts.
+            extents: float64 [n, 5], sizes of products and of attention (`graphs.records.Op.extents`).
+            flops, bytes_moved: float64 [n].
+            rates: of each op's dtype (`Rates.by_op`).
+        """
+        moving_s = bytes_moved / self.bytes_per_s
+        result = np.maximum(flops * self.sustained / rates.flops_per_s, moving_s)
+        at = np.flatnonzero(_are_products(work, extents))
+        if len(at):
+            there = rates.of(at)
+            compute_s = self._products_s(extents[at], there) * self._times_as_long(work[at], extents[at], flops[at])
+            result[at] = _together(compute_s, bytes_moved[at] / there.bytes_per_s)
+        at = self._attention_at(work, extents)
+        if len(at) and self.attention is not None:
+            compute_s = self._attention_s(self.attention, work[at], extents[at], rates.share[at])
+            result[at] = _together(compute_s, moving_s[at])
+        return result
+
+    def least_seconds(
+        self, work: IntArray, extents: FloatArray, flops: FloatArray, bytes_moved: FloatArray, rates: ProductRates
+    ) -> FloatArray:
+        """float64 [n]: at most `seconds`, and a part of an op never takes less than its share of it.
+
+        Neither is so of `seconds`, as a part may fill its last wave of tiles better. Arguments as there.
+        """
+        moving_s = bytes_moved / np.where(_are_products(work, extents), rates.bytes_per_s, self.bytes_per_s)
+        factor = np.full(len(work), self.sustained)
+        for kind, longer in ((WEIGHT_GRADIENT, self.weight_gradient), (GROUPED, self.grouped)):
+            factor[(work == kind) & _are_products(work, extents)] *= longer
+        compute_s = flops * factor / rates.flops_per_s
+        at = self._attention_at(work, extents)
+        if len(at) and self.attention is not None:
+            heads, queries, keys, width, density = extents[at].T
+            per_s = _head_rate(self.attention, width) * rates.share[at]
+            compute_s[at] = 4.0 * heads * queries * keys * width * density / per_s * _passes(self.attention, work[at])
+        result: FloatArray = np.maximum(compute_s, moving_s)
+        return result
+
+    def _products_s(self, extents: FloatArray, rates: ProductRates) -> FloatArray:
+        """float64 [p]: computing products by the best of all tiles, in one piece or cut along their depth."""
+        batch, rows, columns, depth = extents.T[:4]
+        at_once = float(self.multiprocessors)
+        best = np.full(len(batch), np.inf)
+        for high, wide in TILES:
+            tiles = batch * _pieces(rows, high) * _pieces(columns, wide)
+            # A tile's FLOPs, slower by its edges than one of the first tiles.
+            slower = (1.0 + rates.edge * (1.0 / high + 1.0 / wide)) / (1.0 + rates.edge * (1.0 / 256 + 1.0 / 128))
+            wave_s = at_once * (2.0 * high * wide) * slower / rates.flops_per_s
+            best = np.minimum(best, np.ceil(tiles / at_once) * wave_s * (depth + rates.depth))
+            splits = np.clip(np.floor(at_once / np.maximum(tiles, 1.0)), 1.0, MOST_SPLITS)
+            # Parts are added up in float32: each is written and read.
+            added_s = 8.0 * splits * batch * rows * columns / rates.bytes_per_s
+            cut_s = wave_s * (np.ceil(depth / splits) + rates.depth) + added_s
+            best = np.where(splits > 1.0, np.minimum(best, cut_s), best)
+        result: FloatArray = best * self.sustained
+        return result
+
+    def _times_as_long(self, work: IntArray, extents: FloatArray, flops: FloatArray) -> FloatArray:
+        """float64 [p]: by the kind of product, and for an op that does several of one size."""
+        batch, rows, columns, depth = extents.T[:4]
+        result = np.maximum(flops / (2.0 * batch * rows * columns * depth), 1.0)
+        result = np.where(work == WEIGHT_GRADIENT, result * self.weight_gradient, result)
+        longer: FloatArray = np.where(work == GROUPED, result * self.grouped, result)
+        return longer
+
+    def _attention_s(self, rate: AttentionRate, work: IntArray, extents: FloatArray, share: FloatArray) -> FloatArray:
+        """float64 [a]: computing attention by tiles of queries, and the wait for the longest one."""
+        heads, queries, keys, width, density = extents.T
+        tiles = heads * _pieces(queries, ATTENTION_TILE)
+        all_keys = tiles * (density * keys + rate.depth)
+        last_keys = rate.longest * self.multiprocessors * (keys + rate.depth)
+        per_s = _head_rate(rate, width) * share
+        compute_s = 4.0 * ATTENTION_TILE * width * (all_keys + last_keys) / per_s
+        result: FloatArray = compute_s * _passes(rate, work)
+        return result
+
+    def _attention_at(self, work: IntArray, extents: FloatArray) -> IntArray:
+        """Numbers of the ops whose time is that of attention."""
+        if self.attention is None:
+            return np.zeros(0, dtype=np.int64)
+        return np.flatnonzero((work >= ATTENTION) & (extents > 0.0).all(axis=1))
+
+    # -- Rates of dtypes ----------------------------------------------------------------------------------------
+
+    def rate_of(self, dtype: str, peak_flops: Mapping[str, float]) -> tuple[str, float]:
+        """``(dtype, factor)``: whose constants stand for a dtype, and by how much its FLOP/s differ from them.
+
+        A dtype without rates has those of bfloat16, or of the first that has some, in proportion to the peaks.
+        """
+        if dtype in self.products:
+            return dtype, 1.0
+        other = "bfloat16" if "bfloat16" in self.products else next(iter(self.products))
+        plain = peak_flops["float32"]
+        return other, peak_flops.get(dtype, plain) / peak_flops.get(other, plain)
+
+    def by_op(self, dtypes: Sequence[str], dtype_of: IntArray, peak_flops: Mapping[str, float]) -> ProductRates:
+        """The rates of ops: ``dtypes`` are d names, ``dtype_of`` int64 [n] says which of them each op has."""
+        usual, _ = self.rate_of("bfloat16", peak_flops)
+        figures = []
+        for dtype in dtypes:
+            name, factor = self.rate_of(dtype, peak_flops)
+            rate, flops_per_s = self.products[name], self.products[name].flops_per_s * factor
+            share = min(flops_per_s / self.products[usual].flops_per_s, 1.0)
+            figures.append((flops_per_s, rate.depth, rate.edge, rate.bytes_per_s, share))
+        table = np.array(figures, dtype=np.float64).reshape(-1, 5)
+        return ProductRates(*table[dtype_of].T)
+
+    # -- Files --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def as_dict(self) -> dict[str, Any]:
+        """Its fields as plain tables, those that are None or have no text left out."""
+        result: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name == "products":
+                result["products"] = {dtype: dict(vars(rate)) for dtype, rate in value.items()}
+            elif isinstance(value, AttentionRate):
+                result[each.name] = dict(vars(value))
+            elif value not in (None, ""):
+                result[each.name] = value
+        return result
+
+    @staticmethod
+    def from_dict(what: str, data: Any) -> Rates:
+        """Rates of tables as `as_dict` has them.
+
+        Raises:
+            ClusterError: a key is unknown or missing, or a rule of `Rates` is broken.
+        """
+        entries = dict(_table(what, "rates", data))
+        products = _table(f"the rates of {what}", "products", entries.get("products", {}))
+        if "products" in entries:
+            entries["products"] = {
+                dtype: _of_table(ProductRate, f"the {dtype} products of {what}", table)
+                for dtype, table in products.items()
+            }
+        for key in ("attention", "fused_attention"):
+            if key in entries:
+                entries[key] = _of_table(AttentionRate, f"the {key} of {what}", entries[key])
+        made: Rates = _of_table(Rates, f"the rates of {what}", entries)
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class ProductRates:
+    """Constants of `ProductRate` for each of n ops, float64 [n]; ``share``: of attention's FLOP/s."""
+
+    flops_per_s: FloatArray
+    depth: FloatArray
+    edge: FloatArray
+    bytes_per_s: FloatArray
+    share: FloatArray
+
+    def of(self, ops: IntArray) -> ProductRates:
+        """Those of some ops."""
+        return ProductRates(*(getattr(self, each.name)[ops] for each in fields(self)))
+
+
+def _together(compute_s: FloatArray, moving_s: FloatArray) -> FloatArray:
+    """Computing and moving overlap, but where both take alike: the norm of order 4, by roots that round exactly."""
+    most, least = np.maximum(compute_s, moving_s), np.minimum(compute_s, moving_s)
+    square = (least / most) * (least / most)
+    result: FloatArray = most * np.sqrt(np.sqrt(1.0 + square * square))
+    return result
+
+
+def _are_products(work: IntArray, extents: FloatArray) -> BoolArray:
+    result: BoolArray = (work >= PRODUCT) & (work <= GROUPED) & (extents[:, :4] > 0.0).all(axis=1)
+    return result
+
+
+def _pieces(extent: FloatArray, size: int) -> FloatArray:
+    """How many pieces of a size cover an extent, which may be a hair above a whole number where it was divided."""
+    result: FloatArray = np.ceil(extent / size - 1e-9)
+    return result
+
+
+def _head_rate(rate: AttentionRate, width: FloatArray) -> FloatArray:
+    """float64 [a]: FLOP/s of heads so wide."""
+    result: FloatArray = rate.flops_per_s * (width / (width + rate.width)) * ((128.0 + rate.width) / 128.0)
+    return result
+
+
+def _passes(rate: AttentionRate, work: IntArray) -> FloatArray:
+    return np.where(work == ATTENTION_BACKWARD, BACKWARD_WORK * rate.backward, 1.0)
+
+
+def _check(
+    what: str, record: Any, positive: Iterable[str] = (), amounts: Iterable[str] = (), at_least_1: Iterable[str] = ()
+) -> None:
+    for keys, least, expected in (
+        (positive, sys.float_info.min, "a number above 0"),
+        (amounts, 0.0, "a number, 0 or more"),
+        (at_least_1, 1.0, "a number, 1 or more"),
+    ):
+        for key in keys:
+            value = getattr(record, key)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if not (is_number and least <= value <= sys.float_info.max):
+                raise _refusal(what, key, value, expected)
+
+
+def _refusal(what: str, key: str, value: Any, expected: str) -> ClusterError:
+    return ClusterError(f"{what}: {key} is {value!r}; expected {expected}.")
+
+
+def _table(what: str, key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _refusal(what, key, value, "a table")
+    return value
+
+
+def _of_table(kind: type[Any], what: str, table: Any) -> Any:
+    entries = _table(what, "value", table)
+    known = [each.name for each in fields(kind)]
+    for key in entries:
+        if key not in known:
+            raise ClusterError(f"{what} has an unknown key {key!r}; expected {', '.join(known)}.")
+    try:
+        return kind(**entries)
+    except TypeError:
+        needed = [name for name in known if name not in kind.__dict__]
+        raise ClusterError(f"{what} lacks a key; expected at least {', '.join(needed)}.") from None
+    except ClusterError as error:
+        raise ClusterError(f"{what}: {error}") from None

@@ -1,0 +1,153 @@
+"""Rates of kernels: what was measured, and what parts of an op take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from env import gpu_rates
+from env.cluster import Cluster, Device
+from env.gpus import A100_SXM4, H100
+from env.rates import ATTENTION, ATTENTION_BACKWARD, GROUPED, PRODUCT, WEIGHT_GRADIENT, ProductRate, Rates
+from graphs.errors import ClusterError
+
+# ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0), vLLM 0.14.0: bfloat16 products, rows x columns x depth and seconds.
+A100_PRODUCTS = [
+    ((4096, 4096, 4096), 0.53948e-3),
+    ((8192, 6144, 4096), 1.665e-3),
+    ((4096, 65536, 16384), 29.42e-3),
+    ((256, 4096, 12288), 0.11999e-3),
+]
+H100_PRODUCTS = [
+    ((4096, 4096, 4096), 0.16603e-3),
+    ((8192, 6144, 4096), 0.53573e-3),
+    ((16384, 4096, 12288), 2.2483e-3),
+    ((32768, 1024, 4096), 0.33287e-3),
+    ((256, 4096, 12288), 0.052397e-3),
+]
+
+
+def seconds(rates: Rates, device: Device, work: int, extents: Any, dtype: str = "bfloat16") -> Any:
+    sizes = np.array(extents, dtype=np.float64)
+    kind = np.full(len(sizes), work)
+    b, m, n, k = sizes[:, :4].T
+    by_op = rates.by_op([dtype], np.zeros(len(sizes), dtype=np.int64), device.peak_flops)
+    moved = 2 * b * (m * k + n * k + m * n) if work <= GROUPED else 0 * b
+    return rates.seconds(kind, sizes, 2 * b * m * n * k, moved, by_op)
+
+
+@pytest.mark.parametrize(
+    ("rates", "device", "measured"),
+    [(gpu_rates.A100_SXM4, A100_SXM4, A100_PRODUCTS), (gpu_rates.H100, H100, H100_PRODUCTS)],
+)
+def test_products_take_what_was_measured_in_short_runs(rates: Rates, device: Device, measured: Any) -> None:
+    short = replace(rates, sustained=1.0)
+    found = seconds(short, device, PRODUCT, [(1, *shape, 0) for shape, _ in measured])
+    errors = (found + rates.floor_s) / [each for _, each in measured] - 1
+    assert np.abs(errors).mean() < 0.08
+
+
+def test_large_products_reach_the_rate_and_a_few_rows_the_memory() -> None:
+    short = replace(gpu_rates.A100_SXM4, sustained=1.0)
+    large, narrow = seconds(short, A100_SXM4, PRODUCT, [(1, 2.0**16, 2.0**16, 2.0**17, 0), (1, 1, 2.0**14, 2.0**14, 0)])
+    assert 2 * 2.0**49 / large == pytest.approx(301e12, rel=0.02)
+    assert narrow == pytest.approx(2 * 2.0**28 / 1.476e12, rel=0.04)
+
+
+def test_a_tile_more_than_the_multiprocessors_starts_another_wave() -> None:
+    rates = Rates(8, 1e15, 0.0, {"bfloat16": ProductRate(1e12, 0.0, 500.0, 1e15)})
+    full, over = seconds(rates, A100_SXM4, PRODUCT, [(8, 256, 128, 512, 0), (9, 256, 128, 512, 0)])
+    assert over > 1.4 * full
+
+
+def test_kinds_of_products_and_passes_of_attention_have_factors() -> None:
+    rates, shape = gpu_rates.A100_SXM4, [(1.0, 8192.0, 8192.0, 8192.0, 0.0)]
+    plain = seconds(rates, A100_SXM4, PRODUCT, shape)
+    assert seconds(rates, A100_SXM4, WEIGHT_GRADIENT, shape) == pytest.approx(1.05 * plain, rel=1e-3)
+    assert seconds(rates, A100_SXM4, GROUPED, shape) == pytest.approx(1.10 * plain, rel=1e-3)
+    heads = [(32.0, 4096.0, 4096.0, 128.0, 0.5)]
+    forward, backward = (seconds(rates, A100_SXM4, each, heads) for each in (ATTENTION, ATTENTION_BACKWARD))
+    assert backward == pytest.approx(2.5 * 1.12 * forward, rel=0.02)
+    # SimuMax 4dcaae5: 32 heads on 8, sequences of 4,096, A100-PCIe: 177 TFLOP/s of the half that is not masked.
+    assert 2 * 32 * 4096**2 * 128 / forward == pytest.approx(177e12, rel=0.12)
+
+
+def test_an_op_that_does_two_products_of_its_size_takes_both() -> None:
+    rates = gpu_rates.A100_SXM4
+    sizes, flops = np.array([[1.0, 8192, 8192, 8192, 0]] * 2), 2 * 8192.0**3 * np.array([1.0, 2.0])
+    by_op = rates.by_op(["bfloat16"], np.zeros(2, dtype=np.int64), A100_SXM4.peak_flops)
+    one, two = rates.seconds(np.array([PRODUCT] * 2), sizes, flops, np.zeros(2), by_op)
+    assert two == pytest.approx(2 * one)
+
+
+def test_a_dtype_without_rates_has_those_of_another_in_proportion_to_the_peaks() -> None:
+    assert gpu_rates.A100_SXM4.rate_of("float16", A100_SXM4.peak_flops) == ("float16", 1.0)
+    assert gpu_rates.A100_SXM4.rate_of("tf32", A100_SXM4.peak_flops) == ("bfloat16", 0.5)
+    shape = [(1.0, 8192.0, 8192.0, 8192.0, 0.0)]
+    half, single = (seconds(gpu_rates.A100_SXM4, A100_SXM4, PRODUCT, shape, each) for each in ("bfloat16", "tf32"))
+    assert single == pytest.approx(2 * half, rel=1e-2)
+
+
+KINDS = st.sampled_from([PRODUCT, WEIGHT_GRADIENT, GROUPED, ATTENTION, ATTENTION_BACKWARD, 0])
+EXTENTS = st.tuples(*[st.integers(1, 5000)] * 4)
+
+
+@given(KINDS, EXTENTS, st.integers(0, 3), st.integers(2, 64), st.sampled_from(["H100", "A100_SXM4", "T4", "MI300X"]))
+def test_a_part_takes_at_least_its_share_of_the_least_seconds(
+    work: int, sizes: tuple[int, ...], divided: int, parts: int, name: str
+) -> None:
+    rates: Rates = getattr(gpu_rates, name)
+    whole = np.array([*sizes, 0.5], dtype=np.float64)
+    part = whole.copy()
+    part[divided] /= parts
+    flops = 2.0 * np.array([whole[:4].prod(), part[:4].prod()])
+    moved = np.array([1e6, 1e6 / parts])
+    by_op = rates.by_op(["bfloat16"], np.zeros(2, dtype=np.int64), H100.peak_flops)
+    arguments = np.array([work, work]), np.array([whole, part]), flops, moved, by_op
+    least, full = rates.least_seconds(*arguments), rates.seconds(*arguments)
+    assert (least <= full * (1 + 1e-9)).all()
+    assert full[1] >= least[0] / parts * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", ["H100", "A100_PCIE", "V100_PCIE", "B200"])
+def test_rates_survive_toml(name: str, tmp_path: Path) -> None:
+    models = {"H100": H100, "A100_PCIE": A100_SXM4, "V100_PCIE": A100_SXM4, "B200": H100}
+    device = replace(
+        models[name], memory_bytes_per_s=8e12, peak_flops={"float32": 67e12}, rates=getattr(gpu_rates, name)
+    )
+    cluster = Cluster("one", (device,))
+    (tmp_path / "one.toml").write_text(cluster.to_toml(), encoding="utf-8")
+    again = Cluster.from_toml(tmp_path / "one.toml")
+    assert again == cluster
+    assert again.hash == cluster.hash
+    assert again.hash != replace(cluster, devices=(replace(device, rates=None),)).hash
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"floor_s": -1.0}, "floor_s is -1.0; expected a number, 0 or more"),
+        ({"sustained": 0.9}, "sustained is 0.9; expected a number, 1 or more"),
+        ({"products": {}}, "products is {}; expected a table for each dtype"),
+        ({"multiprocessors": 1.5}, "multiprocessors is 1.5; expected a whole number"),
+        ({"attention": {"flops_per_s": 1e12}}, "attention of device 'a' lacks a key"),
+        ({"speed": 1}, "unknown key 'speed'"),
+        ({"products": {"bfloat16": 3}}, "bfloat16 products of device 'a' has value = 3|value is 3; expected a table"),
+    ],
+)
+def test_rates_without_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        Rates.from_dict("device 'a'", {**gpu_rates.A100_SXM4.as_dict, **changes})
+
+
+def test_rates_over_the_peak_are_refused() -> None:
+    with pytest.raises(ClusterError, match=r"bfloat16 products at = .*no more than its peak_flops"):
+        replace(A100_SXM4, rates=gpu_rates.H100)
+    with pytest.raises(ClusterError, match="no more than its memory_bytes_per_s"):
+        replace(A100_SXM4, rates=replace(gpu_rates.A100_SXM4, bytes_per_s=3e12))
