@@ -14,7 +14,7 @@ GRANULARITIES = ("op", "module")
 
 @dataclass(frozen=True)
 class Origin:
-    """Facts about a graph as a whole that its ops do not tell; nothing here is scored.
+    """WorkFacts about a graph as a whole that its ops do not tell; nothing here is scored.
 
     Attributes:
         source: who made it: ``"capture"``, ``"pt2"``, ``"onnx"``, ``"networkx"``, ``"neurips"``, ``"pipedream"``,

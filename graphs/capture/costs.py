@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphs.capture.extents import NO_FACTS, WorkFacts, facts_of
 from graphs.capture.failure import TO_MODULES
 from graphs.capture.trace import Layout, flat, layouts, tensor_info
 from graphs.errors import CaptureError
@@ -50,7 +51,7 @@ _IDENTITIES = {"lift_fresh_copy", "lift_fresh", "alias", "detach", "_unsafe_view
 
 
 class Signature(NamedTuple):
-    """Facts from the schema of a target.
+    """WorkFacts from the schema of a target.
 
     Attributes:
         name: e.g. ``"conv2d"``.
@@ -100,6 +101,7 @@ class Cost(NamedTuple):
     flops: float = 0.0
     kernels: int = 1
     aliases: tuple[int | None, ...] = ()
+    facts: WorkFacts = NO_FACTS
 
 
 @cache
@@ -152,15 +154,14 @@ def shows_other_memory(target: Any) -> bool:
 def cost(target: Any, args: Any, kwargs: Any, output: Any) -> Cost:
     """Cost of one call whose tensors are given as `Layout` (sequences as tuples, so that calls can be cached)."""
     if not isinstance(target, OpOverload):
-        return Cost()
+        return Cost(facts=facts_of(target, args, kwargs, output))
     facts = signature(target)
     if facts.parts:  # not tried out: how many parts it makes is for an argument or a size to say
         return Cost(aliases=(0,) * len(flat(output)))
     try:
         if facts.composite or facts.may_alias:
             return _probed(target, args, kwargs)
-        formula = _formula(target)
-        return Cost() if formula is None else Cost(_by_formula(target, args, kwargs, output))
+        return Cost() if _formula(target) is None else _by_formula(target, args, kwargs, output)
     except TypeError as error:  # an argument that cannot be a cache key, e.g. a random generator
         if "unhashable" not in str(error):
             raise
@@ -190,10 +191,11 @@ def _formula(target: OpOverload) -> Callable[..., int] | None:
 
 
 @lru_cache(maxsize=16384)
-def _by_formula(target: OpOverload, args: Any, kwargs: Any, output: Any) -> float:
+def _by_formula(target: OpOverload, args: Any, kwargs: Any, output: Any) -> Cost:
     formula = _formula(target)
     assert formula is not None
-    return float(formula(*_tensors(args, "meta"), **dict(_tensors(kwargs, "meta")), out_val=_tensors(output, "meta")))
+    flops = formula(*_tensors(args, "meta"), **dict(_tensors(kwargs, "meta")), out_val=_tensors(output, "meta"))
+    return Cost(float(flops), facts=facts_of(target, args, kwargs, output))
 
 
 @contextmanager
@@ -222,7 +224,10 @@ def _probed(target: OpOverload, args: Any, kwargs: Any) -> Cost:
                 output = ()
         storages = [tensor_info(tensor).storage for tensor in _leaves(output)]
     aliases = tuple(inputs.index(storage) if storage in inputs else None for storage in storages)
-    return Cost(counter.flops, max(counter.kernels, 1), aliases)
+    facts = facts_of(target, fake_args, fake_kwargs, output)
+    if facts is NO_FACTS and len(counter.facts) == 1:
+        facts = counter.facts[0]
+    return Cost(counter.flops, max(counter.kernels, 1), aliases, facts)
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -235,6 +240,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, target: OpOverload) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops, self.kernels = 0.0, 0
+        self.facts: list[WorkFacts] = []  # of the calls that have any
         self._target = target
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -248,6 +254,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         formula = _formula(func)
         if formula is not None:
             self.flops += float(formula(*args, **(kwargs or {}), out_val=output))
+            if (found := facts_of(func, args, kwargs or {}, output)) is not NO_FACTS:
+                self.facts.append(found)
         facts = signature(func)
         self.kernels += not (facts.may_alias or facts.uninitialised or facts.identity or func.namespace == "prim")
         return output

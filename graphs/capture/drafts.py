@@ -8,9 +8,14 @@ from typing import Any, NamedTuple
 
 from torch import fx
 
+from graphs.capture.extents import NO_FACTS, WorkFacts
 from graphs.capture.trace import BUFFER, CONSTANT, PARAMETER, TensorInfo
-from graphs.opgraph import Phase
+from graphs.opgraph import Phase, Work
 from graphs.rows import Part
+
+# Ops whose result is a gradient of a weight where what they read is one of it, or of a part of it.
+_HANDS_ON = frozenset(("add", "add_", "cat", "clone", "copy_", "_to_copy", "select_backward", "slice_backward"))
+_MAKES_BOTH = "convolution_backward"  # gradients of both factors; of a weight alone it is known for what it is
 
 
 @dataclass(eq=False, slots=True)
@@ -95,6 +100,7 @@ class Draft:
         call: number of the leaf module call it was made in, None outside.
         number: of the op it became, None while it is none.
         rows: the ways in which it may be split.
+        facts: its work and its extents.
     """
 
     label: str
@@ -114,6 +120,7 @@ class Draft:
     call: int | None = None
     number: int | None = None
     rows: list[DraftRow] = field(default_factory=list)
+    facts: WorkFacts = NO_FACTS
 
     @property
     def is_input(self) -> bool:
@@ -215,6 +222,19 @@ class Drafts:
         self.values.append(value)
         self.ops[value.producer].outputs.append(len(self.values) - 1)
         return len(self.values) - 1
+
+    def mark_weight_gradients(self) -> None:
+        """Find the products whose result is the gradient of a state, or is added to others or copied to be one."""
+        stack = [value.producer for value in self.values if value.gradient_of]
+        seen = set(stack)
+        while stack:
+            op = self.ops[stack.pop()]
+            if op.facts.work is Work.PRODUCT and op.phase is Phase.BACKWARD and op.label != _MAKES_BOTH:
+                op.facts = op.facts._replace(work=Work.WEIGHT_GRADIENT)
+            if op.label in _HANDS_ON:
+                before = {self.values[v].producer for v in op.inputs} - seen
+                seen |= before
+                stack += before
 
     def live(self) -> list[bool]:
         """Which ops a result, a state or an update depends on."""

@@ -165,6 +165,8 @@ def _records(
             dtype=op.dtype,
             module=op.module,
             split_rows=rows.of(i),
+            work=op.facts.work,
+            extents=op.facts.extents,
         )
         for i, op in ((i, drafts.ops[i]) for i in order)
     ]

@@ -49,6 +49,7 @@ def lower(trace: Trace, optimizer: Optimizer) -> Drafts:
     walk.mark_results()
     walk.add_updates(optimizer)
     walk.link_mirrors()
+    walk.drafts.mark_weight_gradients()
     walk.note_memory()
     return walk.drafts
 
@@ -177,7 +178,7 @@ class _Walk:
             number = self._draft(call)
             draft = self.drafts.ops[number]
             draft.flops = counted.flops if not subgraphs else max(subgraph_flops(sub) for sub in subgraphs)
-            draft.kernels = counted.kernels
+            draft.kernels, draft.facts = counted.kernels, counted.facts
         for i, info in enumerate(outputs):
             if roots[i] is None and info is not None:
                 roots[i] = Root(info, info.layout.size_bytes) if number is None else self._new_root(number, info)

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from graphs.capture.drafts import Draft, Drafts, Value
 from graphs.capture.emit import emit
+from graphs.capture.extents import NO_FACTS, mirrored
 from graphs.capture.failure import capture_failure
 from graphs.capture.fake import Faker, borrowed
 from graphs.capture.lower import lower
@@ -181,12 +182,14 @@ def _merged(drafts: Drafts, ops: list[Draft], leaves: Mapping[int, str]) -> Draf
     leaf = next((op for op in ops if op.call in leaves), None)
     main = max(ops, key=lambda op: (op.flops, op.moved_bytes))
     title = leaf or main
+    known = [op.facts for op in ops if op.facts.work]
     return Draft(
         label=title.label if leaf is None else "",
         kind=title.kind if leaf is None or leaf.call is None else leaves[leaf.call],
         module=title.module,
         dtype=main.dtype,
         flops=sum(op.flops for op in ops),
+        facts=known[0] if len(known) == 1 else NO_FACTS,
         kernels=sum(op.kernels for op in ops),
         moved_bytes=sum(op.moved_bytes for op in ops),
         states=list(dict.fromkeys(state for op in ops for state in op.states)),
@@ -243,6 +246,7 @@ def _add_backward(drafts: Drafts, trained: set[str]) -> None:
                 phase=Phase.BACKWARD,
                 states=list(op.states),
                 mirror=i,
+                facts=mirrored(op.facts, weights_alone=share == 1),
             )
         )
         incoming = [gradient_for[v, r] for v in op.outputs for r in readers[v] if (v, r) in gradient_for]
