@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -37,10 +38,9 @@ def model_graph(name: str, train: bool = False, granularity: str = "op", batch_s
     size = "" if batch_size is None else f"-{batch_size}"
     kind = f"{name}{size}-{'train' if train else 'inference'}-{granularity}"
     path = cache_dir() / f"{kind}-{_stamp()}.json"
-    try:
-        return _with_step(load_json_graph(path), name, train, granularity, batch_size)
-    except GraphError:
-        pass
+    if path.is_file():  # no pipe, which would wait for a writer
+        with suppress(GraphError):
+            return _with_step(load_json_graph(path), name, train, granularity, batch_size)
     graph = _capture(name, train, granularity, batch_size)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -178,6 +178,8 @@ def _cache_file(devices: int | None) -> Path:
 
 
 def _cached(file: Path) -> Cluster | None:
+    if not file.is_file():  # a pipe would wait for a writer
+        return None
     try:
         return Cluster.from_toml(file)
     except ClusterError:

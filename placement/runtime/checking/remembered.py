@@ -36,6 +36,8 @@ class Remembered:
 
 def load() -> Remembered:
     """What is known; nothing where the file is none of ours."""
+    if not _path().is_file():  # a pipe would wait for a writer
+        return Remembered()
     try:
         found = read_json(_path())
         uses, strategies = dict(found["uses"]), dict(found["strategies"])

@@ -372,7 +372,8 @@ def draws_by_data(node: fx.Node) -> bool:
     schema = node.target._schema.arguments  # type: ignore[union-attr]
     given = {one.name: one.default_value for one in schema if one.has_default_value()}
     given |= dict(zip((one.name for one in schema), node.args, strict=False)) | dict(node.kwargs)
-    return bool(given.get("dropout_p", given.get("dropout", 1.0)) != 0.0)
+    is_off = given.get("train") is False or given.get("training") is False
+    return not is_off and not any(given.get(name) == 0 for name in ("p", "dropout_p", "dropout"))
 
 
 def _is_random(node: fx.Node) -> bool:

@@ -350,6 +350,9 @@ def test_the_second_time_is_read_from_the_cache(tmp_path: Path, monkeypatch: pyt
     assert measure.local_cluster(1, anew=True) == other == Cluster.local(1)
     files[0].write_text("cut short = ", encoding="utf-8")
     assert Cluster.local(1) == other
+    files[0].unlink()
+    os.mkfifo(files[0])  # whoever opens it waits for a writer
+    assert Cluster.local(1) == other
 
 
 def test_doubtful_figures_are_kept_with_their_doubts(

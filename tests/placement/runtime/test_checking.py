@@ -185,7 +185,7 @@ def test_a_wrong_rule_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> Non
         InfeasibleError, match=r"strategy 'dp2' is not to be taken: checking.running_sum.default makes other"
     ):
         optimize(graph, CLUSTER, strategy="dp2")
-    found = optimize(graph, CLUSTER, seed=0, evaluations=2000)
+    found = optimize(graph, CLUSTER, seed=0, evaluations=100)
     assert "Left out: 'dp" in found.note
     assert "checking.running_sum.default makes other numbers in parts" in found.note
     assert "dp" not in found.strategy
@@ -201,6 +201,16 @@ def test_what_is_right_is_counted() -> None:
     assert n > 10
     assert result.checked in result.summary().splitlines()
     assert type(result).from_json(result.to_json()).checked == result.checked
+
+
+def test_a_pipe_where_verdicts_are_kept_is_left_alone(folder: Path) -> None:
+    """Whoever opens one waits for a writer."""
+    found = optimize(captured(), CLUSTER, strategy="tp2")
+    (file,) = folder.glob("*.json")
+    file.unlink()
+    os.mkfifo(file)
+    assert optimize(captured(), CLUSTER, strategy="tp2").checked == found.checked
+    assert file.is_fifo()
 
 
 class Counted(nn.Module):

@@ -65,14 +65,18 @@ def _embedding_backward(call: PartCall) -> LocalCall:
 
 
 @dataclass(frozen=True)
-class FromFirst:
-    """Calls an operator on bags with offsets that begin at the first index that is here."""
+class BagsHere:
+    """Calls an operator on the bags that are here, all of one size, with offsets into the indices that are here."""
 
     target: Callable[..., Any]
-    __name__ = "from_first"
+    __name__ = "bags_here"
 
     def __call__(self, x: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return self.target(x, indices, offsets - offsets[:1], *args, **kwargs)
+        # Of a stretch of each sample's bags, the first index of a bag in the whole tells nothing of its place here.
+        count = offsets.shape[0]
+        size = indices.shape[0] // max(count, 1)
+        here = torch.arange(count, dtype=offsets.dtype, device=offsets.device) * size
+        return self.target(x, indices, here, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -118,9 +122,9 @@ class GradientOfBagRows:
 def _bags(call: PartCall) -> LocalCall:
     table, offsets = call["weight"], call["offsets"]
     if not table.part.along(0):
-        return call.plain(None if offsets.part.is_whole else FromFirst(call.target))
+        return call.plain(None if offsets.part.is_whole else BagsHere(call.target))
     target: Any = BagsOfRows(_rows(call, table.part)[0])
-    target = target if offsets.part.is_whole else FromFirst(target)
+    target = target if offsets.part.is_whole else BagsHere(target)
     return LocalCall(target, (table, call["indices"], offsets, call["per_sample_weights"]), {})
 
 
@@ -128,10 +132,10 @@ def _bags(call: PartCall) -> LocalCall:
 def _bags_backward(call: PartCall) -> LocalCall:
     offsets = call["offsets"]
     if not call.output.along(0):
-        return call.plain(None if offsets.part.is_whole else FromFirst(call.target))
+        return call.plain(None if offsets.part.is_whole else BagsHere(call.target))
     start, stop = _rows(call, call.output)
     target: Any = GradientOfBagRows(start, stop - start)
-    target = target if offsets.part.is_whole else FromFirst(target)
+    target = target if offsets.part.is_whole else BagsHere(target)
     names = "grad", "indices", "offsets", "offset2bag", "bag_size", "maximum_indices"
     return LocalCall(target, tuple(call[name] for name in names), {"weights": call["per_sample_weights"]})
 

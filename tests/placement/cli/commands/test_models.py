@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,10 @@ def test_a_broken_cache_is_captured_again(call: Call, tmp_path: Path) -> None:
     cached.write_text("{", encoding="utf-8")
     assert call("models", "alexnet", "--json") == first
     assert cached.read_bytes() == good
+    cached.unlink()
+    os.mkfifo(cached)  # whoever opens it waits for a writer
+    assert call("models", "alexnet", "--json")[0] == 0
+    assert not cached.is_fifo()
 
 
 def test_an_unwritable_cache_does_not_matter(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

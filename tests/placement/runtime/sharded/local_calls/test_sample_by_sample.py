@@ -119,3 +119,46 @@ def test_bags_of_rows(mode: str, width: int, strategy: str) -> None:
     check(Bags(mode, width), (words,), strategy)
     if strategy == "dp2":
         check_inference(Bags(mode, width), (words,), strategy)
+
+
+class BagsOfPlaces(nn.Module):
+    """A bag of three indices for each place of a sequence."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.layer, self.table = nn.Linear(8, 8), nn.EmbeddingBag(5, 8, mode=mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.layer(x)
+        numbers = (h.detach()[..., :3].abs() * 3).long().clamp(max=4).reshape(-1, 3)
+        found: Tensor = h + self.table(numbers).view(h.shape)
+        return found
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("strategy", ["cp2", "dp2 | cp2"])
+def test_bags_of_a_stretch_of_each_sample(mode: str, strategy: str) -> None:
+    """The bags of a part do not lie side by side in the whole."""
+    x = torch.randn(4, 6, 8)
+    check(BagsOfPlaces(mode), (x,), strategy, loss=squares)
+    if strategy == "cp2":
+        check_inference(BagsOfPlaces(mode), (x,), strategy)
+
+
+class OffInInference(nn.Module):
+    """Dropout in place, of two recurrent layers and leaky units that are drawn in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(6, 6), nn.Dropout(0.5, inplace=True)
+        self.recurrent, self.leaky = nn.LSTM(6, 6, 2, batch_first=True, dropout=0.5), nn.RReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, _ = self.recurrent(self.drop(self.layer(x) + 1))
+        found: Tensor = self.leaky(h)
+        return found
+
+
+@pytest.mark.parametrize("strategy", ["dp2", "mb2"])
+def test_what_draws_in_training_alone_is_cut_in_inference(strategy: str) -> None:
+    check_inference(OffInInference(), (torch.randn(4, 3, 6),), strategy)
