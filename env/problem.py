@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env.routes import ROUTE_BYTES, TABLE_DEVICES
+from env.times.op_times import OpWork, measured_seconds, op_seconds
 from graphs.arrays import distinct_rows, frozen, sums
 from graphs.errors import ClusterError, InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import ANY_DEVICE, FloatArray, IntArray, OpGraph
@@ -101,21 +102,11 @@ class Problem:
     @cached_property
     def kind_s(self) -> FloatArray:
         """float64 [n, K]: seconds of each op on each kind of device, whether allowed there or not."""
-        graph = self.graph
-        column = {key: j for j, key in enumerate(graph.time_keys)}
-        dtypes, dtype_of = np.unique(np.array(graph.dtypes, dtype=object).astype(str), return_inverse=True)
-        result = np.empty((graph.n_ops, len(self.kinds)))
+        ops = OpWork.of(self.graph)
+        result = np.empty((self.graph.n_ops, len(self.kinds)))
         for k, device in enumerate(self.kinds):
-            peak = np.array([device.flops_per_s(str(dtype)) for dtype in dtypes])[dtype_of]
             with np.errstate(over="ignore"):  # what becomes infinite is refused, by name
-                seconds = graph.kernels * float(device.launch_overhead_s) + np.maximum(
-                    graph.flops / peak, graph.bytes_moved / device.bytes_per_s
-                )
-            for key in (ANY_DEVICE, device.kind, device.model, device.name):  # the most specific wins
-                if key in column:
-                    measured = graph.time_s[:, column[key]]
-                    seconds = np.where(np.isnan(measured), seconds, measured)
-            result[:, k] = seconds
+                result[:, k] = op_seconds(ops, device, measured_seconds(self.graph, device))
         self._refuse_unknown_times()
         return frozen(result)
 

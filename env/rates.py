@@ -1,7 +1,7 @@
 """`Rates`: how long kernels take on a device, by what they do and by their sizes (docs/score.md, "Rates").
 
 A few constants with a meaning, fitted to measured kernels, in place of a data sheet's peaks. The formulas are for whole
-arrays of ops (n ops); none of them looks at another op: what ops wait for their host is `env.op_times`.
+arrays of ops (n ops); none of them looks at another op: what ops wait for their host is `env.times.op_times`.
 """
 
 from __future__ import annotations
@@ -125,6 +125,24 @@ class Rates:
     def with_fused_attention(self) -> Rates:
         """These rates, with attention as libraries of kernels run it, where that is known."""
         return self if self.fused_attention is None else replace(self, attention=self.fused_attention)
+
+    def scaled(self, compute: float = 1.0, memory: float = 1.0) -> Rates:
+        """These rates with FLOP/s and bytes/s times a factor each."""
+        products = {
+            dtype: replace(rate, flops_per_s=rate.flops_per_s * compute, bytes_per_s=rate.bytes_per_s * memory)
+            for dtype, rate in self.products.items()
+        }
+        attention, fused = (
+            rate and replace(rate, flops_per_s=rate.flops_per_s * compute)
+            for rate in (self.attention, self.fused_attention)
+        )
+        return replace(
+            self,
+            bytes_per_s=self.bytes_per_s * memory,
+            products=products,
+            attention=attention,
+            fused_attention=fused,
+        )
 
     # -- Times --------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "jit fabric",
         "presets",
         "cluster lanes paths routes",
+        "times",
         "published problem resizing",
         "plan units",
         "simulation checking",

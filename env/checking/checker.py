@@ -12,8 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-from env.checking.reference import ReferenceResult, op_seconds, simulate_reference, transfer_seconds
+from env.checking.reference import ReferenceResult, simulate_reference, transfer_seconds
 from env.checking.reference_memory import Sending, memory_intervals, memory_numbers, peak_memory
+from env.checking.reference_times import op_times
 from env.cluster import LANE, Cluster
 from env.plan import Plan
 from graphs.errors import MismatchError
@@ -197,13 +198,14 @@ class _Checked:
         return self.cluster.devices[device].name
 
     def ops(self) -> Iterator[str]:
+        op_s = op_times(self.op_list, self.cluster.devices, self.device)
         for i, op in enumerate(self.op_list):
             device = self.cluster.devices[self.device[i]]
             if op.pins and not any(pin and pin in (device.name, device.model, device.kind) for pin in op.pins):
                 yield f"op {op.name!r} may only run on {' or '.join(op.pins)}, but runs on {device.name}."
             elif device.kind == LANE and not op.pins:
                 yield f"op {op.name!r} runs on {device.name}, a lane, which takes only ops pinned to it."
-            expected_s, taken_s = op_seconds(op, device), self.end_s[i] - self.start_s[i]
+            expected_s, taken_s = op_s[i], self.end_s[i] - self.start_s[i]
             if abs(taken_s - expected_s) > self.slack_s:
                 yield f"op {op.name!r} takes {taken_s} s on {device.name}, expected {expected_s} s."
 

@@ -12,10 +12,11 @@ import math
 from dataclasses import dataclass, field
 
 from env.checking.reference_memory import Sending, memory_intervals, memory_numbers, peak_memory
-from env.cluster import Cluster, Device
+from env.checking.reference_times import op_times
+from env.cluster import Cluster
 from env.plan import Plan
 from graphs.errors import MismatchError, UnknownNameError
-from graphs.opgraph import ANY_DEVICE, Op, OpGraph, Tensor
+from graphs.opgraph import OpGraph, Tensor
 
 PRIORITIES = ("longest_path", "fifo", "msr")
 
@@ -83,17 +84,6 @@ def device_numbers(graph: OpGraph, cluster: Cluster, plan: Plan) -> list[int]:
     return numbers
 
 
-def op_seconds(op: Op, device: Device) -> float:
-    """Time of an op on a device: measured, or the roofline."""
-    for key in (device.name, device.model, device.kind, ANY_DEVICE):
-        if key in op.time_s:
-            return float(op.time_s[key])
-    peak = device.peak_flops[op.dtype] if op.dtype in device.peak_flops else device.peak_flops["float32"]
-    flops_s = op.flops / (peak * device.compute_efficiency)
-    moving_s = op.bytes_moved / (device.memory_bytes_per_s * device.bandwidth_efficiency)
-    return op.kernels * device.launch_overhead_s + max(flops_s, moving_s)
-
-
 def transfer_seconds(tensor: Tensor, cluster: Cluster, source: int, target: int) -> float:
     """Time to move a tensor from one device to another over idle links."""
     links = [cluster.links[number] for number in cluster.routes[source, target].links]
@@ -130,7 +120,7 @@ class _Step:
             self.outputs[number[tensor.producer]].append(t)
             for c in self.readers[t]:
                 self.missing[c] += 1
-        self.op_s = [op_seconds(op, self.cluster.devices[d]) for op, d in zip(self.ops, self.device, strict=True)]
+        self.op_s = op_times(self.ops, self.cluster.devices, self.device)
         self.remaining_s = self._remaining_paths()
         self.ready_since: dict[int, float] = {}
         self.ready: list[list[tuple[float, ...]]] = [[] for _ in self.cluster.devices]  # heaps of ranks; of msr, lists

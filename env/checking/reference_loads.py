@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from env.checking.reference import ReferenceResult, device_numbers, op_seconds, simulate_reference, transfer_seconds
+from env.checking.reference import ReferenceResult, device_numbers, simulate_reference, transfer_seconds
 from env.checking.reference_memory import memory_intervals, memory_numbers, steady_memory
+from env.checking.reference_times import op_times
 from env.cluster import Cluster
 from env.plan import Plan
 from graphs.opgraph import OpGraph, Tensor
@@ -55,9 +56,10 @@ def reference_loads(
     link_s = [0.0 for _ in cluster.links]
     memory, kept = memory_numbers(cluster.devices), [0 for _ in cluster.devices]
     moved = 0
-    for d, device in enumerate(cluster.devices):
+    op_s = op_times(ops, cluster.devices, numbers)
+    for d in range(len(cluster.devices)):
         own = [op for op in ops if place[op.name] == d]
-        device_s[d] = sum(op_seconds(op, device) for op in own)
+        device_s[d] = sum(op_s[i] for i, number in enumerate(numbers) if number == d)
         kept[memory[d]] += sum(op.kept_bytes for op in own)
     for tensor in tensors:
         home = place[tensor.producer]

@@ -18,6 +18,7 @@ import env.checking.naming
 import env.checking.reference
 import env.checking.reference_loads
 import env.checking.reference_memory
+import env.checking.reference_times
 from env.checking.checker import audit, check_schedule
 from env.checking.naming import plan_of
 from env.checking.reference import simulate_reference
@@ -178,6 +179,7 @@ def test_the_reference_knows_the_priorities_of_the_simulator() -> None:
         env.checking.reference,
         env.checking.reference_loads,
         env.checking.reference_memory,
+        env.checking.reference_times,
         env.checking.checker,
         env.checking.naming,
     ],
@@ -192,6 +194,7 @@ def test_the_second_opinion_shares_no_code_with_the_first(module: object) -> Non
         "env.checking.reference",
         "env.checking.reference_loads",
         "env.checking.reference_memory",
+        "env.checking.reference_times",
     }
     assert {name for name in imported if name.startswith("env.")} <= own
 

@@ -1,0 +1,130 @@
+"""Op times once more, in plain Python, one op after the other: docs/score.md, "Times" and "Rates".
+
+It shares no code with `env.rates` and `env.times`. So that ties fall the same way, sums and products are in the order
+that both write down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from env.cluster import Device
+from graphs.opgraph import ANY_DEVICE, Op
+from graphs.records import Work
+
+_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+_PRODUCTS = (Work.PRODUCT, Work.WEIGHT_GRADIENT, Work.GROUPED)
+
+
+def op_times(ops: Sequence[Op], devices: Sequence[Device], place: Sequence[int]) -> list[float]:
+    """Seconds of every op on its device, whose number ``place`` has."""
+    by_device: dict[int, list[float]] = {}
+    alike: list[tuple[Device, list[float]]] = []
+    by_name = {key for op in ops for key in op.time_s}
+    for d in dict.fromkeys(place):
+        plain = replace(devices[d], name=devices[d].name if devices[d].name in by_name else "-", memory_of="")
+        found = next((times for device, times in alike if device == plain), None)
+        by_device[d] = _times_on(ops, devices[d]) if found is None else found
+        if found is None:
+            alike.append((plain, by_device[d]))
+    return [by_device[d][i] for i, d in enumerate(place)]
+
+
+def _times_on(ops: Sequence[Op], device: Device) -> list[float]:
+    if device.rates is None:
+        return [_seconds(op, device) for op in ops]
+    # How long after its host, which runs ahead, each stream's device has done all that was launched so far.
+    ahead: dict[int, float] = {}
+    result = []
+    for op in ops:
+        seconds = _seconds(op, device)
+        after_launch = ahead.get(op.stream, 0.0) - op.kernels * device.launch_overhead_s
+        if after_launch < 0 and _measured(op, device) is None:
+            ahead[op.stream] = seconds
+            seconds -= after_launch
+        else:
+            ahead[op.stream] = max(after_launch + seconds, 0.0)
+        result.append(seconds)
+    return result
+
+
+def _measured(op: Op, device: Device) -> float | None:
+    for key in (device.name, device.model, device.kind, ANY_DEVICE):
+        if key in op.time_s:
+            return float(op.time_s[key])
+    return None
+
+
+def _seconds(op: Op, device: Device) -> float:
+    """Measured, or of the op's kernels; with launches where there are no rates."""
+    measured = _measured(op, device)
+    if measured is not None:
+        return measured
+    if device.rates is not None:
+        return op.kernels * device.rates.floor_s + _work_s(op, device)
+    peak = device.peak_flops[op.dtype] if op.dtype in device.peak_flops else device.peak_flops["float32"]
+    flops_s = op.flops / (peak * device.compute_efficiency)
+    moving_s = op.bytes_moved / (device.memory_bytes_per_s * device.bandwidth_efficiency)
+    return op.kernels * device.launch_overhead_s + max(flops_s, moving_s)
+
+
+def _work_s(op: Op, device: Device) -> float:
+    rates: Any = device.rates
+    moving_s = op.bytes_moved / (rates.bytes_per_s * device.bandwidth_efficiency)
+    name, factor = _stand_in(op.dtype, rates.products, device.peak_flops)
+    product = rates.products[name]
+    flops_per_s = product.flops_per_s * device.compute_efficiency * factor
+    if op.work in _PRODUCTS and min(op.extents[:4]) > 0:
+        computing_s = _product_s(op, rates, product, flops_per_s, device.bandwidth_efficiency)
+        return _overlapped(computing_s, op.bytes_moved / (product.bytes_per_s * device.bandwidth_efficiency))
+    if op.work in (Work.ATTENTION, Work.ATTENTION_BACKWARD) and min(op.extents) > 0 and rates.attention is not None:
+        usual, _ = _stand_in("bfloat16", rates.products, device.peak_flops)
+        share = min(flops_per_s / (rates.products[usual].flops_per_s * device.compute_efficiency), 1.0)
+        return _overlapped(_attention_s(op, rates, device.compute_efficiency, share), moving_s)
+    return float(max(op.flops * rates.sustained / flops_per_s, moving_s))
+
+
+def _stand_in(dtype: str, products: Mapping[str, Any], peaks: Mapping[str, float]) -> tuple[str, float]:
+    if dtype in products:
+        return dtype, 1.0
+    name = "bfloat16" if "bfloat16" in products else next(iter(products))
+    return name, peaks.get(dtype, peaks["float32"]) / peaks.get(name, peaks["float32"])
+
+
+def _product_s(op: Op, rates: Any, product: Any, flops_per_s: float, bandwidth_efficiency: float) -> float:
+    batch, rows, columns, depth, _ = op.extents
+    at_once = float(rates.multiprocessors)
+    seconds = []
+    for r, c in _TILES:
+        tiles = batch * math.ceil(rows / r - 1e-9) * math.ceil(columns / c - 1e-9)
+        slower = (1 + product.edge * (1 / r + 1 / c)) / (1 + product.edge * (1 / 256 + 1 / 128))
+        wave_s = at_once * (2 * r * c) * slower / flops_per_s
+        seconds.append(math.ceil(tiles / at_once) * wave_s * (depth + product.depth))
+        parts = min(math.floor(at_once / max(tiles, 1.0)), 16)
+        if parts > 1:
+            adding_s = 8.0 * parts * batch * rows * columns / (product.bytes_per_s * bandwidth_efficiency)
+            seconds.append(wave_s * (math.ceil(depth / parts) + product.depth) + adding_s)
+    longer = max(op.flops / (2.0 * batch * rows * columns * depth), 1.0)
+    longer *= rates.weight_gradient if op.work == Work.WEIGHT_GRADIENT else 1.0
+    longer *= rates.grouped if op.work == Work.GROUPED else 1.0
+    return float(min(seconds) * rates.sustained * longer)
+
+
+def _attention_s(op: Op, rates: Any, compute_efficiency: float, share: float) -> float:
+    heads, queries, keys, width, density = op.extents
+    rate = rates.attention
+    per_s = rate.flops_per_s * compute_efficiency * (width / (width + rate.width)) * ((128 + rate.width) / 128) * share
+    tiles = heads * math.ceil(queries / 128 - 1e-9)
+    all_keys = tiles * (density * keys + rate.depth)
+    last_keys = rate.longest * rates.multiprocessors * (keys + rate.depth)
+    forward_s = 4.0 * 128 * width * (all_keys + last_keys) / per_s
+    return float(forward_s * (2.5 * rate.backward if op.work == Work.ATTENTION_BACKWARD else 1.0))
+
+
+def _overlapped(computing_s: float, moving_s: float) -> float:
+    most, least = max(computing_s, moving_s), min(computing_s, moving_s)
+    square = (least / most) * (least / most)
+    return most * math.sqrt(math.sqrt(1 + square * square))

@@ -1,0 +1,106 @@
+"""Op times on devices with rates: kernels and the host that launches them, twice over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opgraph_strategies import opgraphs
+
+from env import gpu_rates
+from env.checking.checker import audit
+from env.checking.reference_times import op_times
+from env.cluster import Cluster, Device
+from env.gpus import A100_SXM4, H100
+from env.plan import Plan
+from env.problem import Problem
+from env.rates import ProductRate, Rates
+from env.simulation.simulator import Simulator
+from env.times.op_times import OpWork, kernel_seconds, least_seconds, op_seconds
+from graphs import Op, OpGraph, Tensor, Work
+
+DEVICES = (
+    replace(H100, rates=gpu_rates.H100),
+    replace(A100_SXM4, rates=gpu_rates.A100_SXM4, compute_efficiency=0.8, bandwidth_efficiency=0.7),
+    replace(H100, rates=gpu_rates.H100.with_fused_attention(), launch_overhead_s=1e-3),
+    replace(H100, rates=Rates(4, 1e12, 1e-3, {"float32": ProductRate(1e9, 1.0, 1.0, 1e9)}), memory_bytes=2**45),
+    H100,
+)
+SIMPLE = Device(
+    "gpu", "gpu", 10**9, {"float32": 1.0}, 1.0, 2.0, rates=Rates(1, 1.0, 1.0, {"float32": ProductRate(1.0, 0, 0, 1.0)})
+)
+
+
+def chain(*moved: float, **fields: object) -> OpGraph:
+    """Ops that move so many bytes, one after the other."""
+    ops = [Op(f"op{i}", bytes_moved=each, **fields) for i, each in enumerate(moved)]  # type: ignore[arg-type]
+    return OpGraph.build(ops, [Tensor(f"op{i}", 1, (f"op{i + 1}",)) for i in range(len(ops) - 1)])
+
+
+@settings(deadline=None, max_examples=40)
+@given(opgraphs(pins=False), st.sampled_from(DEVICES))
+def test_fast_and_plain_op_times_are_equal(graph: OpGraph, device: Device) -> None:
+    problem_times = op_seconds(OpWork.of(graph), device, None if not graph.time_keys else _measured(graph, device))
+    ops, _ = graph.records()
+    assert problem_times.tolist() == op_times(ops, (device,), [0] * graph.n_ops)
+
+
+def _measured(graph: OpGraph, device: Device) -> np.ndarray:
+    ops, _ = graph.records()
+    keys = ("*", device.kind, device.model, device.name)
+    return np.array([next((op.time_s[k] for k in reversed(keys) if k in op.time_s), np.nan) for op in ops])
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1e7), st.booleans()), min_size=1, max_size=20))
+def test_on_one_device_in_program_order_a_step_is_a_host_and_a_device_side_by_side(
+    rows: list[tuple[int, float, bool]],
+) -> None:
+    ops = [Op(f"op{i}", kernels=k, bytes_moved=moved if k else 0.0) for i, (k, moved, _) in enumerate(rows)]
+    graph = OpGraph.build(ops, [Tensor(f"op{i}", 1, (f"op{i + 1}",)) for i in range(len(ops) - 1)])
+    cluster = Cluster("one", (DEVICES[0],))
+    kernels_s = kernel_seconds(OpWork.of(graph), DEVICES[0])
+    host_s = device_s = 0.0
+    for op, kernel_s in zip(ops, kernels_s.tolist(), strict=True):
+        host_s += op.kernels * DEVICES[0].launch_overhead_s
+        device_s = max(device_s, host_s) + kernel_s
+    plan = Plan(np.zeros(len(ops), dtype=np.int64))
+    score, _ = Simulator(Problem(graph, cluster)).schedule(plan)
+    assert score.step_time_s == pytest.approx(device_s, rel=1e-12, abs=1e-18)
+    assert audit(graph, cluster, plan).problems == ()
+
+
+def test_a_host_falls_behind_short_kernels_and_gets_ahead_of_long_ones() -> None:
+    # A launch takes 2 s, a kernel's floor 1 s: short ops wait for their host, what follows a long one does not.
+    graph = chain(0.0, 0.0, 20.0, 0.0, 0.0)
+    assert op_seconds(OpWork.of(graph), SIMPLE).tolist() == [3.0, 2.0, 22.0, 1.0, 1.0]
+    # A measured op takes what was measured; while it runs, its host launches the next ones.
+    measured = np.array([np.nan, 7.0, np.nan, np.nan, np.nan])
+    assert op_seconds(OpWork.of(chain(*[0.0] * 5)), SIMPLE, measured).tolist() == [3.0, 7.0, 1.0, 1.0, 1.0]
+
+
+def test_ops_of_two_hosts_do_not_wait_for_one_another() -> None:
+    ops = OpWork.of(chain(*[0.0] * 4))
+    assert op_seconds(ops, SIMPLE).tolist() == [3.0, 2.0, 2.0, 2.0]
+    two = replace(ops, stream=np.array([0, 1, 0, 1]))
+    assert op_seconds(two, SIMPLE).tolist() == [3.0, 3.0, 2.0, 2.0]
+
+
+@settings(deadline=None, max_examples=40)
+@given(opgraphs(pins=False), st.sampled_from(DEVICES))
+def test_no_op_is_faster_than_its_least_seconds(graph: OpGraph, device: Device) -> None:
+    ops = OpWork.of(graph)
+    once_s, work_s = least_seconds(ops, device)
+    assert (op_seconds(ops, device) >= (once_s + work_s) * (1 - 1e-9)).all()
+
+
+def test_without_facts_an_op_is_at_the_reached_roofline() -> None:
+    device, ops = DEVICES[0], [Op("p", flops=1e12, dtype="bfloat16"), Op("m", bytes_moved=3e9, dtype="bfloat16")]
+    product, moving = kernel_seconds(OpWork.of(OpGraph.build(ops, [])), device)
+    assert product == pytest.approx(2.6e-6 + 1e12 * 1.25 / 856e12)
+    assert moving == pytest.approx(2.6e-6 + 1e-3)
+    known = Op("p", flops=2.0 * 8192**3, dtype="bfloat16", work=Work.PRODUCT, extents=(1.0, 8192.0, 8192.0, 8192.0, 0))
+    assert kernel_seconds(OpWork.of(OpGraph.build([known], [])), device)[0] > 2 * 8192**3 * 1.25 / 856e12
