@@ -185,7 +185,7 @@ def test_a_wrong_rule_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> Non
         InfeasibleError, match=r"strategy 'dp2' is not to be taken: checking.running_sum.default makes other"
     ):
         optimize(graph, CLUSTER, strategy="dp2")
-    found = optimize(graph, CLUSTER, seed=0, evaluations=100)
+    found = optimize(graph, Cluster.preset("2xK40-pcie"), seed=0, evaluations=100)
     assert "Left out: 'dp" in found.note
     assert "checking.running_sum.default makes other numbers in parts" in found.note
     assert "dp" not in found.strategy
