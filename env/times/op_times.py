@@ -108,16 +108,22 @@ def roofline_seconds(ops: OpWork, device: Device) -> FloatArray:
     return result
 
 
-def least_seconds(ops: OpWork, device: Device) -> tuple[FloatArray, FloatArray]:
+def least_seconds(ops: OpWork, device: Device, measured: FloatArray | None = None) -> tuple[FloatArray, FloatArray]:
     """``(once_s, work_s)``, float64 [n] each: a part of an op takes the first and its share of the second, at least.
 
-    Launches and the roofline on a device without rates; else the floor of kernels, and `Rates.least_seconds`.
+    Launches and the roofline on a device without rates; else the floor of kernels, and `Rates.least_seconds`. Of a
+    measured time nobody knows what launches took.
     """
     if device.rates is None:
-        return _per_kernel(ops, device.launch_overhead_s), roofline_seconds(ops, device)
-    rates = _reached(device, device.rates)
-    work_s = rates.least_seconds(ops.work, ops.extents, ops.flops, ops.bytes_moved, _by_op(ops, device, rates))
-    return _per_kernel(ops, rates.floor_s), work_s
+        once_s, work_s = _per_kernel(ops, device.launch_overhead_s), roofline_seconds(ops, device)
+    else:
+        rates = _reached(device, device.rates)
+        once_s = _per_kernel(ops, rates.floor_s)
+        work_s = rates.least_seconds(ops.work, ops.extents, ops.flops, ops.bytes_moved, _by_op(ops, device, rates))
+    if measured is None:
+        return once_s, work_s
+    is_modelled = np.isnan(measured)
+    return np.where(is_modelled, once_s, 0.0), np.where(is_modelled, work_s, measured)
 
 
 def launch_seconds(device: Device) -> float:

@@ -69,11 +69,13 @@ def _devices_scaled(cluster: Cluster, model: str, change: Callable[[Device, floa
 
 
 def _faster(device: Device, factor: float) -> Device:
-    return replace(device, peak_flops={dtype: rate * factor for dtype, rate in device.peak_flops.items()})
+    peaks = {dtype: rate * factor for dtype, rate in device.peak_flops.items()}
+    return replace(device, peak_flops=peaks, rates=device.rates and device.rates.scaled(compute=factor))
 
 
 def _wider(device: Device, factor: float) -> Device:
-    return replace(device, memory_bytes_per_s=device.memory_bytes_per_s * factor)
+    rates = device.rates and device.rates.scaled(memory=factor)
+    return replace(device, memory_bytes_per_s=device.memory_bytes_per_s * factor, rates=rates)
 
 
 def _later(device: Device, factor: float) -> Device:

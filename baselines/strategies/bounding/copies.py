@@ -13,6 +13,7 @@ from baselines.kernel_records import Readers, readers_of
 from baselines.strategies.bounding.extents import Extents
 from env.bounds.area import WorkByClass
 from env.problem import Problem
+from env.times.op_times import OpWork, least_seconds, measured_seconds
 from graphs.arrays import FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.splitting.sharding import SHAPE_ONLY
@@ -22,7 +23,7 @@ _HALVINGS = 50
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Seconds of ops, launches apart from what is divided among parts.
+    """Seconds of ops, launches apart from what is divided among parts; the floor of kernels where there are rates.
 
     Attributes:
         launch_s, work_s: float64 [n], on the device where they cost least at prices that add up to 1. Updates launch
@@ -42,17 +43,15 @@ class Costs:
         """Prices of a second of each device are those that prove the area bound with every op divided at will."""
         graph = problem.graph
         one_of, of = np.unique(problem.kind_of[devices], return_index=True, return_inverse=True)[1:]
-        columns, first, among = np.unique(
-            problem.kind_s[:, problem.kind_of[devices[one_of]]], axis=1, return_index=True, return_inverse=True
-        )
-        first, kind = one_of[first], among.reshape(-1)[of.reshape(-1)]
-        size = np.bincount(kind, minlength=len(first))
+        ops = OpWork.of(graph)
+        parts = [_parts_s(ops, problem, int(d)) for d in devices[one_of].tolist()]
+        both, among = np.unique(np.stack(parts, axis=-1), axis=-1, return_inverse=True)
+        launch_s, rest_s = both
+        columns, kind = launch_s + rest_s, among.reshape(-1)[of.reshape(-1)]
+        size = np.bincount(kind, minlength=columns.shape[1])
         work = WorkByClass(columns, size.astype(np.float64), np.arange(graph.n_ops), graph.n_ops)
         price = work.area(np.ones(graph.n_ops, dtype=np.bool_))[1]
-        overhead_s = np.array([problem.cluster.devices[d].launch_overhead_s for d in devices[first].tolist()])
-        is_modelled = np.isnan(graph.time_s).all(axis=1)  # of a measured time, nobody knows what launches took
-        launch_s = np.where(is_modelled, graph.kernels, 0)[:, None] * overhead_s
-        rest_s = np.maximum(columns - launch_s, 0.0)
+        launch_s = launch_s.copy()
         launch_s[graph.phase == Phase.UPDATE] = 0.0  # many updates may share one
         each = np.sort(price[kind])[::-1]
         priced = (launch_s * price).min(axis=1), (rest_s * price).min(axis=1)
@@ -138,6 +137,11 @@ class Staged:
             few, many = np.where(is_few, middle, few), np.where(is_few, many, middle)
         result = np.maximum(self.area_s(places, stages, few), self.path_s(places, many))
         return np.where(least_micro_batches <= self.micro_batches, result, np.inf)
+
+
+def _parts_s(ops: OpWork, problem: Problem, device: int) -> FloatArray:
+    """float64 [2, n]: what each part of an op takes in full on a device, and the time of which it takes its share."""
+    return np.stack(least_seconds(ops, kind := problem.cluster.devices[device], measured_seconds(problem.graph, kind)))
 
 
 def waiting_readers(graph: OpGraph) -> Readers:

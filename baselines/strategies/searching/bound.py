@@ -28,6 +28,7 @@ from env.bounds.bounds import lower_bound
 from env.cluster import LANE, Cluster
 from env.problem import Problem
 from env.routes import TABLE_DEVICES
+from env.times.op_times import OpWork, least_seconds, measured_seconds
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 
@@ -72,8 +73,16 @@ def _one_device_s(problem: Problem) -> float:
     """All of the work on the device that takes least for it, among those that have room for what is kept."""
     devices = np.array([d for d, device in enumerate(problem.cluster.devices) if device.kind != LANE], dtype=np.int64)
     fits = problem.capacity_bytes[devices] >= int(problem.graph.kept_bytes.sum())
-    seconds = problem.kind_s[:, np.unique(problem.kind_of[devices[fits]])].sum(axis=0)
-    return float(seconds.min(initial=np.inf)) * (1.0 - _ROUNDING)
+    ops, seconds = OpWork.of(problem.graph), [np.inf]
+    for kind in np.unique(problem.kind_of[devices[fits]]).tolist():
+        device = problem.kinds[kind]
+        if device.rates is None:
+            seconds.append(float(problem.kind_s[:, kind].sum()))
+            continue
+        # Micro-batches may fill tiles better, and another order may keep the host ahead.
+        once_s, work_s = least_seconds(ops, device, measured_seconds(problem.graph, device))
+        seconds.append(float(once_s[problem.graph.phase != Phase.UPDATE].sum() + work_s.sum()))
+    return min(seconds) * (1.0 - _ROUNDING)
 
 
 def _families(problem: Problem, devices: IntArray, extents: Extents) -> dict[str, float]:
