@@ -22,7 +22,10 @@ from graphs.errors import ClusterError
 PRODUCT, WEIGHT_GRADIENT, GROUPED, ATTENTION, ATTENTION_BACKWARD = 1, 2, 3, 4, 5
 # Rows and columns of the tiles into which kernels cut a product, one tile on a multiprocessor at a time.
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+_HIGH, _WIDE = np.array(TILES, dtype=np.float64).T[:, :, None]
+_HAIR = 1e-9  # an extent that was divided may be above a whole number of tiles, by rounding
 MOST_SPLITS = 16  # parts into which kernels cut the depth of a product of few tiles
+UNTILED = 0.5  # of the float32 peak: kernels without tiles, for products as narrow as depthwise convolutions
 ATTENTION_TILE = 128  # queries of one tile of attention
 # Products of an attention's backward pass, by those of its forward pass: five matrix products in place of two.
 BACKWARD_WORK = 2.5
@@ -193,19 +196,18 @@ class Rates:
     def _products_s(self, extents: FloatArray, rates: ProductRates) -> FloatArray:
         """float64 [p]: computing products by the best of all tiles, in one piece or cut along their depth."""
         batch, rows, columns, depth = extents.T[:4]
-        at_once = float(self.multiprocessors)
-        best = np.full(len(batch), np.inf)
-        for high, wide in TILES:
-            tiles = batch * _pieces(rows, high) * _pieces(columns, wide)
-            # A tile's FLOPs, slower by its edges than one of the first tiles.
-            slower = (1.0 + rates.edge * (1.0 / high + 1.0 / wide)) / (1.0 + rates.edge * (1.0 / 256 + 1.0 / 128))
-            wave_s = at_once * (2.0 * high * wide) * slower / rates.flops_per_s
-            best = np.minimum(best, np.ceil(tiles / at_once) * wave_s * (depth + rates.depth))
-            splits = np.clip(np.floor(at_once / np.maximum(tiles, 1.0)), 1.0, MOST_SPLITS)
-            # Parts are added up in float32: each is written and read.
-            added_s = 8.0 * splits * batch * rows * columns / rates.bytes_per_s
-            cut_s = wave_s * (np.ceil(depth / splits) + rates.depth) + added_s
-            best = np.where(splits > 1.0, np.minimum(best, cut_s), best)
+        at_once, high, wide = float(self.multiprocessors), _HIGH, _WIDE  # float64 [tiles, 1]: all tiles at a time
+        tiles = batch * np.ceil(rows / high - _HAIR) * np.ceil(columns / wide - _HAIR)
+        # A tile's FLOPs, slower by its edges than one of the first tiles.
+        slower = (1.0 + rates.edge * (1.0 / high + 1.0 / wide)) / (1.0 + rates.edge * (1.0 / 256 + 1.0 / 128))
+        wave_s = at_once * (2.0 * high * wide) * slower / rates.flops_per_s
+        whole_s = np.ceil(tiles / at_once) * wave_s * (depth + rates.depth)
+        splits = np.clip(np.floor(at_once / np.maximum(tiles, 1.0)), 1.0, MOST_SPLITS)
+        # Parts are added up in float32: each is written and read.
+        added_s = 8.0 * splits * batch * rows * columns / rates.bytes_per_s
+        cut_s = wave_s * (np.ceil(depth / splits) + rates.depth) + added_s
+        best = np.where(splits > 1.0, np.minimum(whole_s, cut_s), whole_s).min(axis=0)
+        best = np.minimum(best, 2.0 * batch * rows * columns * depth / rates.untiled)
         result: FloatArray = best * self.sustained
         return result
 
@@ -220,7 +222,7 @@ class Rates:
     def _attention_s(self, rate: AttentionRate, work: IntArray, extents: FloatArray, share: FloatArray) -> FloatArray:
         """float64 [a]: computing attention by tiles of queries, and the wait for the longest one."""
         heads, queries, keys, width, density = extents.T
-        tiles = heads * _pieces(queries, ATTENTION_TILE)
+        tiles = heads * np.ceil(queries / ATTENTION_TILE - _HAIR)
         all_keys = tiles * (density * keys + rate.depth)
         last_keys = rate.longest * self.multiprocessors * (keys + rate.depth)
         per_s = _head_rate(rate, width) * share
@@ -255,8 +257,9 @@ class Rates:
             name, factor = self.rate_of(dtype, peak_flops)
             rate, flops_per_s = self.products[name], self.products[name].flops_per_s * factor
             share = min(flops_per_s / self.products[usual].flops_per_s, 1.0)
-            figures.append((flops_per_s, rate.depth, rate.edge, rate.bytes_per_s, share))
-        table = np.array(figures, dtype=np.float64).reshape(-1, 5)
+            untiled = min(flops_per_s, UNTILED * peak_flops["float32"])
+            figures.append((flops_per_s, rate.depth, rate.edge, rate.bytes_per_s, share, untiled))
+        table = np.array(figures, dtype=np.float64).reshape(-1, 6)
         return ProductRates(*table[dtype_of].T)
 
     # -- Files --------------------------------------------------------------------------------------------------
@@ -298,13 +301,17 @@ class Rates:
 
 @dataclass(frozen=True, eq=False)
 class ProductRates:
-    """Constants of `ProductRate` for each of n ops, float64 [n]; ``share``: of attention's FLOP/s."""
+    """Constants of `ProductRate` for each of n ops, float64 [n].
+
+    ``share``: of attention's FLOP/s. ``untiled``: FLOP/s of products too narrow for tiles.
+    """
 
     flops_per_s: FloatArray
     depth: FloatArray
     edge: FloatArray
     bytes_per_s: FloatArray
     share: FloatArray
+    untiled: FloatArray
 
     def of(self, ops: IntArray) -> ProductRates:
         """Those of some ops."""
@@ -321,12 +328,6 @@ def _together(compute_s: FloatArray, moving_s: FloatArray) -> FloatArray:
 
 def _are_products(work: IntArray, extents: FloatArray) -> BoolArray:
     result: BoolArray = (work >= PRODUCT) & (work <= GROUPED) & (extents[:, :4] > 0.0).all(axis=1)
-    return result
-
-
-def _pieces(extent: FloatArray, size: int) -> FloatArray:
-    """How many pieces of a size cover an extent, which may be a hair above a whole number where it was divided."""
-    result: FloatArray = np.ceil(extent / size - 1e-9)
     return result
 
 

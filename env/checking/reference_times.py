@@ -78,7 +78,7 @@ def _work_s(op: Op, device: Device) -> float:
     product = rates.products[name]
     flops_per_s = product.flops_per_s * device.compute_efficiency * factor
     if op.work in _PRODUCTS and min(op.extents[:4]) > 0:
-        computing_s = _product_s(op, rates, product, flops_per_s, device.bandwidth_efficiency)
+        computing_s = _product_s(op, device, product, flops_per_s)
         return _overlapped(computing_s, op.bytes_moved / (product.bytes_per_s * device.bandwidth_efficiency))
     if op.work in (Work.ATTENTION, Work.ATTENTION_BACKWARD) and min(op.extents) > 0 and rates.attention is not None:
         usual, _ = _stand_in("bfloat16", rates.products, device.peak_flops)
@@ -94,10 +94,11 @@ def _stand_in(dtype: str, products: Mapping[str, Any], peaks: Mapping[str, float
     return name, peaks.get(dtype, peaks["float32"]) / peaks.get(name, peaks["float32"])
 
 
-def _product_s(op: Op, rates: Any, product: Any, flops_per_s: float, bandwidth_efficiency: float) -> float:
+def _product_s(op: Op, device: Device, product: Any, flops_per_s: float) -> float:
+    rates: Any = device.rates
     batch, rows, columns, depth, _ = op.extents
     at_once = float(rates.multiprocessors)
-    seconds = []
+    seconds = [2.0 * batch * rows * columns * depth / min(flops_per_s, 0.5 * device.peak_flops["float32"])]
     for r, c in _TILES:
         tiles = batch * math.ceil(rows / r - 1e-9) * math.ceil(columns / c - 1e-9)
         slower = (1 + product.edge * (1 / r + 1 / c)) / (1 + product.edge * (1 / 256 + 1 / 128))
@@ -105,7 +106,7 @@ def _product_s(op: Op, rates: Any, product: Any, flops_per_s: float, bandwidth_e
         seconds.append(math.ceil(tiles / at_once) * wave_s * (depth + product.depth))
         parts = min(math.floor(at_once / max(tiles, 1.0)), 16)
         if parts > 1:
-            adding_s = 8.0 * parts * batch * rows * columns / (product.bytes_per_s * bandwidth_efficiency)
+            adding_s = 8.0 * parts * batch * rows * columns / (product.bytes_per_s * device.bandwidth_efficiency)
             seconds.append(wave_s * (math.ceil(depth / parts) + product.depth) + adding_s)
     longer = max(op.flops / (2.0 * batch * rows * columns * depth), 1.0)
     longer *= rates.weight_gradient if op.work == Work.WEIGHT_GRADIENT else 1.0

@@ -62,7 +62,8 @@ def test_large_products_reach_the_rate_and_a_few_rows_the_memory() -> None:
 
 def test_a_tile_more_than_the_multiprocessors_starts_another_wave() -> None:
     rates = Rates(8, 1e15, 0.0, {"bfloat16": ProductRate(1e12, 0.0, 500.0, 1e15)})
-    full, over = seconds(rates, A100_SXM4, PRODUCT, [(8, 256, 128, 512, 0), (9, 256, 128, 512, 0)])
+    slow = replace(A100_SXM4, peak_flops={"float32": 1e9})
+    full, over = seconds(rates, slow, PRODUCT, [(8, 256, 128, 512, 0), (9, 256, 128, 512, 0)])
     assert over > 1.4 * full
 
 
@@ -151,3 +152,10 @@ def test_rates_over_the_peak_are_refused() -> None:
         replace(A100_SXM4, rates=gpu_rates.H100)
     with pytest.raises(ClusterError, match="no more than its memory_bytes_per_s"):
         replace(A100_SXM4, rates=replace(gpu_rates.A100_SXM4, bytes_per_s=3e12))
+
+
+def test_a_depthwise_convolution_needs_no_tiles() -> None:
+    # 168 groups of one channel, 32 images of 42 x 42, 5 x 5: a product by tiles would take 60 times its bytes' time.
+    rates, sizes = gpu_rates.H100, [(168.0, 32.0 * 42 * 42, 1.0, 25.0, 0.0)]
+    untiled_s = 2 * 168 * 32 * 42 * 42 * 25 * rates.sustained / (67e12 / 2)
+    assert seconds(rates, H100, PRODUCT, sizes, "float32") < 2 * untiled_s + 2 * 168 * 32 * 42 * 42 * 26 / 2.88e12
