@@ -59,6 +59,8 @@ __all__ = [
     "both_ways",
 ]
 
+MEASURED, PEAK = "measured", "peak"
+RATES = (MEASURED, PEAK)  # of which a preset may be
 UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
 _LIKE_A_DEVICE = 0.7  # similarity by difflib: gpu7 is like gpu0, switch0 is not
 _MOST_DOTS = 10_000
@@ -119,18 +121,27 @@ class Cluster:
         return Cluster, tuple(getattr(self, each.name) for each in fields(self))
 
     @staticmethod
-    def preset(name: str) -> Cluster:
+    def preset(name: str, rates: str = MEASURED) -> Cluster:
         """A real machine by name; ``placement clusters`` lists them.
 
-        Raises:
-            UnknownNameError: lists the valid names.
-        """
-        from env.presets import PRESETS  # only where one is asked for by name
+        Args:
+            rates: ``"measured"``, what kernels, links and collectives reach where that is known; or ``"peak"``, what
+                data sheets say (`at_peak`).
 
-        if name not in PRESETS:
-            raise UnknownNameError("cluster", name, PRESETS)
-        made = PRESETS[name]()
-        return Cluster(made.name, made.devices, made.links, made.summary, made.source)
+        Raises:
+            UnknownNameError: no such machine, or no such rates.
+        """
+        from env.presets import preset  # only where one is asked for by name
+
+        if rates not in RATES:
+            raise UnknownNameError("rates", rates, RATES)
+        made = preset(name)
+        found = Cluster(made.name, made.devices, made.links, made.summary, made.source, fabric=made.fabric)
+        return found.at_peak() if rates == PEAK else found
+
+    def at_peak(self) -> Cluster:
+        """This cluster at the rates of data sheets: collectives by algorithm, over links at their nominal bandwidth."""
+        return replace(self, links=tuple(link.at_peak() for link in self.links), fabric=None)
 
     @staticmethod
     def local(devices: int | None = None, *, seed: int = 0) -> Cluster:

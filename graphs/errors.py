@@ -140,13 +140,14 @@ class WorkersError(PlacementError):
 
 
 class UnknownNameError(PlacementError, ValueError):
-    """A name that is not in a registry; the message lists the valid names and the nearest one."""
+    """A name that is not in a registry; the message has the nearest one, and the valid names or where to find them."""
 
-    def __init__(self, what: str, name: str, valid: Iterable[str]) -> None:
+    def __init__(self, what: str, name: str, valid: Iterable[str], listed: str = "") -> None:
         self.what, self.name, self.valid = what, name, tuple(valid)
         plain = {v.casefold(): v for v in reversed(self.valid)}
         asked = name.casefold()
         near = [v for v in self.valid if asked and v.casefold().startswith(asked)]
         near = near or [plain[v] for v in difflib.get_close_matches(asked, plain, n=1, cutoff=0.6)]
         hint = f", did you mean {near[0]!r}?" if near else "."
-        super().__init__(f"unknown {what} {name!r}{hint} Valid: {', '.join(self.valid)}")
+        known = f"{listed}." if listed else f"Valid: {', '.join(self.valid)}"
+        super().__init__(f"unknown {what} {name!r}{hint} {known}")

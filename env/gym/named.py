@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TypeVar, cast
 
 from env.cluster import Cluster
-from env.presets import PRESETS
+from env.presets import is_preset, unknown_cluster
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
 from graphs.zoo import MODELS
@@ -51,8 +51,8 @@ def check_cluster_name(name: str) -> None:
     Raises:
         UnknownNameError: neither a preset nor a file.
     """
-    if name != LOCAL and name not in PRESETS and not name.endswith(".toml") and not os.path.exists(name):
-        raise UnknownNameError("cluster", name, (*PRESETS, LOCAL))
+    if name != LOCAL and not is_preset(name) and not name.endswith(".toml") and not os.path.exists(name):
+        raise unknown_cluster(name, LOCAL)
 
 
 def cluster_named(name: str) -> Cluster:
@@ -65,7 +65,7 @@ def cluster_named(name: str) -> Cluster:
     check_cluster_name(name)
     if name == LOCAL:
         return Cluster.local()
-    return Cluster.preset(name) if name in PRESETS else Cluster.from_toml(name)
+    return Cluster.preset(name) if is_preset(name) else Cluster.from_toml(name)
 
 
 def _graph(value: OpGraph | Name) -> OpGraph:

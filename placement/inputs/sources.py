@@ -12,7 +12,6 @@ from typing import Any
 from env.cluster import Cluster
 from env.gym.named import LOCAL as LOCAL
 from env.gym.named import check_cluster_name, cluster_named
-from env.presets import PRESETS
 from env.published import neurips_cluster
 from graphs.disk import read_text
 from graphs.errors import CaptureError, ClusterError, GraphFileError, UnknownNameError
@@ -208,7 +207,7 @@ def cluster_for(
         return read_cluster(argument)
     if source.cluster is None:
         raise ClusterError(
-            f"graph {source.graph.name!r} does not say which devices there are; give --cluster a TOML file or one of "
-            f"{', '.join(PRESETS)}."
+            f"graph {source.graph.name!r} does not say which devices there are; give --cluster a TOML file or a "
+            "name that `placement clusters` lists."
         )
     return source.cluster
