@@ -19,7 +19,8 @@ from env.checking.reference_loads import reference_loads
 from env.checking.reference_times import op_times
 from env.cluster import ROUTE_BYTES, UNLIMITED_BYTES, Cluster, Device, Link, both_ways
 from env.plan import Plan
-from env.presets import DGX1_NVLINKS, PRESETS
+from env.presets import PRESETS
+from env.presets.papers import DGX1_NVLINKS
 from env.problem import Problem
 from env.published import neurips_cluster
 from env.simulation.simulator import Simulator
