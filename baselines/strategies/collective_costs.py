@@ -75,6 +75,8 @@ class CollectiveCosts:
         """
         figures = self.as_used(kind, axis, stage)
         if figures is not None:
+            if algorithm:
+                carried_out_by(kind, algorithm)  # refuses unknown names
             found = figures.seconds(kind, size_bytes, axis in self.overlapped)
             return float(found) if np.ndim(size_bytes) == 0 else found
         key = kind, axis, algorithm, stage

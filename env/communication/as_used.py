@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Along the axis of the batch gradients are reduced and weights gathered, while devices compute.
 OVERLAPPED_AXES = ("dp",)
+AS_USED = "as used"  # in the place of an algorithm
 
 
 @dataclass(frozen=True)

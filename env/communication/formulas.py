@@ -223,6 +223,7 @@ def fused_s(
     for c, (collective, name, ranks) in enumerate(zip(collectives, algorithms, devices, strict=True)):
         figures = used[c]
         if figures is not None and figures.knows(collective.kind):
+            carried_out_by(collective.kind, name)  # refuses unknown names
             result[c] = figures.seconds(collective.kind, collective.bytes, collective.axis in OVERLAPPED_AXES)
         elif len(ranks) > EXPANDED_RANKS:
             key = tuple(ranks), group_size(name, len(ranks))

@@ -14,7 +14,7 @@ import networkx as nx
 import numpy as np
 
 from env.cluster import Cluster
-from env.communication.as_used import AsUsed
+from env.communication.as_used import AS_USED, AsUsed
 from env.communication.formulas import EXPANDED_RANKS, fused_s
 from env.communication.least_times import different, first_quickest, least_s
 from env.plan import Plan
@@ -24,7 +24,7 @@ from env.simulation.simulator import Score, Simulator
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import ClusterError
 from graphs.opgraph import Op, OpGraph, Tensor
-from graphs.transforms.collectives import ALGORITHMS, reduce
+from graphs.transforms.collectives import ALGORITHMS, carried_out_by, reduce
 from graphs.transforms.collectives.expansion import ITEM_BYTES, MOVED_PER_BYTE
 from graphs.transforms.collectives.template import template
 from graphs.transforms.derived import Collective, Derived
@@ -40,7 +40,7 @@ class CollectiveTimes:
         kind: such as ``"all_reduce"``.
         devices: names of the ranks' devices.
         sizes: bytes of the whole tensor, increasing.
-        seconds: by algorithm, one for each size.
+        seconds: by algorithm, one for each size; under `AS_USED` alone where the cluster has figures of it.
     """
 
     kind: str
@@ -70,7 +70,9 @@ def collective_times(
     sizes: Sequence[int] = SIZES,
     algorithms: Sequence[str] = ALGORITHMS,
 ) -> CollectiveTimes:
-    """Score one collective for each size and algorithm on the first devices of a cluster, CPUs beside others left out.
+    """Time one collective for each size and algorithm on the first devices of a cluster, CPUs beside others left out.
+
+    They are scored by the simulator, or as the cluster's figures say, whatever the algorithm.
 
     Args:
         ranks: how many devices take part; None: all.
@@ -88,6 +90,12 @@ def collective_times(
             f"give 2 to {len(devices)}."
         )
     chosen = devices[:ranks]
+    used = AsUsed.of(cluster, np.array([chosen], dtype=np.int64))
+    for name in algorithms:
+        carried_out_by(kind, name)
+    if used is not None and used.knows(kind):
+        found = tuple(used.seconds(kind, np.array(sizes)).tolist())
+        return CollectiveTimes(kind, tuple(cluster.devices[d].name for d in chosen), tuple(sizes), {AS_USED: found})
     names = [with_hosts(name, cluster, chosen) for name in algorithms]
     seconds = {name: tuple(lone_collective_s(cluster, chosen, kind, size, name) for size in sizes) for name in names}
     return CollectiveTimes(kind, tuple(cluster.devices[d].name for d in chosen), tuple(sizes), seconds)

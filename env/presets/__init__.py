@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from env.presets.compared import COMPARED, compared
 from env.presets.machines import PATTERNS, SHOWN, maker_of
 from env.presets.papers import PAPERS
 from env.presets.parts import Preset
 from graphs.errors import UnknownNameError
 
-__all__ = ["PRESETS", "Preset", "is_preset", "preset", "unknown_cluster"]
+__all__ = ["COMPARED", "PRESETS", "Preset", "compared", "is_preset", "preset", "unknown_cluster"]
 
 
 def _shown(name: str) -> Callable[[], Preset]:

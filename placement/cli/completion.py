@@ -14,8 +14,15 @@ MODELS = (
     *("gpt_long", "llama3_8b", "llama3_70b", "mixtral_8x7b", "transformer_moe", "two_tower"),
 )
 CLUSTERS = (
-    *("1xV100", "2xK40-pcie", "4xK40-pcie", "8xK40-pcie", "4xV100-pcie", "8xV100-nvlink", "8xA100-nvswitch"),
-    *("8xH100-nvswitch", "2x8xH100-ib", "16xV100-10gbe", "mixed-gpus", "cpu-gpu", "local"),
+    *("1xV100", "2xK40-pcie", "4xK40-pcie", "8xK40-pcie", "4xV100-pcie", "8xV100-nvlink", "16xV100-10gbe"),
+    *("mixed-gpus", "cpu-gpu", "1xA100", "1xA100-40gb", "1xH100", "1xH200", "1xB200", "1xMI300X", "1xL40S"),
+    *("1xA10G", "1xRTX4090", "1xT4", "8xA100-nvswitch", "8xA100-40gb-nvswitch", "8xH100-nvswitch"),
+    *("8xH100-96gb-nvswitch", "8xH200-nvswitch", "8xB200-nvswitch", "2x8xA100-ib", "8x8xA100-ib", "2x8xH100-ib"),
+    *("8x8xH100-ib", "8xMI300X", "2xRTX4090-pcie", "4xRTX4090-pcie", "8xRTX4090-pcie", "2xL40S-pcie", "4xL40S-pcie"),
+    *("8xL40S-pcie", "4xA10G-pcie", "4xT4-pcie", "p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5e.48xlarge"),
+    *("p5en.48xlarge", "p6-b200.48xlarge", "a2-highgpu-8g", "a2-ultragpu-8g", "a3-highgpu-8g", "a3-megagpu-8g"),
+    *("a3-ultragpu-8g", "a4-highgpu-8g", "ND96asr_A100_v4", "ND96amsr_A100_v4", "ND96isr_H100_v5"),
+    *("ND96isr_H200_v5", "g4dn.12xlarge", "g5.12xlarge", "g5.48xlarge", "g6e.12xlarge", "g6e.48xlarge", "local"),
 )
 POLICIES = ("hierarchical", "seq2seq", "graph", "ppo")
 METHODS = (

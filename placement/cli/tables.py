@@ -13,7 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from env.cluster import UNLIMITED_BYTES, Cluster
+from env.communication.as_used import AS_USED
+from env.presets.compared import compared
 from env.problem import scope
+from env.resizing import resized
 from graphs.formatting import format_bytes, format_count, format_seconds, show, show_line
 from graphs.kept import kept_words
 from placement.report.words import format_percent
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from placement.what_if_result import Case, WhatIf
 
 BAR_WIDTH = 12
+MOST_SHOWN = 32  # devices, one by one
 PEAK = "Rates of data sheets are peaks: step times are best cases; efficiencies in a cluster's file say what you reach."
 MAX_BAR_SPEEDUP = 16.0  # a full bar
 
@@ -244,6 +248,8 @@ def clusters_table(clusters: Sequence[Cluster]) -> list[RenderableType]:
 def collectives_table(found: CollectiveTimes) -> list[RenderableType]:
     """Time against size for each algorithm, the quickest of each size in bold and marked."""
     table = new_table("bytes", *found.seconds)
+    if AS_USED in found.seconds:
+        return _as_used_table(found)
     for k, (size, best) in enumerate(zip(found.sizes, found.best, strict=True)):
         cells = [
             Text(f"{'* ' if name == best else ''}{format_seconds(row[k])}", style="bold" if name == best else "")
@@ -252,6 +258,14 @@ def collectives_table(found: CollectiveTimes) -> list[RenderableType]:
         table.add_row(format_power_of_two(size), *cells)
     ranks = f"* quickest; ranks in this order: {', '.join(map(show, found.devices))}"
     return [table, Text(f"{ranks}. Spelt out and scored with contention, on idle links.", "dim")]
+
+
+def _as_used_table(found: CollectiveTimes) -> list[RenderableType]:
+    table = new_table("bytes", "as used", "bytes by seconds")
+    for size, seconds in zip(found.sizes, found.seconds[AS_USED], strict=True):
+        table.add_row(format_power_of_two(size), format_seconds(seconds), f"{format_bytes(size / seconds)}/s")
+    ranks = f"ranks in this order: {', '.join(map(show, found.devices))}"
+    return [table, Text(f"{ranks}. By the cluster's own figures; --rates peak compares algorithms.", "dim")]
 
 
 def compared_collectives_table(rows: Sequence[ComparedCollective]) -> list[RenderableType]:
@@ -277,10 +291,11 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
     """Devices, links and sources of one cluster."""
     known = {name for device in cluster.devices for name in device.peak_flops}
     formats = [name for name in ("float32", "bfloat16", "float16") if name in known]
+    shown, left_out = _first_host(cluster)
     devices = new_table(
         *("device", "kind", "model", "memory", "reserved", *formats, "bandwidth", "launch"), left=("kind", "model")
     )
-    for device in cluster.devices:
+    for device in shown.devices:
         devices.add_row(
             show(device.name),
             show(device.kind),
@@ -292,7 +307,7 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
             format_seconds(device.launch_overhead_s),
         )
     links = new_table("link", "to", "bandwidth", "latency", "carries", left=("to", "carries"))
-    for link in cluster.links:
+    for link in shown.links:
         rate = (
             "unlimited"
             if link.bandwidth_bytes_per_s == float("inf")
@@ -301,8 +316,21 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
         carries = "one transfer at a time" if link.exclusive else "any number at once"
         links.add_row(show(link.src), show(link.dst), rate, format_seconds(link.latency_s), carries)
     about = f"{show(cluster.name)}: {show_line(str(cluster.summary))}"
-    peak = [] if cluster.source.startswith("measured ") else [Text(PEAK, style="dim")]
-    return [about, f"source: {show_line(str(cluster.source))}", devices, links, *peak]
+    models = [device.model for device in cluster.devices if device.kind != "cpu"]
+    source = f"source: {show_line(str(cluster.source))}"
+    off = f"predictions: {compared(models)}"
+    if cluster.source.startswith("measured "):
+        return [about, source, devices, links]
+    return [about, source, off, devices, links, *left_out, Text(PEAK, style="dim")]
+
+
+def _first_host(cluster: Cluster) -> tuple[Cluster, list[RenderableType]]:
+    """What to show of a large cluster: one of its hosts, and a line that says so."""
+    hosts = len(set(cluster.host_number.tolist()))
+    if hosts < 2 or cluster.n_devices <= MOST_SHOWN:
+        return cluster, []
+    part = resized(cluster, int((cluster.host_number == cluster.host_number[0]).sum()))
+    return part, [Text(f"and {hosts - 1} more hosts like this one", style="dim")]
 
 
 def format_memory(size_bytes: int) -> str:

@@ -388,9 +388,9 @@ def test_every_preset_says_what_it_is_and_where_its_figures_come_from(name: str)
         assert d.kind in ("gpu", "cpu")
         assert d.name.split("/")[-1].startswith(d.kind)
         assert d.model
-        assert 1e11 < d.peak_flops["float32"] < 1e14
+        assert 1e11 < d.peak_flops["float32"] < 2e14
         assert d.peak_flops.get("float16", math.inf) > d.peak_flops["float32"]
-        assert 5e10 < d.memory_bytes_per_s < 5e12
+        assert 5e10 < d.memory_bytes_per_s < 1e13
         assert d.launch_overhead_s > 0
     for route in cluster.routes.values():
         assert 1e9 < route.bandwidth_bytes_per_s < 1e12
@@ -447,7 +447,7 @@ def test_dgx1_routes_over_nvlink_where_it_can_and_over_pcie_elsewhere() -> None:
 def test_hosts_share_one_ethernet_port_but_have_an_infiniband_port_per_gpu() -> None:
     ethernet = Cluster.preset("16xV100-10gbe")
     assert set(ethernet.routes[0, 4].links) & set(ethernet.routes[1, 5].links)
-    infiniband = Cluster.preset("2x8xH100-ib")
+    infiniband = Cluster.preset("2x8xH100-ib", rates="peak")
     assert not set(infiniband.routes[0, 8].links) & set(infiniband.routes[1, 9].links)
     assert infiniband.routes[0, 8].bandwidth_bytes_per_s == 50e9
     assert infiniband.routes[0, 1].bandwidth_bytes_per_s == 450e9

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from placement.measuring.figures import MeasuredMachine
 
 
+PATTERN = "8xH100-nvswitch"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClustersOptions:
     """Options of ``placement clusters``."""
@@ -93,17 +96,15 @@ def clusters(given: ClustersOptions) -> None:
 
 def _check(given: ClustersOptions) -> None:
     """Raises: typer.BadParameter: options that do not go together."""
-    from env.presets import PRESETS
-
     if given.name is None and (given.as_toml or given.output) and not given.measure:
-        raise typer.BadParameter(f"--toml and --output need the name of a cluster, one of {', '.join(PRESETS)}.")
+        raise typer.BadParameter(f"--toml and --output need the name of a cluster, such as {PATTERN}.")
     if given.measure and given.name not in (None, "local"):
         raise typer.BadParameter(f"--measure is about this machine, not about {given.name}; leave one of them out.")
     if given.devices is not None and not given.measure:
         raise typer.BadParameter("--devices says what to --measure; give it too.")
     if given.collectives and (given.name is None or given.measure or given.as_toml or given.output):
         raise typer.BadParameter(
-            f"--collectives needs the name of a cluster, one of {', '.join(PRESETS)}, and goes without --measure, "
+            f"--collectives needs the name of a cluster, such as {PATTERN}, and goes without --measure, "
             "--toml and --output."
         )
     if given.ranks is not None and not given.collectives:
@@ -205,12 +206,15 @@ def _show_compared(cluster: Cluster, as_json: bool) -> None:
 
 def _verdict(cluster: Cluster, found: CollectiveTimes) -> str:
     """Which algorithm is the quickest from which size on, in a sentence."""
+    from env.communication.as_used import AS_USED
     from placement.cli.tables import format_power_of_two
 
     (_, first), *rest = found.crossings
     turns = "".join(f", {name} from {format_power_of_two(size)} on" for size, name in rest)
-    what = found.kind.replace("_", "-")
-    return f"{what} among {len(found.devices)} devices of {cluster.name}: {first} is the quickest{turns}"
+    what = f"{found.kind.replace('_', '-')} among {len(found.devices)} devices of {cluster.name}"
+    if first == AS_USED:
+        return f"{what}: as the library carries it out, whatever algorithm is asked for"
+    return f"{what}: {first} is the quickest{turns}"
 
 
 def _measured_now(devices: int | None) -> MeasuredMachine:

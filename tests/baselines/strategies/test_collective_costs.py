@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 def costs(name: str, *shape: int) -> CollectiveCosts:
-    cluster = Cluster.preset(name)
+    cluster = Cluster.preset(name, rates="peak")
     return CollectiveCosts(cluster, np.arange(np.prod(shape)).reshape(shape))
 
 

@@ -30,7 +30,7 @@ from graphs.zoo import build
 from placement.solving.strategies.row import strategy_row
 from placement.verification import verify
 
-NVSWITCH = Cluster.preset("8xH100-nvswitch")
+NVSWITCH = Cluster.preset("8xH100-nvswitch", rates="peak")
 
 
 @cache

@@ -91,7 +91,7 @@ def test_only_collectives_of_many_ranks_are_fused() -> None:
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_hosts_have_figures_inside_and_across(kind: str, preset: str, host: int, tolerance: float) -> None:
     """As spelt out; where hosts have one port, adding up hides behind the transfers of others, which no formula has."""
-    cluster = Cluster.preset(preset)
+    cluster = Cluster.preset(preset, rates="peak")
     network = ManyRanks.of(cluster, np.arange(16)[None], host)
     for size in (16 * 65536, 720720000):
         found = network.seconds(kind, f"hierarchical{host}", size)
@@ -110,9 +110,9 @@ def test_groups_side_by_side_share_links() -> None:
 
 
 def test_the_figures_of_a_cluster() -> None:
-    network = Interconnect.among(Cluster.preset("8xA100-nvswitch"), range(8))
+    network = Interconnect.among(Cluster.preset("8xA100-nvswitch", rates="peak"), range(8))
     assert network.latency_s == pytest.approx(3.4e-6)
     assert network.s_per_byte == pytest.approx(1 / 300e9)
     assert network.adding_s_per_byte == pytest.approx(3 / 2039e9)
-    hosts = Interconnect.among(Cluster.preset("2x8xH100-ib"), [0, 8])
+    hosts = Interconnect.among(Cluster.preset("2x8xH100-ib", rates="peak"), [0, 8])
     assert (hosts.latency_s, hosts.s_per_byte) == pytest.approx((14e-6, 1 / 50e9))

@@ -115,7 +115,7 @@ def test_memory_of_a_collective(kind: str, algorithm: str, in_place: bool, share
 def test_a_collective_made_once_scores_at_any_size_as_if_made_for_it(
     kind: str, algorithm: str, ranks: int, groups: int, size_bytes: int, preset: str
 ) -> None:
-    cluster = Cluster.preset(preset)
+    cluster = Cluster.preset(preset, rates="peak")
     devices = cluster.compute_devices[: ranks * groups]
     found = side_by_side(cluster, devices.reshape(groups, ranks).tolist(), kind, size_bytes, algorithm)
     derived = reduce(lone_collective(kind, ranks, size_bytes, in_place=True, groups=groups), algorithm)

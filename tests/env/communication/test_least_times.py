@@ -27,7 +27,7 @@ sizes = st.one_of(st.integers(0, 64), st.integers(0, 2**30))
 def test_no_collective_is_quicker_than_its_bound(
     kind: str, algorithm: str, order: list[int], groups: int, size_bytes: int, preset: str
 ) -> None:
-    cluster = Cluster.preset(preset)
+    cluster = Cluster.preset(preset, rates="peak")
     members = cluster.compute_devices[order].reshape(groups, -1).tolist()
     least = least_s(cluster, members, kind, algorithm, [size_bytes])[0]
     assert least <= side_by_side(cluster, members, kind, size_bytes, algorithm).step_time_s * (1 + 1e-9)
@@ -35,7 +35,7 @@ def test_no_collective_is_quicker_than_its_bound(
 
 @given(kind=st.sampled_from(KINDS), ranks=st.integers(2, 4), power=st.integers(0, 30), preset=st.sampled_from(PRESETS))
 def test_the_quickest_is_that_of_all(kind: str, ranks: int, power: int, preset: str) -> None:
-    cluster = Cluster.preset(preset)
+    cluster = Cluster.preset(preset, rates="peak")
     devices = cluster.compute_devices[:ranks].tolist()
     collective = Collective(kind, "dp", tuple(range(ranks)), 1 << power)
     names = [with_hosts(name, cluster, devices) for name in ALGORITHMS]

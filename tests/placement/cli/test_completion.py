@@ -40,7 +40,7 @@ def completed(words: str) -> list[str]:
 def test_the_shell_completes_commands_names_and_lists() -> None:
     assert completed("placement comp") == ["compare"]
     assert completed("placement compare nmt") == ["nmt2", "nmt4", "nmt8"]
-    assert completed("placement compare nmt4 --cluster 4x") == ["4xK40-pcie", "4xV100-pcie"]
+    assert completed("placement compare nmt4 --cluster 4xV") == ["4xV100-pcie"]
     assert completed("placement compare nmt4 --methods heft,pe") == ["heft,peft"]
     assert completed("placement optimize nmt4 --metho") == ["--method"]
 

@@ -67,13 +67,13 @@ def test_misspelt_keys_of_a_cluster_have_near_names(tmp_path: Path) -> None:
 
 
 def test_collectives_are_timed_and_their_crossings_said_first(call: Call) -> None:
-    code, out, err = call("clusters", "8xA100-nvswitch", "--collectives")
+    code, out, err = call("clusters", "8xV100-nvlink", "--collectives")
     assert (code, err) == (0, "")
     first, *rest = out.splitlines()
-    assert first.startswith("all-reduce among 8 devices of 8xA100-nvswitch: doubling is the quickest, butterfly from ")
+    assert first.startswith("all-reduce among 8 devices of 8xV100-nvlink: doubling is the quickest, butterfly from ")
     assert sum(line.strip().startswith(("1 KiB", "512 MiB", "1 GiB")) for line in rest) == 3
     assert all(line.count("* ") == 1 for line in rest if "iB " in line)
-    document = json.loads(call("clusters", "8xA100-nvswitch", "--collectives", "--ranks", "4", "--json")[1])
+    document = json.loads(call("clusters", "8xV100-nvlink", "--collectives", "--ranks", "4", "--json")[1])
     assert document["devices"] == ["gpu0", "gpu1", "gpu2", "gpu3"]
     assert document["crossings"][0] == {"bytes": 1024, "algorithm": document["sizes"][0]["best"]}
     largest = document["sizes"][-1]
