@@ -140,8 +140,9 @@ class Cluster:
         return found.at_peak() if rates == PEAK else found
 
     def at_peak(self) -> Cluster:
-        """This cluster at the rates of data sheets: collectives by algorithm, over links at their nominal bandwidth."""
-        return replace(self, links=tuple(link.at_peak() for link in self.links), fabric=None)
+        """This cluster at the rates of data sheets: devices by the roofline, collectives by algorithm over nominal links."""
+        devices = tuple(device if device.rates is None else replace(device, rates=None) for device in self.devices)
+        return replace(self, devices=devices, links=tuple(link.at_peak() for link in self.links), fabric=None)
 
     @staticmethod
     def local(devices: int | None = None, *, seed: int = 0) -> Cluster:
