@@ -140,7 +140,7 @@ class Cluster:
         return found.at_peak() if rates == PEAK else found
 
     def at_peak(self) -> Cluster:
-        """This cluster at the rates of data sheets: devices by the roofline, collectives by algorithm over nominal links."""
+        """This cluster at the rates of data sheets: devices by the roofline, collectives by algorithm over links."""
         devices = tuple(device if device.rates is None else replace(device, rates=None) for device in self.devices)
         return replace(self, devices=devices, links=tuple(link.at_peak() for link in self.links), fabric=None)
 
