@@ -55,7 +55,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, OSError) and error.filename is not None:
         return _say(f"cannot use {error.filename}: {error.strerror}.", BAD_INPUT)
     if isinstance(error, OSError) and error.errno in _REFUSED_WRITES:
-        return _say(f"cannot write compiled code or a temporary file: {error.strerror}; free some space.", BAD_INPUT)
+        return _say(f"cannot write a file, compiled code or other: {error.strerror}; free some space.", BAD_INPUT)
     return _admit(error)
 
 

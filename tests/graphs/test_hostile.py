@@ -230,7 +230,7 @@ def test_a_full_cache_of_compiled_code_is_one_sentence(
 
     monkeypatch.setattr("placement.optimization.optimize", full)
     assert run(["optimize", "g.json", "--cluster", "c.toml"]) == 2
-    assert capsys.readouterr().err.startswith("placement: cannot write compiled code or a temporary file: No space")
+    assert capsys.readouterr().err.startswith("placement: cannot write a file, compiled code or other: No space")
 
 
 # -- small files that ask for much ----------------------------------------------------------------------------------
