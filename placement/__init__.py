@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from graphs.transforms.strategy import Strategy
     from graphs.zoo import build
+    from placement.calibrating.records import Calibration
+    from placement.calibration import calibrate
     from placement.comparison import Comparison, compare
     from placement.exporters.exporting import export
     from placement.fitting import FitComparison, fit
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METHODS",
+    "Calibration",
     "Cluster",
     "Comparison",
     "Executor",
@@ -55,6 +58,7 @@ __all__ = [
     "Verification",
     "apply",
     "build",
+    "calibrate",
     "capture",
     "compare",
     "compare_seeds",
@@ -75,6 +79,7 @@ __all__ = [
 # No module is called like a function here: importing the module would put itself in the function's place.
 _HOME = {
     "METHODS": "placement.optimization",
+    "Calibration": "placement.calibrating.records",
     "Cluster": "env.cluster",
     "Comparison": "placement.comparison",
     "Executor": "placement.measuring.executor",
@@ -91,6 +96,7 @@ _HOME = {
     "Verification": "placement.verification",
     "apply": "placement.runtime.application",
     "build": "graphs.zoo",
+    "calibrate": "placement.calibration",
     "capture": "graphs.capture",
     "compare": "placement.comparison",
     "compare_seeds": "placement.seeds",

@@ -62,6 +62,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "comparison strategy_comparison fit_sweep",
         "what_if_result seeds",
         "what_if measuring memory_estimate sensitivity problem_suite",
+        "calibrating",
+        "calibration",
         "report",
         "cli",
         "__init__ __main__",
@@ -168,6 +170,7 @@ def test_importing_loads_nothing_heavy(statement: str) -> None:
         "fit",
         "export",
         "profile",
+        "calibrate",
         "apply",
     ],
 )

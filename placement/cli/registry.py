@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from placement.cli.commands.apply import apply
+from placement.cli.commands.calibrate import calibrate
 from placement.cli.commands.capture import capture
 from placement.cli.commands.clusters import clusters
 from placement.cli.commands.compare import compare
@@ -35,6 +36,7 @@ EXAMPLES: dict[Callable[[Any], None], str] = {
     clusters: "placement clusters 4xV100-pcie -o mine.toml",
     capture: "placement capture model.py:make --train -o step.json",
     estimate: "placement estimate model.py:make --train --cluster 2x8xH100-ib",
+    calibrate: "placement calibrate -o mine.toml",
     profile: "placement profile rnnlm --dim batch=4 -o graph.json",
     compare: "placement compare nmt4 --cluster 8xV100-nvlink --html report.html",
     optimize: "placement optimize nmt4 --cluster mine.toml --budget-s 60 -o placement.json",

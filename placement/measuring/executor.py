@@ -266,12 +266,12 @@ def cores_of(cluster: Cluster) -> list[int]:
                 "CPU cores, for example those of "
             )
             raise ClusterError(f"{sentence}Cluster.local(devices=2).").but_on_command_line(
-                f"{sentence}--cluster local after `placement clusters --measure --devices 2`."
+                f"{sentence}--cluster local after `placement calibrate --devices 2`."
             )
     n_cores = len(usable_cores())
     if cluster.n_devices > n_cores:
         sentence = f"cluster {cluster.name!r} has {cluster.n_devices} devices and this process may use {n_cores} cores"
         raise ClusterError(f"{sentence}; take Cluster.local(devices={n_cores}).").but_on_command_line(
-            f"{sentence}; take --cluster local after `placement clusters --measure --devices {n_cores}`."
+            f"{sentence}; take --cluster local after `placement calibrate --devices {n_cores}`."
         )
     return cores_for(cluster.n_devices)

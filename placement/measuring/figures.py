@@ -178,7 +178,7 @@ def warn_of_doubts(cluster: Cluster) -> None:
     if is_doubtful(cluster):
         warnings.warn(
             f"the figures of cluster {cluster.name!r} are doubtful: {cluster.source.partition(_DOUBTFUL)[2]} Measure "
-            "this machine again with `placement clusters --measure` while it does nothing else.",
+            "this machine again with `placement calibrate` while it does nothing else.",
             stacklevel=3,
         )
 

@@ -1,4 +1,4 @@
-"""``placement clusters``: the clusters there are, one of them in full, and this machine measured."""
+"""``placement clusters``: the clusters there are, and one of them in full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from placement.cli.output import check_outputs, emit, emit_json, emit_rich, prog
 if TYPE_CHECKING:
     from env.cluster import Cluster
     from env.communication.times import CollectiveTimes
-    from placement.measuring.figures import MeasuredMachine
 
 
 PATTERN = "8xH100-nvswitch"
@@ -35,19 +34,6 @@ class ClustersOptions:
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Write the named cluster as TOML."),
-    ] = None
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Measure this machine: the cluster 'local' from now on.")
-    ] = False
-    devices: Annotated[
-        int | None,
-        typer.Option(
-            "--devices",
-            metavar="COUNT",
-            min=1,
-            show_default=False,
-            help="With --measure: take that many CPU cores as devices, instead of all cores or all GPUs and the CPU.",
-        ),
     ] = None
     collectives: Annotated[
         bool,
@@ -71,12 +57,7 @@ class ClustersOptions:
 def clusters(given: ClustersOptions) -> None:
     """List the clusters there are: devices, memory, links, and where the figures come from."""
     _check(given)
-    if given.measure:
-        machine = _measured_now(given.devices)
-        _write(given, machine.cluster)
-        if not _printed(given, machine.cluster):
-            _show_measured(machine, given.devices, given.output)
-    elif given.name is None:
+    if given.name is None:
         _list_presets(given.as_json)
     else:
         from placement.cli.tables import cluster_details
@@ -96,16 +77,11 @@ def clusters(given: ClustersOptions) -> None:
 
 def _check(given: ClustersOptions) -> None:
     """Raises: typer.BadParameter: options that do not go together."""
-    if given.name is None and (given.as_toml or given.output) and not given.measure:
+    if given.name is None and (given.as_toml or given.output):
         raise typer.BadParameter(f"--toml and --output need the name of a cluster, such as {PATTERN}.")
-    if given.measure and given.name not in (None, "local"):
-        raise typer.BadParameter(f"--measure is about this machine, not about {given.name}; leave one of them out.")
-    if given.devices is not None and not given.measure:
-        raise typer.BadParameter("--devices says what to --measure; give it too.")
-    if given.collectives and (given.name is None or given.measure or given.as_toml or given.output):
+    if given.collectives and (given.name is None or given.as_toml or given.output):
         raise typer.BadParameter(
-            f"--collectives needs the name of a cluster, such as {PATTERN}, and goes without --measure, "
-            "--toml and --output."
+            f"--collectives needs the name of a cluster, such as {PATTERN}, and goes without --toml and --output."
         )
     if given.ranks is not None and not given.collectives:
         raise typer.BadParameter("--ranks says how many devices --collectives are between; give it too.")
@@ -215,49 +191,3 @@ def _verdict(cluster: Cluster, found: CollectiveTimes) -> str:
     if first == AS_USED:
         return f"{what}: as the library carries it out, whatever algorithm is asked for"
     return f"{what}: {first} is the quickest{turns}"
-
-
-def _measured_now(devices: int | None) -> MeasuredMachine:
-    """This machine, measured now; doubtful figures are warned of."""
-    with progress("measuring devices and links"):
-        from placement.measuring import machine as measure
-        from placement.measuring.figures import warn_of_doubts
-
-        found = measure.measured_machine(devices)
-        warn_of_doubts(found.cluster)
-        return found
-
-
-def _show_measured(found: MeasuredMachine, devices: int | None, output: Path | None) -> None:
-    """Measured figures, how far they can be trusted, and where they are saved."""
-    from rich.table import Table
-
-    from graphs.formatting import format_bytes, format_count, format_seconds
-    from placement.cli.tables import cluster_details
-
-    spreads = Table(box=None, header_style="bold", padding=(0, 1))
-    for column in ("of", "figure", "measured", "spread", "share of a core"):
-        spreads.add_column(column, justify="left" if column in ("of", "figure") else "right")
-    for name, speed in found.speeds.items():
-        for what, rate in speed.peak_flops.items():
-            spreads.add_row(name, what, f"{format_count(rate.value)}FLOP/s", f"{rate.spread:.1%}", f"{rate.share:.0%}")
-        for what, figure, value in (
-            ("bandwidth", speed.memory_bytes_per_s, f"{format_bytes(speed.memory_bytes_per_s.value)}/s"),
-            ("launch", speed.launch_overhead_s, format_seconds(speed.launch_overhead_s.value)),
-        ):
-            spreads.add_row(name, what, value, f"{figure.spread:.1%}", f"{figure.share:.0%}")
-    for (source, target), link in found.links.items():
-        value = f"{format_bytes(link.bandwidth_bytes_per_s)}/s"
-        spreads.add_row(f"{source} to {target}", "transfers", value, f"{link.spread:.1%}", "")
-    emit_rich(*cluster_details(found.cluster), spreads)
-    if found.others is not None:
-        emit(f"other processes had {found.others:.0%} of the processor time meanwhile")
-    if output is not None:
-        emit(f"written to {output}")
-    name = "the cluster 'local'" if devices is None else f"Cluster.local({devices}) in Python"
-    if found.file is None:
-        emit(f"not kept as {name}: the cache cannot be written")
-    elif found.is_cached:
-        emit(f"kept as {name} in {found.file}")
-    else:
-        emit(f"not kept as {name}: the earlier figures in {found.file} are not doubtful, and stay")

@@ -73,7 +73,7 @@ def test_the_command_line_gives_no_advice_in_python(call: Call, monkeypatch: pyt
     code, _, err = call("optimize", "alexnet", "--cluster", "4xV100-pcie", "--scorer", "execute")
     assert code == 2
     assert "Cluster.local" not in err
-    assert "`placement clusters --measure --devices 2`" in err
+    assert "`placement calibrate --devices 2`" in err
     error = MismatchError("it is so; pass x={}.").but_on_command_line("it is so; give --x.")
     assert str(error) == "it is so; pass x={}."
     monkeypatch.setattr("placement.inputs.sources.read_source", lambda *_, **__: (_ for _ in ()).throw(error))

@@ -18,7 +18,7 @@ COMMON = ["--dim", "--granularity", "--help", "--json", "--train"]
 OPTIONS = {
     "models": ["--help", "--json", "--train", "NAMES"],
     "clusters": [
-        *["--collectives", "--devices", "--help", "--json", "--measure", "--output", "--ranks", "--toml", "-o", "NAME"],
+        *["--collectives", "--help", "--json", "--output", "--ranks", "--toml", "-o", "NAME"],
     ],
     "capture": [*COMMON, "--explain", "--optimizer", "--output", "-o", "GRAPH"],
     "estimate": [*COMMON, "--cluster", "--optimizer", "GRAPH"],
@@ -86,6 +86,10 @@ OPTIONS = {
             "--train",
         ],
         *["-o", "MODEL", "PLACEMENT"],
+    ],
+    "calibrate": [
+        *["--base", "--devices", "--help", "--json", "--minutes", "--nccl-tests", "--output", "--products", "--seed"],
+        *["--step", "-o"],
     ],
     "profile": ["--cluster", "--dim", "--help", "--json", "--output", "--train", "-o", "MODEL"],
     "verify": [*COMMON, "--cluster", "--graph", "FILE"],

@@ -15,6 +15,8 @@ from env.cluster import Cluster
 from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
 from graphs.rows import SplitRow
+from placement.calibrating.known_steps import read_step
+from placement.calibrating.records import Calibration, CheckedStep, Fit
 from placement.cli import run
 from placement.cli.registry import EXAMPLES
 from placement.measuring.collectives import ComparedCollective
@@ -128,6 +130,15 @@ def test_the_fields_of_a_profile_are_too(
     assert run(["profile", "m.py:net", "--cluster", "cpu-gpu", "--json"]) == 0
     known = documented("profile")
     assert printed(json.loads(capsys.readouterr().out), known) == known
+
+
+def test_the_fields_of_a_calibration_are_too(folder: Path) -> None:
+    step = read_step("g.json = 1 s")
+    fit = Fit("products", "float32", 3, 3, 0.5, 0.1)
+    cluster = Cluster.from_toml(folder / "every.toml")
+    found = Calibration(cluster, (), (fit,), {"floor_s": 1.0}, (CheckedStep(step, 1.0, 2.0),), {"kernels": 2.0})
+    known = documented("calibrate")
+    assert printed(found.to_dict(), known) == known
 
 
 def test_the_fields_of_measured_collectives_are_too(

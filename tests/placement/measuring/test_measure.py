@@ -380,7 +380,7 @@ def test_doubtful_figures_are_kept_with_their_doubts(
     assert Cluster.local(1) == quiet.cluster
     now[:] = [CoreTime(10.0, 3.0, 1.0), CoreTime(20.0, 23.0, 9.0)]
     with pytest.warns(UserWarning, match=doubts):
-        assert run(["clusters", "--measure", "--devices", "1", "-o", str(tmp_path / "mine.toml")]) == 0
+        assert run(["calibrate", "--minutes", "0.01", "--devices", "1", "-o", str(tmp_path / "mine.toml")]) == 0
     out = capsys.readouterr().out
     assert "other processes had 60% of the processor time meanwhile" in out
     assert f"written to {tmp_path / 'mine.toml'}" in out
@@ -630,13 +630,13 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.chdir(tmp_path)
     for name in ("local_cluster", "measured_machine"):
         monkeypatch.setattr(measure, name, partial(getattr(measure, name), effort=BRIEF))
-    assert run(["clusters", "--measure", "--devices", "1", "-o", "mine.toml"]) == 0
+    assert run(["calibrate", "--minutes", "0.01", "--devices", "1", "-o", "mine.toml"]) == 0
     out, _ = capsys.readouterr()
     assert "written to mine.toml" in out
     assert f"kept as Cluster.local(1) in Python in {tmp_path / 'cache'}" in out
     assert re.search(r"cpu0 +launch +\S+ .s +\S+% +\d+%", out)
     assert Cluster.from_toml("mine.toml").n_devices == 1
-    assert run(["clusters", "--measure", "--devices", "1"]) == 0
+    assert run(["calibrate", "--minutes", "0.01", "--devices", "1"]) == 0
     assert measure.cpu_model() in capsys.readouterr().out
     Path("tiny.py").write_text(LOUD, encoding="utf-8")
     assert run(["profile", "tiny.py:make", "--cluster", "mine.toml", "--train", "-o", "graph.json"]) == 0
@@ -654,9 +654,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("clusters --measure 4xV100-pcie", "--measure is about this machine, not about 4xV100-pcie"),
-        ("clusters --devices 2", "--devices says what to --measure"),
-        ("clusters --measure --devices 100000", "got devices = 100000; expected 1 to"),
+        ("calibrate --devices 100000", "got devices = 100000; expected 1 to"),
         ("clusters lokal", "did you mean 'local'?"),
         ("profile alexnet", "profile saves a graph; say where with --output FILE"),
         ("profile nothing -o g.json", "unknown model 'nothing'"),
@@ -668,7 +666,7 @@ def test_bad_commands(
     line: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(measure, "local_cluster", lambda *_, **__: cpu_cluster() if "--measure" not in line else None)
+    monkeypatch.setattr(measure, "local_cluster", lambda *_, **__: cpu_cluster())
     if "100000" in line:
         monkeypatch.undo()
     assert run(line.split()) == 2

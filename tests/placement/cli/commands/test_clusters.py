@@ -83,7 +83,7 @@ def test_collectives_are_timed_and_their_crossings_said_first(call: Call) -> Non
 
 def test_bad_collectives(call: Call) -> None:
     refused(call("clusters", "--collectives"), "--collectives needs the name of a cluster")
-    refused(call("clusters", "4xV100-pcie", "--collectives", "--toml"), "goes without --measure, --toml and --output")
+    refused(call("clusters", "4xV100-pcie", "--collectives", "--toml"), "goes without --toml and --output")
     refused(call("clusters", "4xV100-pcie", "--ranks", "2"), "--ranks says how many devices --collectives")
     refused(call("clusters", "4xV100-pcie", "--collectives", "--ranks", "5"), "has 4 devices that compute; give 2 to 4")
     refused(call("clusters", "4xV100-pcie", "--collectives", "--ranks", "1"), "give 2 to 4")

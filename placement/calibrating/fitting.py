@@ -1,0 +1,217 @@
+"""Fitting the constants of `env.rates.Rates` to one half of measured kernels, and judging them on the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env.device import Device
+from env.rates import AttentionRate, ProductRate, Rates
+from graphs.errors import ClusterError
+from graphs.formatting import format_count, format_seconds
+from graphs.records import Work
+from placement.calibrating.kernels import MeasuredKernel
+from placement.calibrating.least_squares import least_squares
+from placement.calibrating.records import Fit
+
+Array = NDArray[np.float64]
+PRODUCTS = (Work.PRODUCT, Work.WEIGHT_GRADIENT)
+ATTENTION = (Work.ATTENTION, Work.ATTENTION_BACKWARD)
+_OVER_PEAK = 1.03  # what clocks above the data sheet's and the clock of the measurement may explain
+_MOST_AWAY = 50.0  # times that a constant may leave what it began with
+_ROUNDING = 1e-9  # a limit stays one after logarithms and exponentials
+LEAST = 4  # kernels of a kind that constants are fitted to
+_NAMES = {"products": PRODUCTS, "attention": ATTENTION, "memory-bound ops": (Work.OTHER,)}
+
+
+def fitted(
+    device: Device, kernels: Sequence[MeasuredKernel], seed: int = 0, multiprocessors: int | None = None
+) -> tuple[Device, list[Fit]]:
+    """The device with rates fitted to one half of the kernels, chosen at random, and how far the other half is off.
+
+    Memory-bound ops decide bandwidth and floor, products of each dtype their five constants at most, attention its own
+    five; kinds of fewer than eight kernels stay as they were. Errors are those of single kernels in short runs.
+
+    Args:
+        multiprocessors: that the device says it has; None for those of its rates.
+
+    Raises:
+        ClusterError: a product is faster than the device's peak.
+    """
+    check_peaks(device, kernels)
+    halves = _halves(kernels, np.random.default_rng(seed))
+    rates = replace(start_of(device, kernels), sustained=1.0)
+    rates = rates if multiprocessors is None else replace(rates, multiprocessors=multiprocessors)
+    before = device if device.rates is None else replace(device, rates=replace(device.rates, sustained=1.0))
+    mine, others = halves
+    rates = _memory(rates, _only(mine, (Work.OTHER,)), device)
+    dtypes = list(dict.fromkeys(one.dtype for one in kernels if one.work in PRODUCTS))
+    for number, dtype in enumerate(dtypes):
+        rates = _products(rates, dtype, _only(mine, PRODUCTS, dtype), device, is_first=number == 0)
+    rates = _attention(rates, _only(mine, ATTENTION), device)
+    after = replace(device, rates=rates)
+    fits = []
+    for what, works in _NAMES.items():
+        for dtype in dict.fromkeys(one.dtype for one in kernels if one.work in works):
+            own, left_out = _only(mine, works, dtype), _only(others, works, dtype)
+            if len(own) >= LEAST:
+                errors = (median_error(each, left_out) for each in (before, after))
+                fits.append(Fit(what, dtype, len(own), len(left_out), *errors))
+    sustained = device.rates.sustained if device.rates is not None else 1.0
+    return replace(device, rates=replace(rates, sustained=sustained)), fits
+
+
+def check_peaks(device: Device, kernels: Sequence[MeasuredKernel]) -> None:
+    """Raises: ClusterError: a product is faster than any on this device can be."""
+    for one in kernels:
+        peak = device.peak_flops.get(one.dtype)
+        if one.work in PRODUCTS and peak is not None and one.flops > _OVER_PEAK * peak * one.seconds:
+            _, m, n, k, _ = one.extents
+            raise ClusterError(
+                f"a {one.dtype} product of {m:g} x {n:g} x {k:g} in {format_seconds(one.seconds)} is "
+                f"{format_count(one.flops / one.seconds)}FLOP/s, and {device.model or device.name!r} has a peak of "
+                f"{format_count(peak)}FLOP/s; check the unit of the times and the device."
+            )
+
+
+def seconds_of(device: Device, kernels: Sequence[MeasuredKernel]) -> Array:
+    """float64 [n]: how long kernels take by the rates of a device or, where it has none, by its roofline."""
+    flops, moved = (np.array([getattr(one, name) for one in kernels]) for name in ("flops", "bytes_moved"))
+    if device.rates is None:
+        rates = np.array([device.flops_per_s(one.dtype) for one in kernels])
+        roofline: Array = np.maximum(flops / rates, moved / device.bytes_per_s)
+        return roofline
+    return _seconds(device.rates, kernels, device)
+
+
+def median_error(device: Device, kernels: Sequence[MeasuredKernel]) -> float:
+    """The median of how far times are off, as a share of what was measured; 0 of none."""
+    if not kernels:
+        return 0.0
+    measured = np.array([one.seconds for one in kernels])
+    return float(np.median(np.abs(seconds_of(device, kernels) / measured - 1.0)))
+
+
+def _seconds(rates: Rates, kernels: Sequence[MeasuredKernel], device: Device) -> Array:
+    work = np.array([int(one.work) for one in kernels], dtype=np.int64)
+    extents = np.array([one.extents for one in kernels], dtype=np.float64)
+    flops, moved = (np.array([getattr(one, name) for one in kernels]) for name in ("flops", "bytes_moved"))
+    dtypes = list(dict.fromkeys(one.dtype for one in kernels))
+    dtype_of = np.array([dtypes.index(one.dtype) for one in kernels], dtype=np.int64)
+    by_op = rates.by_op(dtypes, dtype_of, device.peak_flops)
+    result: Array = rates.seconds(work, extents, flops, moved, by_op) + rates.floor_s
+    return result
+
+
+def start_of(device: Device, kernels: Sequence[MeasuredKernel]) -> Rates:
+    """Rates to begin with: the device's own or, where it has none, by its data sheet and the fastest kernel."""
+    if device.rates is not None:
+        return device.rates
+    reached: dict[str, float] = {}
+    for one in kernels:
+        if one.work in PRODUCTS:
+            reached[one.dtype] = max(reached.get(one.dtype, 0.0), one.flops / one.seconds)
+    products = {dtype: _first_rate(most, device) for dtype, most in reached.items()}
+    products = products or {dtype: _first_rate(peak, device) for dtype, peak in device.peak_flops.items()}
+    units = 1 if device.kind == "cpu" else 108
+    return Rates(units, device.bytes_per_s, 1e-6 if device.kind != "cpu" else 1e-7, products)
+
+
+def _first_rate(flops_per_s: float, device: Device) -> ProductRate:
+    return ProductRate(flops_per_s, 64.0, 8.0, device.bytes_per_s)
+
+
+# -- one kind of kernel ----------------------------------------------------------------------------------------------
+
+
+def _memory(rates: Rates, kernels: Sequence[MeasuredKernel], device: Device) -> Rates:
+    """Bandwidth, and the floor of a kernel."""
+    if len(kernels) < LEAST:
+        return rates
+    moved, seconds = (np.array([getattr(one, name) for one in kernels]) for name in ("bytes_moved", "seconds"))
+
+    def modelled(logs: Array) -> Array:
+        result: Array = moved / math.exp(logs[0]) + math.exp(logs[1])
+        return result
+
+    first = np.log([float(np.max(moved / seconds)), float(np.min(seconds))])
+    most = np.array([math.log(device.memory_bytes_per_s), math.inf])
+    found = np.exp(_least_squares(modelled, seconds, first, most))
+    return replace(rates, bytes_per_s=float(found[0]), floor_s=float(found[1]))
+
+
+def _products(rates: Rates, dtype: str, kernels: Sequence[MeasuredKernel], device: Device, is_first: bool) -> Rates:
+    """Constants of the products of a dtype; of the first one also how much longer gradients of weights take."""
+    if len(kernels) < LEAST:
+        return rates
+    seconds = np.array([one.seconds for one in kernels])
+    reached = float(np.max([one.flops / one.seconds for one in kernels]))
+    start = rates.products.get(dtype) or _first_rate(reached, device)
+    has_gradients = is_first and any(one.work == Work.WEIGHT_GRADIENT for one in kernels)
+
+    def made(logs: Array) -> Rates:
+        flops_per_s, depth, edge, bytes_per_s, floor_s, more = np.exp(logs).tolist()
+        rate = ProductRate(flops_per_s, depth, edge, bytes_per_s)
+        factor = 1.0 + more if has_gradients else rates.weight_gradient
+        products = {**rates.products, dtype: rate}
+        return replace(rates, products=products, floor_s=floor_s if is_first else rates.floor_s, weight_gradient=factor)
+
+    floor_s = min(rates.floor_s, float(np.min(seconds)))
+    first = np.log([max(start.flops_per_s, reached), max(start.depth, 1.0), max(start.edge, 0.1), start.bytes_per_s,
+                    max(floor_s, 1e-8), 0.05])  # fmt: skip
+    most = np.full(6, math.inf)
+    most[0] = math.log(device.peak_flops.get(dtype, math.inf))
+    most[3] = math.log(device.memory_bytes_per_s)
+    return made(_least_squares(lambda logs: _seconds(made(logs), kernels, device), seconds, first, most))
+
+
+def _attention(rates: Rates, kernels: Sequence[MeasuredKernel], device: Device) -> Rates:
+    """Constants of attention as torch runs it."""
+    if len(kernels) < LEAST:
+        return rates
+    seconds = np.array([one.seconds for one in kernels])
+    reached = float(np.max([one.flops * one.extents[4] / one.seconds for one in kernels]))
+    start = rates.attention or AttentionRate(reached, 128.0, 16.0, 0.5, 1.3)
+
+    def made(logs: Array) -> Rates:
+        flops_per_s, depth, width, longest, more = np.exp(logs).tolist()
+        return replace(rates, attention=AttentionRate(flops_per_s, depth, width, longest, 1.0 + more))
+
+    first = np.log([start.flops_per_s, max(start.depth, 1.0), max(start.width, 0.1), max(start.longest, 0.01),
+                    max(start.backward - 1.0, 0.01)])  # fmt: skip
+    found = _least_squares(lambda logs: _seconds(made(logs), kernels, device), seconds, first)
+    return made(found)
+
+
+def _least_squares(
+    modelled: Callable[[Array], Array], seconds: Array, first: Array, most: Array | None = None
+) -> Array:
+    """Logarithms of constants by least squares of the logarithms of times.
+
+    Errors far beyond 5 % hardly count: some shapes have kernels of their own, which no few constants describe.
+
+    Args:
+        modelled: the times of all kernels by some constants.
+        first, most: where to begin, and what a data sheet allows.
+    """
+    away = math.log(_MOST_AWAY)
+    upper = first + away if most is None else np.minimum(first + away, most - _ROUNDING)
+    lower = np.minimum(first, upper) - away
+    # Times have steps, waves of tiles: derivatives over some percent, not at a point.
+    return least_squares(lambda logs: np.log(modelled(logs) / seconds), first, lower, upper, step=0.005, scale=0.05)
+
+
+def _halves(
+    kernels: Sequence[MeasuredKernel], random: np.random.Generator
+) -> tuple[list[MeasuredKernel], list[MeasuredKernel]]:
+    order = random.permutation(len(kernels)).tolist()
+    middle = (len(order) + 1) // 2
+    return [kernels[k] for k in order[:middle]], [kernels[k] for k in order[middle:]]
+
+
+def _only(kernels: Sequence[MeasuredKernel], works: Sequence[Work], dtype: str | None = None) -> list[MeasuredKernel]:
+    return [one for one in kernels if one.work in works and dtype in (None, one.dtype)]

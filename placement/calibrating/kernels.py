@@ -1,0 +1,273 @@
+"""Measured kernels: matrix products, attention and copies of many shapes, as a step of training launches them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+
+import torch
+from torch.nn import functional as nn_functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from graphs.records import Work
+from placement.calibrating.clock import Call, TimeLeft, kernel_s
+
+Extents = tuple[float, float, float, float, float]
+_IN_TURN, _IN_TURN_BYTES = 8, 128 << 20  # operands that are taken by turns: more than the caches of a GPU hold
+_SHARES = ((Work.PRODUCT, 0.6), (Work.ATTENTION, 0.6), (Work.OTHER, 1.0))  # of the time that is left
+
+
+@dataclass(frozen=True)
+class MeasuredKernel:
+    """The time of one kernel.
+
+    Attributes:
+        work: what it computes.
+        dtype: of its operands.
+        extents: as `graphs.records.Op.extents`.
+        flops, bytes_moved: what it computes, and what it reads and writes at least.
+        seconds: how long it takes, without a launch.
+    """
+
+    work: Work
+    dtype: str
+    extents: Extents
+    flops: float
+    bytes_moved: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What to measure on one kind of device.
+
+    Attributes:
+        dtypes: of products; attention is measured in the first one.
+        tokens: rows of products of the forward pass, depth of those of gradients of weights.
+        widths: of layers, which are multiplied by the matrices of a transformer: 3, 1 and 4 widths wide.
+        narrow: (m, n, k) of products that fill a device badly.
+        attention: (batch * heads, length, head width).
+        copied: numbers of a pointwise op.
+        figure_s: how long to repeat one kernel.
+        most_flops: shapes that compute more are left out.
+    """
+
+    dtypes: tuple[str, ...]
+    tokens: tuple[int, ...]
+    widths: tuple[int, ...]
+    narrow: tuple[tuple[int, int, int], ...]
+    attention: tuple[tuple[int, int, int], ...]
+    copied: tuple[int, ...]
+    figure_s: float
+    most_flops: float = math.inf
+
+
+GPU = Shapes(
+    dtypes=("bfloat16", "float16", "float32"),
+    tokens=(4096, 8192, 1024, 16384, 2048),
+    widths=(4096, 2048, 8192, 1024, 768),
+    narrow=(
+        *((4096, n, 4096) for n in (64, 128, 256, 512)),
+        *((4096, 4096, k) for k in (64, 128, 256, 512)),
+        *((m, 4096, 4096) for m in (1, 8, 64, 128, 256, 512)),
+        *((4096, 32_000, 2048), (8192, 50_304, 768), (2048, 128_256, 4096)),
+    ),
+    attention=(
+        *((32, length, 128) for length in (1024, 2048, 4096, 8192)),
+        *((64, length, 64) for length in (256, 512, 1024, 2048, 4096)),
+        *((8, length, 128) for length in (4096, 8192, 16384)),
+        *((256, 512, 64), (128, 1024, 128), (16, 2048, 256)),
+    ),
+    copied=tuple(1 << k for k in (28, 26, 24, 22, 20, 18, 16, 14, 27, 25, 23, 21)),
+    figure_s=0.03,
+)
+CPU = Shapes(
+    dtypes=("float32", "bfloat16"),
+    tokens=(128, 512, 64, 256),
+    widths=(256, 512, 128, 1024),
+    narrow=(
+        *((256, n, 256) for n in (8, 16, 32, 64)),
+        *((256, 256, k) for k in (8, 16, 32, 64)),
+        *((m, 512, 512) for m in (1, 4, 16, 32)),
+    ),
+    attention=tuple((heads, length, width) for heads, width in ((8, 64), (4, 32)) for length in (64, 128, 256, 512)),
+    copied=tuple(1 << k for k in (25, 23, 21, 19, 17, 15, 13, 24, 22)),
+    figure_s=0.03,
+    most_flops=2e9,
+)
+BRIEF = Shapes(("float32",), (16, 32), (16, 32), ((4, 16, 16), (16, 4, 16)), ((2, 16, 8), (2, 32, 8)), (64, 256), 0.0)
+
+
+def shapes_for(place: torch.device) -> Shapes:
+    """What is measured on that kind of device."""
+    return GPU if place.type == "cuda" else CPU
+
+
+def measured_kernels(
+    place: torch.device, shapes: Shapes, deadline: TimeLeft, tell: Callable[[str], None] = lambda _: None
+) -> list[MeasuredKernel]:
+    """Measure products, attention and copies until the deadline, the most telling shapes first.
+
+    A kernel that the device has not, or that has no room in its memory, is left out.
+    """
+    plans = {Work.PRODUCT: products(shapes), Work.ATTENTION: attentions(shapes), Work.OTHER: copies(shapes)}
+    names = {Work.PRODUCT: "matrix products", Work.ATTENTION: "attention", Work.OTHER: "memory-bound ops"}
+    found: list[MeasuredKernel] = []
+    for work, share in _SHARES:
+        tell(f"measuring {names[work]}")
+        until = deadline.share(share)
+        for planned in plans[work]:
+            if until.left_s <= 0 and any(one.work == work for one in found):
+                break
+            if planned.flops <= shapes.most_flops:
+                found += planned.measured(place, shapes.figure_s)
+    return found
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A kernel to be measured: one way of calling it for each set of operands.
+
+    Attributes:
+        flops, bytes_moved, work, dtype, extents: as `MeasuredKernel`.
+        operands: makes a call on operands of its own.
+    """
+
+    work: Work
+    dtype: str
+    extents: Extents
+    flops: float
+    bytes_moved: float
+    operands: Callable[[torch.device], Call]
+
+    def measured(self, place: torch.device, figure_s: float) -> list[MeasuredKernel]:
+        """Its time; nothing where the device refuses."""
+        turns = max(1, min(_IN_TURN, int(_IN_TURN_BYTES // max(1.0, self.bytes_moved))))
+        try:
+            calls = [self.operands(place) for _ in range(turns)]
+            seconds = kernel_s(calls, place, figure_s)
+        except (RuntimeError, NotImplementedError):  # no such kernel, or no memory for it (torch.OutOfMemoryError)
+            return []
+        return [MeasuredKernel(self.work, self.dtype, self.extents, self.flops, self.bytes_moved, seconds)]
+
+
+# -- matrix products ---------------------------------------------------------------------------------------------
+
+
+def products(shapes: Shapes) -> Iterator[Planned]:
+    """Products of the forward pass, of gradients of weights, and in batches; all dtypes by turns after the first."""
+    first, *others = ([*_products(shapes, dtype)] for dtype in shapes.dtypes)
+    yield from first
+    for together in zip_longest(*others):
+        yield from (one for one in together if one is not None)
+
+
+def _products(shapes: Shapes, dtype: str) -> Iterator[Planned]:
+    for tokens in shapes.tokens:
+        for width in shapes.widths:
+            for wide, deep in ((4 * width, width), (width, width), (width, 4 * width), (3 * width, width)):
+                yield product(Work.PRODUCT, dtype, tokens, wide, deep)
+                yield product(Work.WEIGHT_GRADIENT, dtype, wide, deep, tokens)
+    for m, n, k in shapes.narrow:
+        yield product(Work.PRODUCT, dtype, m, n, k)
+    for heads, length, width in shapes.attention[:4]:
+        yield product(Work.PRODUCT, dtype, length, length, width, heads)
+        yield product(Work.PRODUCT, dtype, length, width, length, heads)
+
+
+def product(work: Work, dtype: str, m: int, n: int, k: int, batch: int = 1) -> Planned:
+    """A product in the layout of its pass: x times a weight turned over, or an output's gradient, turned over, times x.
+
+    Args:
+        m, n, k: rows and columns of the result, and the depth.
+    """
+
+    def operands(place: torch.device) -> Call:
+        number_format = getattr(torch, dtype)
+        out = torch.empty(batch, m, n, dtype=number_format, device=place)
+        if work == Work.WEIGHT_GRADIENT:
+            a, b = _numbers((batch, k, m), dtype, place).transpose(1, 2), _numbers((batch, k, n), dtype, place)
+        else:
+            a, b = _numbers((batch, m, k), dtype, place), _numbers((batch, n, k), dtype, place).transpose(1, 2)
+        if batch == 1:
+            return lambda a=a[0], b=b[0], out=out[0]: torch.mm(a, b, out=out)  # type: ignore[misc]
+        return lambda: torch.bmm(a, b, out=out)
+
+    moved = float(batch * (m * k + k * n + m * n) * width_of(dtype))
+    return Planned(work, dtype, (batch, m, n, k, 0.0), 2.0 * batch * m * n * k, moved, operands)
+
+
+def _numbers(shape: Sequence[int], dtype: str, place: torch.device) -> torch.Tensor:
+    # Not zeros: a GPU that multiplies zeros draws less power, and is clocked higher, than one that trains.
+    return torch.empty(*shape, dtype=getattr(torch, dtype), device=place).uniform_(-1.0, 1.0)
+
+
+def width_of(dtype: str) -> int:
+    """Bytes of one number."""
+    return int(getattr(torch, dtype).itemsize)
+
+
+# -- attention -------------------------------------------------------------------------------------------------------
+
+
+def attentions(shapes: Shapes) -> Iterator[Planned]:
+    """Causal attention, forward and backward by turns, and some that is not causal."""
+    dtype = shapes.dtypes[0]
+    pairs = ((attention(*shape, dtype, True), attention(*shape, dtype, False)) for shape in shapes.attention)
+    for causal, full in pairs:
+        yield from causal
+        yield from full
+
+
+def attention(heads: int, length: int, width: int, dtype: str, is_causal: bool) -> tuple[Planned, Planned]:
+    """Forward and backward pass; ``heads`` counts those of all samples."""
+
+    def tensors(place: torch.device) -> list[torch.Tensor]:
+        shape = (1, heads, length, width)
+        return [_numbers(shape, dtype, place).requires_grad_() for _ in range(3)]
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if q.device.type != "cuda":
+            return nn_functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+            return nn_functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    def forward(place: torch.device) -> Call:
+        qkv = [one.detach() for one in tensors(place)]
+        return lambda: attend(*qkv)
+
+    def backward(place: torch.device) -> Call:
+        qkv = tensors(place)
+        with torch.enable_grad():
+            out = attend(*qkv)
+        grad = torch.ones_like(out)
+        return lambda: torch.autograd.grad(out, qkv, grad, retain_graph=True)
+
+    extents = (heads, length, length, width, 0.5 if is_causal else 1.0)
+    size = float(heads * length * width * width_of(dtype))
+    flops = 4.0 * heads * length * length * width  # two products forward, five backward, as torch counts them
+    return (
+        Planned(Work.ATTENTION, dtype, extents, flops, 4 * size, forward),
+        Planned(Work.ATTENTION_BACKWARD, dtype, extents, 2.5 * flops, 8 * size, backward),
+    )
+
+
+# -- memory-bound ops ------------------------------------------------------------------------------------------------
+
+
+def copies(shapes: Shapes) -> Iterator[Planned]:
+    """Sums of two tensors: two numbers read, one written."""
+    yield from chain.from_iterable((addition(size, dtype) for size in shapes.copied) for dtype in shapes.dtypes[:1])
+
+
+def addition(size: int, dtype: str) -> Planned:
+    """The sum of two tensors of that many numbers."""
+
+    def operands(place: torch.device) -> Call:
+        a, b = (_numbers((size,), dtype, place) for _ in range(2))
+        out = torch.empty_like(a)
+        return lambda: torch.add(a, b, out=out)
+
+    return Planned(Work.OTHER, dtype, (0.0,) * 5, float(size), 3.0 * size * width_of(dtype), operands)

@@ -1,0 +1,220 @@
+"""This machine, or all hosts of a run under torchrun, measured: devices with rates, links and collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from env.cluster import Cluster
+from env.device import Device, Link, MeasuredCollective, both_ways
+from placement.calibrating import ranks as torchrun
+from placement.calibrating.clock import TimeLeft
+from placement.calibrating.devices import known_device
+from placement.calibrating.fitting import PRODUCTS
+from placement.calibrating.kernels import MeasuredKernel, Shapes, measured_kernels, shapes_for
+from placement.measuring import machine as machine_now
+from placement.measuring.figures import MeasuredMachine
+from placement.measuring.links import fitted as line_through
+from placement.measuring.workers import Worker, cores_for, run_workers
+
+Tell = Callable[[str], None]
+_MOST_CORES = 16
+_KERNELS, _CPU_KERNELS = 0.6, 0.3  # shares of the time that is left
+_NETWORK = "network"  # the switch between hosts
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured, before anything is fitted to it.
+
+    Attributes:
+        cluster: devices at the rates of their data sheet where that is known, with links and collectives.
+        kernels: of the first device.
+        machine: of this host.
+        lines: what was measured, for people.
+        kept: what was not.
+        multiprocessors: of the first device, if it is a GPU.
+    """
+
+    cluster: Cluster
+    kernels: tuple[MeasuredKernel, ...]
+    machine: MeasuredMachine | None
+    lines: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+    multiprocessors: int | None = None
+
+
+@dataclass(frozen=True)
+class HowToMeasure:
+    """Options of a measurement.
+
+    Attributes:
+        minutes: for kernels and collectives together; the devices' roofline and links come on top.
+        devices: how many CPU cores; None for all GPUs or, without one, all cores.
+        seed: of patterns that are sent, and of which kernels are left out of fits.
+        shapes: of kernels; by default those of the kind of device.
+    """
+
+    minutes: float = 5.0
+    devices: int | None = None
+    seed: int = 0
+    shapes: Shapes | None = None
+
+
+def measured_here(how: HowToMeasure, tell: Tell) -> Measured | None:
+    """Measure this machine or, under torchrun, all of it that runs; None in all processes but the first.
+
+    Raises:
+        ClusterError: as of `measured_machine` and `torchrun.joined`.
+    """
+    if torchrun.is_launched():
+        return _with_ranks(how, tell)
+    tell("measuring devices and links")
+    machine = machine_now.measured_machine(how.devices, seed=how.seed)
+    deadline = TimeLeft(60.0 * how.minutes)
+    first = machine.cluster.devices[0]
+    if first.kind == "cpu":
+        tell("measuring kernels")
+        cores = cores_for(how.devices)[: how.devices or _MOST_CORES]
+        work = partial(_kernels_of_worker, shapes=how.shapes, seconds=deadline.left_s * _CPU_KERNELS)
+        kernels = run_workers(work, cores, limit_s=deadline.left_s + 600.0)[0]
+        return Measured(machine.cluster, tuple(kernels), machine, tuple(_lines(machine.cluster, kernels)))
+    place = torch.device("cuda", 0)
+    kernels = measured_kernels(place, how.shapes or shapes_for(place), deadline, tell)
+    cluster = with_data_sheets(machine.cluster, kernels)
+    n_gpus = sum(device.kind == "gpu" for device in cluster.devices)
+    kept = (
+        f"collectives: by algorithms over the links; `torchrun --nproc-per-node {n_gpus} -m placement calibrate` "
+        "measures them",
+    )
+    return Measured(
+        cluster, tuple(kernels), machine, tuple(_lines(cluster, kernels)), kept if n_gpus > 1 else (), _units(place)
+    )
+
+
+def _units(place: torch.device) -> int | None:
+    if place.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(place).multi_processor_count)
+
+
+def _kernels_of_worker(worker: Worker, shapes: Shapes | None, seconds: float) -> list[MeasuredKernel]:
+    """On one core, while all others do the same."""
+    place = torch.device("cpu")
+    worker.barrier()
+    found = measured_kernels(place, shapes or shapes_for(place), TimeLeft(seconds))
+    worker.barrier()
+    return found
+
+
+def _with_ranks(how: HowToMeasure, tell: Tell) -> Measured | None:
+    """Under torchrun: roofline and links by the first process alone, the rest by all together."""
+    with torchrun.joined() as ranks:
+        is_first = ranks.rank == 0
+        machine = None
+        if is_first:
+            tell("measuring devices and links")
+            has_gpus = ranks.place.type == "cuda"
+            devices = None if has_gpus else min(len(ranks.on_host(0)), len(cores_for(None)))
+            machine = machine_now.measured_machine(devices, seed=how.seed)
+        torchrun.any_rank(False)
+        deadline = TimeLeft(60.0 * how.minutes)
+        shapes = how.shapes or shapes_for(ranks.place)
+        # All at the same time: devices that share power or a host's memory do so here, too.
+        kernels = measured_kernels(ranks.place, shapes, deadline.share(_KERNELS), tell if is_first else _nothing)
+        torchrun.any_rank(False)
+        if is_first:
+            tell("measuring collectives")
+        sizes = torchrun.SIZES if ranks.place.type == "cuda" else torchrun.SIZES[:7]
+        collectives = torchrun.collectives(ranks, deadline, sizes)
+        between = line_through(*torchrun.points(ranks, 0, 1)) if ranks.n_hosts > 1 else None
+        if machine is None:
+            return None
+        cluster = machine.cluster
+        if ranks.place.type == "cuda":
+            cluster = with_data_sheets(cluster, kernels)
+        if between is not None:
+            speed = between.bandwidth_bytes_per_s, between.latency_s
+            cluster = of_hosts(cluster, ranks.n_hosts, *speed)
+        cluster = replace(cluster, collectives=collectives)
+        return Measured(
+            cluster, tuple(kernels), machine, tuple(_lines(cluster, kernels)), multiprocessors=_units(ranks.place)
+        )
+
+
+def _nothing(_: str) -> None:
+    pass
+
+
+def _lines(cluster: Cluster, kernels: Sequence[MeasuredKernel]) -> list[str]:
+    names = {"matrix products": PRODUCTS, "memory-bound ops": (0,)}
+    counts = {name: sum(one.work in works for one in kernels) for name, works in names.items()}
+    counts["attention"] = len(kernels) - sum(counts.values())
+    lines = [f"{count} {name} on {cluster.devices[0].name}" for name, count in counts.items() if count]
+    if cluster.links:
+        lines.append(f"{len(cluster.links)} links")
+    return lines + [_collective_line(one) for one in cluster.collectives]
+
+
+def _collective_line(one: MeasuredCollective) -> str:
+    reached = one.sizes[-1] / one.seconds[-1] / 1e9
+    first = f"{one.seconds[0] * 1e6:.0f} us at {one.sizes[0]:,} bytes"
+    return f"{one.kind} among {one.ranks}: {first}, {reached:.3g} GB/s at {one.sizes[-1]:,} bytes"
+
+
+def with_data_sheets(cluster: Cluster, kernels: Sequence[MeasuredKernel]) -> Cluster:
+    """A measured cluster whose GPUs have the peaks of their data sheet or, where none is known, what kernels reached.
+
+    Measured kernels decide the rates, and peaks are what rates must not exceed.
+    """
+    return replace(cluster, devices=tuple(_with_peaks(device, kernels) for device in cluster.devices))
+
+
+def _with_peaks(device: Device, kernels: Sequence[MeasuredKernel]) -> Device:
+    if device.kind != "gpu":
+        return device
+    known = known_device(device.model)
+    if known is None:
+        return as_reached(device, kernels)
+    # The model stays that of the driver: times measured on this device are kept by it.
+    return replace(
+        device,
+        peak_flops=known.peak_flops,
+        memory_bytes_per_s=known.memory_bytes_per_s,
+        rates=known.rates,
+        reserved_bytes=0,  # what is free was measured
+    )
+
+
+def as_reached(device: Device, kernels: Sequence[MeasuredKernel]) -> Device:
+    """A device whose peaks are what its kernels reached, where that is more than was known of it."""
+    reached: dict[str, float] = {}
+    for one in kernels:
+        if one.work in PRODUCTS:
+            reached[one.dtype] = max(reached.get(one.dtype, 0.0), one.flops / one.seconds)
+    moved = max((one.bytes_moved / one.seconds for one in kernels), default=0.0)
+    peaks = {dtype: max(rate, reached.get(dtype, 0.0)) for dtype, rate in device.peak_flops.items()}
+    memory = max(device.memory_bytes_per_s, moved)
+    return replace(device, peak_flops={**reached, **peaks}, memory_bytes_per_s=memory)
+
+
+def of_hosts(host: Cluster, n_hosts: int, bandwidth_bytes_per_s: float, latency_s: float) -> Cluster:
+    """Some hosts alike, each GPU with a port of its own to the network between them.
+
+    Args:
+        bandwidth_bytes_per_s, latency_s: one way from a GPU to that of another host, while all GPUs send.
+    """
+    devices, links = [], []
+    for number in range(n_hosts):
+        prefix = f"host{number}/"
+        devices += [replace(device, name=prefix + device.name) for device in host.devices]
+        links += [replace(link, src=prefix + link.src, dst=prefix + link.dst) for link in host.links]
+        for device in host.devices:
+            if device.kind == "gpu" or all(one.kind == "cpu" for one in host.devices):
+                links += both_ways(prefix + device.name, _NETWORK, bandwidth_bytes_per_s, latency_s / 2)
+    summary = f"{n_hosts} hosts, each {host.summary.removeprefix('this machine: ')}"
+    found: tuple[Link, ...] = tuple(links)
+    return replace(host, devices=tuple(devices), links=found, summary=summary)

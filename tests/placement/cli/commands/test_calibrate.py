@@ -1,0 +1,85 @@
+"""``placement calibrate``, really run on steps and files; measuring a machine is in tests/placement/measuring."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_lines import Call, refused
+
+from env.cluster import Cluster
+
+
+@pytest.fixture
+def products_file(tmp_path: Path) -> Path:
+    """Products at 60 % of an H100's peak, at most."""
+    path = tmp_path / "products.csv"
+    lines = ["dtype,m,n,k,latency_ms"]
+    for m in (64, 1024, 4096):
+        for n in (512, 2048, 8192):
+            for k in (256, 4096):
+                seconds = max(2 * m * n * k / 5.9e14, 2 * (m * n + m * k + n * k) / 2e12) + 4e-6
+                lines.append(f"bfloat16,{m},{n},{k},{1e3 * seconds}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_products_of_a_file(call: Call, products_file: Path, graph_file: Path) -> None:
+    words = ("--base", "8xH100-nvswitch", "--products", products_file)
+    code, out, err = call("calibrate", *words, "-o", "mine.toml")
+    assert (code, err) == (0, "")
+    assert "8xH100-nvswitch-calibrated: products " in out
+    assert "source       calibrated on " in out
+    assert "9 fitted, 9 left out, of which " in out
+    assert "constant     products.bfloat16.flops_per_s = " in out
+    assert "kept         attention, memory-bound ops: as before" in out
+    assert "kept         links and collectives of 8xH100-nvswitch" in out
+    cluster = Cluster.from_toml("mine.toml")
+    assert all(device.rates is not None for device in cluster.devices)
+    assert "H100" in cluster.source
+    code, out, _ = call("optimize", graph_file, "--cluster", "mine.toml", "--method", "single_device")
+    assert code == 0
+    assert "8xH100-nvswitch-calibrated" in out
+    document = json.loads(call("calibrate", *words, "--json")[1])
+    assert document["fits"][0]["after"] < 0.25
+
+
+def test_a_known_step(call: Call, graph_file: Path) -> None:
+    code, out, err = call("calibrate", "--base", "2xK40-pcie", "--step", f"{graph_file} = 100 s")
+    assert (code, out) == (2, "")
+    assert "no factor up to 8 explains" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--products", "none.csv"), "change a cluster; name it with --base"),
+        (("--base", "8xH100-nvswitch"), "--base is for --step, --nccl-tests and --products, and none of them is given"),
+        (("--base", "8xH100", "--products", "p.csv"), "unknown cluster '8xH100', did you mean '8xH100-nvswitch'?"),
+        (("--base", "4xV100-pcie", "--products", "none.csv"), "cannot read products from none.csv: No such file"),
+        (("--base", "4xV100-pcie", "--step", "gpt2"), "gives no time"),
+        (("--base", "4xV100-pcie", "--step", "gpt9 = 1 s"), "unknown model 'gpt9', did you mean 'gpt2'?"),
+        (("--base", "4xV100-pcie", "--step", "gpt2 = 1 s", "--devices", "1"), "--devices says what to measure here"),
+        (("--base", "4xV100-pcie", "--nccl-tests", "none.log"), "cannot read collectives from none.log"),
+        (("--minutes", "0"), "--minutes takes a number above 0 and at most 60"),
+    ],
+)
+def test_bad_calibrations(call: Call, words: tuple[str, ...], sentence: str) -> None:
+    refused(call("calibrate", *words), sentence)
+
+
+def test_rates_over_the_peak(call: Call) -> None:
+    Path("fast.csv").write_text("dtype,m,n,k,time_us\nbf16,8192,8192,8192,100\n", encoding="utf-8")
+    refused(
+        call("calibrate", "--base", "8xH100-nvswitch", "--products", "fast.csv"),
+        "PFLOP/s, and 'H100-SXM5-80GB' has a peak of",
+    )
+
+
+def test_too_few_products(call: Call) -> None:
+    Path("few.csv").write_text("dtype,m,n,k,time_us\nbf16,4096,4096,4096,800\n", encoding="utf-8")
+    refused(
+        call("calibrate", "--base", "8xH100-nvswitch", "--products", "few.csv"),
+        "few.csv has 1 products of 'H100-SXM5-80GB', too few to fit rates to; give 8 or more of a dtype",
+    )
