@@ -10,6 +10,7 @@ from graphs.errors import GraphError
 from graphs.formatting import is_text
 
 GRANULARITIES = ("op", "module")
+STACKS = ("eager", "compiled", "fused")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Origin:
         batch_size: samples in one step; None where nobody said.
         summed_loss: the kind of a loss that adds its samples up, ``"aten.mse_loss"`` with ``reduction="sum"`` say; None
             where there is none, or nobody said. Sums that are ops of their own are not meant.
+        stack: how its ops become kernels, one of `STACKS`; None for eager.
 
     Raises:
         GraphError: a value of another type, another granularity, or a batch size below 1.
@@ -36,6 +38,7 @@ class Origin:
     optimizer: str | None = None
     batch_size: int | None = None
     summed_loss: str | None = None
+    stack: str | None = None
 
     def __post_init__(self) -> None:
         for key, expected, is_right in (
@@ -44,6 +47,7 @@ class Origin:
             ("granularity", f"one of {', '.join(GRANULARITIES)}", self.granularity in (None, *GRANULARITIES)),
             ("optimizer", "a name", self.optimizer is None or _is_name(self.optimizer)),
             ("summed_loss", "a name", self.summed_loss is None or _is_name(self.summed_loss)),
+            ("stack", f"one of {', '.join(STACKS)}", self.stack in (None, *STACKS)),
             ("batch_size", "a whole number from 1", self.batch_size is None or _is_count(self.batch_size)),
         ):
             if not is_right:

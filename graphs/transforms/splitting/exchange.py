@@ -114,6 +114,8 @@ class Exchanges:
         batch = np.repeat(np.arange(1, later + 1), layout.places)
         size = np.tile(sizes[0], later)
         spots = [self.spot(p) for p in range(layout.places)]
+        # The product that makes a gradient adds to it, if it is Megatron's: what was summed so far is read, no more.
+        is_within = graph.origin.stack == "fused" and bool(graph.tensor_in_place[tensor])
         adds = self.out.ops(
             self._named(
                 f"{graph.op_names[op]}/accumulate",
@@ -123,8 +125,8 @@ class Exchanges:
             dtypes=graph.dtypes[op],
             modules=graph.modules[op],
             flops=size * ADD_FLOPS_PER_BYTE,
-            bytes_moved=size * ADD_BYTES_PER_BYTE,
-            kernels=1,
+            bytes_moved=size * (1 if is_within else ADD_BYTES_PER_BYTE),
+            kernels=int(not is_within),
             colocation=-1 if group < 0 else group * layout.places + place,
             phase=int(graph.phase[op]),
             pins=graph.pins[op],

@@ -1,0 +1,150 @@
+"""`Facts`: what the rules of a compiler ask of the ops of a graph, which knows bytes but no shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphs.arrays import BoolArray, FloatArray, IntArray, sums
+from graphs.opgraph import OpGraph
+from graphs.records import Phase
+from graphs.rows import Shard
+from graphs.transforms.coarsen.contraction import merge_classes
+from graphs.transforms.stacks.kinds import HEAVY, PRODUCTS, Role, base_name, item_bytes, role_of
+
+FUSIBLE = (Role.POINTWISE, Role.WINDOW, Role.RANDOM, Role.ROWS, Role.CHANNELS, Role.REDUCTION)
+MOST_READS = 4  # that an op read several times may make to be inlined (torch._inductor.config.realize_reads_threshold)
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """Of the ops (n) and tensors (m) of a graph.
+
+    Attributes:
+        role: n values of `Role`.
+        elements: n numbers of elements that an op passes over.
+        left: n numbers of elements that a reduction leaves; -1 for others.
+        is_column: bool [n], whether a reduction runs along columns, as the gradient of a bias does.
+        class_of: n numbers; ops of one may share a kernel as far as phases and devices go.
+        is_inlined: bool [m], tensors that each of their readers computes for itself, and that lie nowhere.
+        absorbed: int64 [n], the product that an op is part of, as the sum of a product and a matrix is; -1 for others.
+    """
+
+    role: list[Role]
+    elements: list[int]
+    left: list[int]
+    is_column: BoolArray
+    class_of: list[int]
+    is_inlined: BoolArray
+    absorbed: IntArray
+
+    @staticmethod
+    def of(graph: OpGraph) -> Facts:
+        launches = (graph.kernels > 0) | (graph.bytes_moved > 0)
+        roles = zip(launches.tolist(), graph.kinds, strict=True)
+        role = [role_of(kind) if launched else Role.NOTHING for launched, kind in roles]
+        width = np.array([item_bytes(k, d) for k, d in zip(graph.kinds, graph.dtypes, strict=True)], dtype=np.int64)
+        numbers = (graph.tensor_bytes // width[graph.tensor_producer]).tolist()
+        ptr, inputs = graph.inputs
+        written = graph.output_ptr.tolist()
+        reads = [max((numbers[t] for t in inputs[ptr[i] : ptr[i + 1]].tolist()), default=0) for i in range(len(role))]
+        writes = [numbers[written[i]] if written[i] < written[i + 1] else 0 for i in range(len(role))]
+        reduces = [each is Role.REDUCTION for each in role]
+        ways = list(zip(reduces, reads, writes, strict=True))
+        classes = merge_classes(graph).tolist()
+        return Facts(
+            role,
+            [max(read, write) if reduced else write or read for reduced, read, write in ways],
+            [write if reduced else -1 for reduced, _, write in ways],
+            _columns(graph, np.array(reduces, dtype=np.bool_)),
+            classes,
+            _inlined(graph, role, classes),
+            _absorbed(graph),
+        )
+
+
+def read_bytes(graph: OpGraph) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Bytes read along each edge of `edge_list` [e], written of each tensor [m], and of states by each op [n].
+
+    Of an op it is known what it moves in all. What its tensors do not explain are states (parameters, tables). Where it
+    moves less than its tensors have, it reads its largest inputs in part: a slice, the rows of a table.
+    """
+    _, consumer, tensor = graph.edge_list
+    n, size = graph.n_ops, graph.tensor_bytes.astype(np.float64)
+    written = sums(graph.tensor_producer, size, n)
+    left = np.maximum(graph.bytes_moved - written, 0.0)
+    order = np.lexsort((size[tensor], consumer))
+    before = np.cumsum(size[tensor][order]) - size[tensor][order]
+    starts = np.searchsorted(consumer[order], np.arange(n))
+    base = before[np.minimum(starts, max(len(order) - 1, 0))] if len(order) else np.zeros(n)
+    amount = np.zeros(len(order))
+    amount[order] = np.clip(left[consumer[order]] - (before - base[consumer[order]]), 0.0, size[tensor][order])
+    states = np.maximum(left - sums(consumer, size[tensor], n), 0.0)
+    share = np.minimum(graph.bytes_moved, written) / np.maximum(written, 1.0)
+    return amount, size * share[graph.tensor_producer], states
+
+
+def _columns(graph: OpGraph, reduces: BoolArray) -> BoolArray:
+    """Reductions of the backward pass that nobody in it reads: gradients of biases and scales, sums over all rows."""
+    producer, consumer, _ = graph.edge_list
+    is_read = np.zeros(graph.n_ops, dtype=np.bool_)
+    is_read[producer[graph.phase[producer] == graph.phase[consumer]]] = True
+    return reduces & (graph.phase == Phase.BACKWARD) & ~is_read
+
+
+def _inlined(graph: OpGraph, role: list[Role], classes: list[int]) -> BoolArray:
+    """bool [m]: what is cheap, or read once, is computed where it is read, if only the compiler's own code reads it."""
+    amount, _, states = read_bytes(graph)
+    _, consumer, _ = graph.edge_list
+    by_tensor, edge_ptr = amount.tolist(), graph.consumer_ptr.tolist()
+    consumers, sizes = consumer.tolist(), graph.tensor_bytes.tolist()
+    ptr, inputs = (array.tolist() for array in graph.inputs)
+    written, producers = graph.output_ptr.tolist(), graph.tensor_producer.tolist()
+    result = [False] * graph.n_tensors
+    reads = [1] * graph.n_ops  # that an op makes, those of what is inlined in it among them
+    for op in graph.topological_order.tolist():
+        own = [reads[producers[t]] if result[t] else 1 for t in inputs[ptr[op] : ptr[op + 1]]]
+        reads[op] = sum(own) + (states[op] > 0)
+        if role[op] is not Role.POINTWISE:
+            continue
+        for t in range(written[op], written[op + 1]):
+            edges = range(edge_ptr[t], edge_ptr[t + 1])
+            if not edges:
+                continue
+            # Readers of different parts are one reader of the whole.
+            is_once = len(edges) == 1 or sum(by_tensor[e] for e in edges) <= sizes[t]
+            is_cheap = reads[op] <= MOST_READS and base_name(graph.kinds[op]) not in HEAVY
+            result[t] = (is_once or is_cheap) and all(
+                role[reader] in FUSIBLE
+                and classes[reader] == classes[op]
+                and (role[reader] is not Role.WINDOW or reads[op] <= 1)
+                for reader in consumers[edges.start : edges.stop]
+            )
+    return np.array(result, dtype=np.bool_)
+
+
+def _absorbed(graph: OpGraph) -> IntArray:
+    """int64 [n]: of a sum of two matrices the last product that it is the only reader of; -1 for other ops."""
+    result = np.full(graph.n_ops, -1, dtype=np.int64)
+    producer, readers = graph.tensor_producer, np.diff(graph.consumer_ptr)
+    ptr, inputs = graph.inputs
+    for op in np.flatnonzero([base_name(kind) == "add" for kind in graph.kinds]).tolist():
+        tensors = inputs[ptr[op] : ptr[op + 1]].tolist()
+        if len(tensors) != 2 or not _is_matrix(graph, op):
+            continue
+        products = [
+            int(producer[t])
+            for t in tensors
+            if readers[t] == 1
+            and base_name(graph.kinds[producer[t]]) in PRODUCTS
+            and graph.phase[producer[t]] == graph.phase[op]
+        ]
+        result[op] = max(products, default=-1)
+    return result
+
+
+def _is_matrix(graph: OpGraph, op: int) -> bool:
+    """Whether what an op writes has two dimensions, as far as the ways in which it may be split tell."""
+    dims = [part.dim for row in graph.split_rows[op] for part in row.outputs if isinstance(part, Shard)]
+    return max(dims, default=0) == 1

@@ -1,0 +1,162 @@
+"""Stacks: laws of graphs whose ops share kernels, and which ops do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from opgraph_strategies import opgraphs
+
+from graphs import Op, OpGraph, Phase, Tensor
+from graphs.capture import capture
+from graphs.errors import GraphError, UnknownNameError
+from graphs.files import load_graph, save_graph
+from graphs.transforms import STACKS, fused, kernels_of, on_stack, stack_of
+from graphs.transforms.stacks.kinds import POINTWISE, REDUCTION, base_name
+from graphs.transforms.strategy import Strategy
+from graphs.zoo import build
+
+SHARED = tuple(stack for stack in STACKS if stack != "eager")
+_KINDS = ("aten.mm", "aten.relu", "aten.add", "aten._softmax", "aten.sum", "aten.bernoulli_", "aten.div", "aten.mul")
+
+
+@cache
+def step(name: str, train: bool = True) -> OpGraph:
+    made = build(name, small=True)
+    return capture(made.model, made.train_args if train else made.args, train=train, name=name)
+
+
+@st.composite
+def unmeasured(draw: st.DrawFn) -> OpGraph:
+    """Graphs without measured times, whose ops are of kinds that share kernels, and all of like sizes."""
+    graph = draw(opgraphs())
+    kinds = tuple(draw(st.sampled_from(_KINDS)) for _ in range(graph.n_ops))
+    size = np.array([draw(st.sampled_from((64, 64, 256))) for _ in range(graph.n_tensors)], dtype=np.int64)
+    none = np.zeros((graph.n_ops, 0))
+    return replace(graph, kinds=kinds, tensor_bytes=size, time_keys=(), time_s=none, fixed_s=none)
+
+
+@given(unmeasured(), st.sampled_from(STACKS))
+def test_a_stack_conserves_work_and_never_moves_more(graph: OpGraph, stack: str) -> None:
+    placed, kernel = on_stack(graph, stack), kernels_of(graph, stack)
+    assert (placed.op_names, placed.kinds) == (graph.op_names, graph.kinds)
+    for key in ("flops", "kept_bytes", "workspace_bytes", "tensor_bytes", "consumers", "consumer_ptr", "phase"):
+        np.testing.assert_array_equal(getattr(placed, key), getattr(graph, key), key)
+    before = np.bincount(kernel, graph.bytes_moved)
+    assert (np.bincount(kernel, placed.bytes_moved) <= before * (1 + 1e-9)).all()
+    alone = (np.bincount(kernel) == 1)[kernel]
+    np.testing.assert_array_equal(placed.bytes_moved[alone], graph.bytes_moved[alone])
+    np.testing.assert_array_equal(placed.kernels[alone], graph.kernels[alone])
+
+
+@given(unmeasured(), st.sampled_from(STACKS))
+def test_twice_is_once_and_no_kernel_waits_for_itself(graph: OpGraph, stack: str) -> None:
+    placed = on_stack(graph, stack)
+    assert on_stack(placed, stack) == placed
+    np.testing.assert_array_equal(kernels_of(placed, stack), kernels_of(graph, stack))
+    contracted = replace(graph, pins=((),) * graph.n_ops)  # contraction refuses pins that contradict each other
+    merged = fused(contracted, stack)  # would raise on a cycle
+    assert merged.graph.flops.sum() == pytest.approx(graph.flops.sum())
+    assert merged.source.n_ops == graph.n_ops
+
+
+@pytest.mark.parametrize("stack", SHARED)
+@pytest.mark.parametrize("name", ["bert_base", "llama3_8b", "resnet50", "nmt2"])
+def test_kernels_of_a_step_are_fewer_and_within_a_phase(name: str, stack: str) -> None:
+    graph = step(name)
+    placed, kernel = on_stack(graph, stack), kernels_of(graph, stack)
+    assert placed.kernels.sum() < graph.kernels.sum()
+    assert placed.bytes_moved.sum() < graph.bytes_moved.sum()
+    for phase in Phase:
+        assert not set(kernel[graph.phase == phase]) & set(kernel[graph.phase != phase])
+    assert fused(graph, stack).graph.kernels.sum() == placed.kernels.sum()
+    assert (placed.kernels[[kind.startswith("optimizer") for kind in graph.kinds]].sum()) < 4
+
+
+@pytest.mark.parametrize("stack", SHARED)
+@pytest.mark.parametrize("text", ["dp2", "tp2 sp", "dp2 zero3", "pp2 mb2", "recompute=*", "dp2 | mb2 | recompute=*"])
+def test_every_strategy_may_come_after_a_stack(text: str, stack: str) -> None:
+    graph = step("llama3_8b")
+    plain, placed = (Strategy.parse(text).derive(g).graph for g in (graph, on_stack(graph, stack)))
+    assert (placed.op_names, stack_of(placed)) == (plain.op_names, stack)
+    np.testing.assert_allclose(placed.flops, plain.flops)
+    assert placed.bytes_moved.sum() < plain.bytes_moved.sum()
+    assert placed.kernels.sum() < plain.kernels.sum()
+
+
+def chain(*kinds: str, size: int = 1 << 20) -> OpGraph:
+    ops = [Op("x", "input", kernels=0)]
+    tensors = []
+    for i, kind in enumerate(kinds):
+        ops.append(Op(f"{i}", kind, bytes_moved=2 * size))
+        tensors.append(Tensor(ops[i].name, size, (ops[i + 1].name,)))
+    return OpGraph.build(ops, [*tensors, Tensor(ops[-1].name, size)])
+
+
+def test_a_chain_of_pointwise_ops_reads_once_and_writes_once() -> None:
+    graph = chain("aten.relu", "aten._softmax", "aten.exp", "aten.mm", "aten.tanh")
+    placed = on_stack(graph, "compiled")
+    assert kernels_of(graph, "compiled").tolist() == [0, 1, 1, 1, 2, 3]
+    assert placed.kernels.tolist() == [0, 1, 0, 0, 1, 1]
+    size = 1 << 20
+    assert placed.bytes_moved.tolist() == [0, size, 0, size, 2 * size, 2 * size]
+
+
+def test_no_kernel_is_made_around_a_product() -> None:
+    size = 1 << 20
+    ops = [Op("x", "input", kernels=0), Op("a", "aten.relu", bytes_moved=2 * size)]
+    ops += [Op("m", "aten.mm", bytes_moved=2 * size), Op("b", "aten.add", bytes_moved=3 * size)]
+    tensors = [Tensor("x", size, ("a",)), Tensor("a", size, ("m", "b")), Tensor("m", size, ("b",)), Tensor("b", size)]
+    graph = OpGraph.build(ops, tensors)
+    assert len(set(kernels_of(graph, "compiled").tolist())) == 4
+    assert on_stack(graph, "compiled").bytes_moved.tolist() == graph.bytes_moved.tolist()
+
+
+def test_a_fused_step_has_the_kernels_of_megatron() -> None:
+    graph = step("llama3_8b")
+    kernel = kernels_of(graph, "fused")
+    merged = [
+        sorted(base_name(graph.kinds[op]) for op in np.flatnonzero(kernel == k))
+        for k in np.flatnonzero(np.bincount(kernel) > 1)
+    ]
+    assert ["mul", "silu"] in merged  # SwiGLU
+    assert ["add", "cat", "mul", "mul", "mul", "mul", "sub"] in merged  # a rotary embedding
+    assert ["log_softmax", "nll_loss_forward"] in merged or any("log_softmax" in kinds for kinds in merged)
+
+
+def test_a_stack_is_kept_by_files_and_never_changed_for_another(tmp_path: Path) -> None:
+    graph = on_stack(step("bert_base"), "compiled")
+    path = tmp_path / "graph.json"
+    save_graph(graph, path)
+    assert load_graph(path) == graph
+    assert stack_of(load_graph(path)) == "compiled"
+    with pytest.raises(GraphError, match="is on stack compiled"):
+        on_stack(graph, "fused")
+    with pytest.raises(UnknownNameError, match="eager"):
+        on_stack(graph, "jit")
+    measured = OpGraph.build([Op("a", time_s={"*": 1.0})], [])
+    assert on_stack(measured, "eager") is measured
+    with pytest.raises(GraphError, match="were measured"):
+        on_stack(measured, "compiled")
+
+
+def test_the_lists_of_kinds_agree_with_torch() -> None:
+    """Torch tags pointwise operators; none of them is missing, and none of its reductions is taken for one."""
+    # Copies of numbers from a generator, products of polynomials and other rarities stay libraries' kernels.
+    rare = ("special_", "_foreach", "bernoulli", "rand", "chalf", "fake_quantize", "_test", "rrelu", "normal", "i0")
+    missing = set()
+    for name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, name)
+        if not isinstance(packet, torch._ops.OpOverloadPacket) or name.startswith(rare):
+            continue
+        tags = [getattr(packet, overload).tags for overload in packet.overloads()]
+        if any(torch.Tag.pointwise in tag for tag in tags) and base_name(f"aten.{name}") not in POINTWISE:
+            missing.add(name)
+    assert not POINTWISE & REDUCTION
+    assert not missing
