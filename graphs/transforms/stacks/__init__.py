@@ -1,5 +1,6 @@
 """Stacks: how the ops of a step become kernels. `on_stack` is the door; the others are for looking."""
 
-from graphs.transforms.stacks.stack import STACKS, fused, kernels_of, on_stack, stack_of
+from graphs.origin import STACKS
+from graphs.transforms.stacks.stack import fused, kernels_of, on_stack, stack_of
 
 __all__ = ["STACKS", "fused", "kernels_of", "on_stack", "stack_of"]

@@ -24,7 +24,7 @@ from graphs.arrays import IntArray
 from graphs.opgraph import OpGraph
 from graphs.optimizers import OPTIMIZERS, UPDATE_KIND
 from graphs.transforms.coarsen.contraction import merge_classes
-from graphs.transforms.stacks.facts import FUSIBLE, Facts
+from graphs.transforms.stacks.facts import FUSIBLE, KernelFacts
 from graphs.transforms.stacks.kinds import COPIES, Role, base_name, role_of
 from graphs.transforms.stacks.merging import Groups
 
@@ -45,9 +45,8 @@ class _Joining:
     """Groups of ops, grown by the rules of this module."""
 
     def __init__(self, graph: OpGraph) -> None:
-        self.graph, self.facts, self.groups = graph, Facts.of(graph), Groups(graph)
+        self.graph, self.facts, self.groups = graph, KernelFacts.of(graph), Groups(graph)
         self.inlined = self.facts.is_inlined.tolist()
-        n = graph.n_ops
         self._elements = list(self.facts.elements)  # of groups, by their number
         self._left: list[set[int]] = [{left} if left >= 0 else set() for left in self.facts.left]
         written = graph.output_ptr.tolist()

@@ -3,7 +3,7 @@
 Inside of a kernel nothing lies in memory: a tensor that only members read is neither written nor read, and what several
 members read is read once. Three corrections are made for compilers, which do more than share kernels:
 
-- what every reader computes for itself (`Facts.is_inlined`), or the backward pass computes again from tensors
+- what every reader computes for itself (`KernelFacts.is_inlined`), or the backward pass computes again from tensors
   that lie in memory anyway, is not written;
 - the mask of a dropout is kept as truth values, of one byte each;
 - batch norms in training, and the backward passes of norms, take a second kernel that reads their inputs again.
@@ -18,7 +18,7 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray, numbered, sums
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
-from graphs.transforms.stacks.facts import Facts, read_bytes
+from graphs.transforms.stacks.facts import KernelFacts, read_bytes
 from graphs.transforms.stacks.kinds import ATTENTION, Role, base_name, item_bytes
 
 # Norms whose sums over all rows need a kernel beside the one that passes over the elements.
@@ -48,7 +48,7 @@ class _Habits:
 
     @staticmethod
     def of_compiler(graph: OpGraph, kernel_of: IntArray) -> _Habits:
-        facts = Facts.of(graph)
+        facts = KernelFacts.of(graph)
         inlined = facts.is_inlined
         is_channels = np.array([role is Role.CHANNELS for role in facts.role], dtype=np.bool_) & graph.is_training
         takes_two = np.array([base_name(kind) in _TWICE for kind in graph.kinds], dtype=np.bool_) | is_channels
@@ -91,7 +91,8 @@ def _moved(graph: OpGraph, kernel: IntArray, habits: _Habits) -> FloatArray:
     leaves = np.diff(graph.consumer_ptr) == 0
     leaves[tensor[is_needed]] = True
     writes = written * habits.width * (leaves & ~habits.is_unwritten)
-    return np.minimum(reads + sums(graph.tensor_producer, writes, n) + states, graph.bytes_moved) + again
+    result: FloatArray = np.minimum(reads + sums(graph.tensor_producer, writes, n) + states, graph.bytes_moved) + again
+    return result
 
 
 def _once(tensor: IntArray, reader: IntArray, amount: FloatArray, kernel: IntArray, n: int) -> FloatArray:
@@ -113,7 +114,7 @@ def _widths(graph: OpGraph) -> FloatArray:
     return np.where(drawn, 1.0 / items, 1.0)[graph.tensor_producer]
 
 
-def _computed_again(graph: OpGraph, facts: Facts, kernel: IntArray, inlined: BoolArray) -> BoolArray:
+def _computed_again(graph: OpGraph, facts: KernelFacts, kernel: IntArray, inlined: BoolArray) -> BoolArray:
     """bool [m]: tensors of the forward pass that its backward pass can compute from what lies in memory anyway."""
     producer, consumer, tensor = graph.edge_list
     forward = graph.phase == Phase.FORWARD

@@ -1,4 +1,4 @@
-"""`Facts`: what the rules of a compiler ask of the ops of a graph, which knows bytes but no shapes."""
+"""`KernelFacts`: what the rules of a compiler ask of the ops of a graph, which knows bytes but no shapes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_READS = 4  # that an op read several times may make to be inlined (torch._i
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
+class KernelFacts:
     """Of the ops (n) and tensors (m) of a graph.
 
     Attributes:
@@ -40,7 +40,7 @@ class Facts:
     absorbed: IntArray
 
     @staticmethod
-    def of(graph: OpGraph) -> Facts:
+    def of(graph: OpGraph) -> KernelFacts:
         launches = (graph.kernels > 0) | (graph.bytes_moved > 0)
         roles = zip(launches.tolist(), graph.kinds, strict=True)
         role = [role_of(kind) if launched else Role.NOTHING for launched, kind in roles]
@@ -53,7 +53,7 @@ class Facts:
         reduces = [each is Role.REDUCTION for each in role]
         ways = list(zip(reduces, reads, writes, strict=True))
         classes = merge_classes(graph).tolist()
-        return Facts(
+        return KernelFacts(
             role,
             [max(read, write) if reduced else write or read for reduced, read, write in ways],
             [write if reduced else -1 for reduced, _, write in ways],
@@ -90,7 +90,8 @@ def _columns(graph: OpGraph, reduces: BoolArray) -> BoolArray:
     producer, consumer, _ = graph.edge_list
     is_read = np.zeros(graph.n_ops, dtype=np.bool_)
     is_read[producer[graph.phase[producer] == graph.phase[consumer]]] = True
-    return reduces & (graph.phase == Phase.BACKWARD) & ~is_read
+    result: BoolArray = reduces & (graph.phase == Phase.BACKWARD) & ~is_read
+    return result
 
 
 def _inlined(graph: OpGraph, role: list[Role], classes: list[int]) -> BoolArray:

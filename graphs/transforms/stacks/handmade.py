@@ -14,7 +14,7 @@ from graphs.arrays import IntArray
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.stacks.compiled import updates_together
-from graphs.transforms.stacks.facts import FUSIBLE, Facts
+from graphs.transforms.stacks.facts import FUSIBLE, KernelFacts
 from graphs.transforms.stacks.kinds import Role, base_name
 from graphs.transforms.stacks.merging import Groups
 
@@ -51,7 +51,7 @@ class _Patterns:
     """Groups of ops, grown by the patterns of this module."""
 
     def __init__(self, graph: OpGraph) -> None:
-        self.graph, self.facts, self.groups = graph, Facts.of(graph), Groups(graph)
+        self.graph, self.facts, self.groups = graph, KernelFacts.of(graph), Groups(graph)
         self.names = [base_name(kind) for kind in graph.kinds]
         self.whole = _whole_modules(graph, self.names, self.facts)
         producer, consumer, _ = graph.edge_list
@@ -145,7 +145,7 @@ class _Patterns:
             self.groups.merge(first, second)
 
 
-def _whole_modules(graph: OpGraph, names: list[str], facts: Facts) -> list[bool]:
+def _whole_modules(graph: OpGraph, names: list[str], facts: KernelFacts) -> list[bool]:
     """Ops of the forward pass of modules that one kernel does: norms that are spelt out, an approximated GELU."""
     inside: dict[str, set[str]] = {}
     mixed: set[str] = set()
