@@ -19,6 +19,7 @@ from graphs.opgraph import OpGraph
 from graphs.rows import OWN_FAMILY, Shard, parts_statistics
 from graphs.transforms.derived import Derived
 from graphs.transforms.splitting.cutting import cut
+from graphs.transforms.splitting.extents import divided_extents
 from graphs.transforms.splitting.joint import in_time
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding
 
@@ -32,6 +33,7 @@ class AxisCut:
     Attributes:
         key: tells it from all other cuts of the graph.
         extent: int64 [n], units into which an op may be cut; 1 where its work is not divided, 0 where it is not cut.
+        divided: int64 [n], the number of the extent that its parts divide, as of `divided_extents`.
         whole_flops, whole_bytes, whole_time: float64 [n], what every part has in full, as of `SplitRow`.
         written_extent: int64 [m], units of a tensor that is written cut; 0 for one that is not.
         written, read, state: as of `Sharding`.
@@ -41,6 +43,7 @@ class AxisCut:
 
     key: tuple[object, ...]
     extent: IntArray
+    divided: IntArray
     whole_flops: FloatArray
     whole_bytes: FloatArray
     whole_time: FloatArray
@@ -163,6 +166,7 @@ class _Origins:
         return replace(
             first,
             extent=first.extent[self.op],
+            divided=first.divided[self.op],
             whole_flops=first.whole_flops[self.op],
             whole_bytes=first.whole_bytes[self.op],
             whole_time=first.whole_time[self.op],
@@ -194,4 +198,4 @@ def _kept(graph: OpGraph, made: Sharding, key: tuple[object, ...]) -> AxisCut:
                 written_extent[t] = part.extent
     parted = [row is not None and parts_statistics(kind, row) for row, kind in zip(made.row, graph.kinds, strict=True)]
     whole = made.written, made.read, made.state, made.halo, np.array(parted)
-    return AxisCut(key, extent, flops, moved, time, written_extent, *whole)
+    return AxisCut(key, extent, divided_extents(graph, made.row), flops, moved, time, written_extent, *whole)

@@ -24,6 +24,7 @@ from env.communication.formulas import Interconnect
 from graphs.arrays import FloatArray, IntArray
 from graphs.opgraph import ANY_DEVICE, OpGraph, Phase
 from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE
+from graphs.transforms.splitting.extents import scaled, settled, share_of_flops
 from graphs.transforms.splitting.sharding import SUM
 
 if TYPE_CHECKING:
@@ -70,6 +71,19 @@ class Sizes:
     shares: tuple[tuple[int, ...], ...]
 
 
+class LocalWork(NamedTuple):
+    """What one place does of each op.
+
+    Attributes:
+        flops, moved: float64 [n], FLOPs and bytes moved.
+        extents: float64 [n, 5], as of `OpGraph`.
+    """
+
+    flops: FloatArray
+    moved: FloatArray
+    extents: FloatArray
+
+
 class OpTimes:
     """Seconds of local ops on the devices of a cluster."""
 
@@ -80,10 +94,9 @@ class OpTimes:
         self._named = set(graph.time_keys)
         self._known_rates: dict[int, FloatArray] = {}
 
-    def seconds(
-        self, flops: FloatArray, moved: FloatArray, devices: Sequence[int], slower: FloatArray | float = 1.0
-    ) -> FloatArray:
+    def seconds(self, work: LocalWork, devices: Sequence[int], slower: FloatArray | float = 1.0) -> FloatArray:
         """float64 [n]: on the slowest of some devices, by number; ``slower``: as of `_slower`."""
+        flops, moved = work.flops, work.moved
         result = np.zeros(len(flops))
         for d in self._kinds(devices):
             device = self.cluster.devices[d]
@@ -148,13 +161,13 @@ def local_costs(
     op_s = np.zeros(graph.n_ops)
     shares = sizes.shares[0] if sizes.shares else ()
     for replica in range(len(shares)) if shares else (None,):
-        flops, moved = _local_work(graph, every, replica)
-        flops[updates] /= parts
-        moved[updates] /= parts
+        own_work = local_work(graph, every, replica)
+        own_work.flops[updates] /= parts
+        own_work.moved[updates] /= parts
         # The axis of replicas is the outermost one.
         own = devices if replica is None else [_stretch(numbers, replica, len(shares)) for numbers in devices]
         slower = _slower(every, replica)
-        np.maximum(op_s, _seconds(step, times, flops, moved, own, slower), out=op_s)
+        np.maximum(op_s, _seconds(step, times, own_work, own, slower), out=op_s)
     if split.synchronised:
         op_s += _statistics_s(step, tensor, times, devices)
     local = [_local_states(split, sizes, states, part, level) for part, level in _parts_of(states, split)]
@@ -168,16 +181,28 @@ def local_costs(
     )
 
 
-def _local_work(
-    graph: OpGraph, every: Sequence[tuple[AxisCut, int, tuple[int, ...]]], replica: int | None
-) -> tuple[FloatArray, FloatArray]:
-    """``(FLOPs, bytes moved)`` of each op at the place that has most, or at the places of one of uneven replicas."""
+def local_work(
+    graph: OpGraph, every: Sequence[tuple[AxisCut, int, tuple[int, ...]]], replica: int | None = None
+) -> LocalWork:
+    """The work of the place that has most, or of the places of one of uneven replicas.
+
+    Args:
+        every: cuts, into how many parts, and their shares of the batch; () for even ones.
+    """
     flops, moved = graph.flops.astype(float), graph.bytes_moved.astype(float)
+    known = np.flatnonzero(graph.work)
+    extents, of_known = graph.extents, graph.extents[known]
     for cut, size, weights in every:
         share = cut.share(size, weights, replica if weights else None)
         whole = np.minimum(cut.whole_flops, flops), np.minimum(cut.whole_bytes, moved)
-        flops, moved = whole[0] + (flops - whole[0]) * share, whole[1] + (moved - whole[1]) * share
-    return flops, moved
+        left = whole[0] + (flops - whole[0]) * share
+        factor = share_of_flops(flops[known], left[known], share[known])
+        of_known = scaled(of_known, cut.divided[known], factor)
+        flops, moved = left, whole[1] + (moved - whole[1]) * share
+    if len(known):
+        extents = extents.copy()
+        extents[known] = settled(of_known)
+    return LocalWork(flops, moved, extents)
 
 
 def _slower(every: Sequence[tuple[AxisCut, int, tuple[int, ...]]], replica: int | None) -> FloatArray | float:
@@ -198,18 +223,17 @@ def _stretch(devices: Sequence[int], number: int, parts: int) -> Sequence[int]:
 def _seconds(
     step: LocalStep,
     times: OpTimes,
-    flops: FloatArray,
-    moved: FloatArray,
+    work: LocalWork,
     devices: Sequence[Sequence[int]],
     slower: FloatArray | float,
 ) -> FloatArray:
     """float64 [n]: seconds of each op on the slowest device of its stage."""
     if all(numbers == devices[0] for numbers in devices):
-        return times.seconds(flops, moved, devices[0], slower)
-    result = np.zeros(len(flops))
+        return times.seconds(work, devices[0], slower)
+    result = np.zeros(len(work.flops))
     for s, numbers in enumerate(devices):
         here = step.frame.stage == s
-        result[here] = times.seconds(flops, moved, numbers, slower)[here]
+        result[here] = times.seconds(work, numbers, slower)[here]
     return result
 
 

@@ -15,6 +15,8 @@ import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph
+from graphs.records import EXTENTS
+from graphs.transforms.splitting.extents import divided_extents, scaled, settled, share_of_flops
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Sharding
 
 
@@ -126,6 +128,31 @@ class Copies:
         return result
 
     @cached_property
+    def extents(self) -> FloatArray:
+        """float64 [copies, 5] of every copy of an op: those of products and attention divided as their FLOPs are."""
+        known = np.flatnonzero(self.graph.work)
+        op, batch, place = self.op_copy
+        result = np.zeros((len(op), EXTENTS))
+        if not len(known):
+            return result
+        flops, value = self.graph.flops[known][:, None], self.graph.extents[known][:, None, :]
+        for sharding in self.mesh:
+            left, share = _left(flops, sharding, known), sharding.share[known][:, None, :]
+            factor = share_of_flops(flops[:, :, None], left, share)
+            value = scaled(value[:, :, None, :], divided_extents(self.graph, sharding.row)[known], factor)
+            flops, value = left.reshape(len(known), -1), value.reshape(len(known), -1, EXTENTS)
+        at = np.flatnonzero(self.graph.work[op])
+        number = np.searchsorted(known, op[at])
+        found = value[number, place[at]]
+        if self.chunks is not None:
+            left, share = _left(flops, self.chunks, known), self.chunks.share[known][:, None, :]
+            factor = share_of_flops(flops[:, :, None], left, share)[number, place[at], np.maximum(batch[at], 0)]
+            column = divided_extents(self.graph, self.chunks.row)[op[at]]
+            found = scaled(found, column, np.where(batch[at] >= 0, factor, 1.0))
+        result[at] = settled(found)
+        return result
+
+    @cached_property
     def tensor_size(self) -> IntArray:
         """int64 of every copy of a tensor: its bytes; those of cut tensors add up to the whole."""
         value = self.graph.tensor_bytes[:, None]
@@ -153,6 +180,12 @@ def _outer(shares: list[FloatArray], n: int) -> FloatArray:
 def _whole(sharding: Sharding, field: str) -> FloatArray:
     """float64 [n]: what every part has in full; nothing of an op that is not cut is divided."""
     return np.array([0.0 if row is None or not field else getattr(row, field) for row in sharding.row])
+
+
+def _left(flops: FloatArray, sharding: Sharding, ops: IntArray) -> FloatArray:
+    """[k, a] of some ops along one more axis: [k, a, size]."""
+    full = np.minimum(_whole(sharding, "whole_flops")[ops][:, None], flops)[:, :, None]
+    return np.asarray(full + (flops[:, :, None] - full) * sharding.share[ops][:, None, :])
 
 
 def _divided(value: FloatArray, sharding: Sharding, field: str) -> FloatArray:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from graphs.arrays import FloatArray, IntArray, distinct, groups, pointers
 from graphs.opgraph import OpGraph
+from graphs.records import EXTENTS
 
 _OPS: dict[str, Any] = {
     "kinds": object,
@@ -25,6 +26,7 @@ _OPS: dict[str, Any] = {
     "optimizer_bytes": np.int64,
     "workspace_bytes": np.int64,
     "kernels": np.int64,
+    "work": np.int64,
     "colocation": np.int64,
     "phase": np.int64,
     "forward_of": np.int64,
@@ -47,11 +49,17 @@ class Emission:
         self._columns: dict[str, list[Any]] = {key: [] for key in _OPS}
         self._times: list[FloatArray] = []
         self._fixed: list[FloatArray] = []
+        self._extents: list[FloatArray] = []
         self._tensors: list[tuple[Any, ...]] = []
         self._edges: list[tuple[IntArray, IntArray]] = []
 
     def ops(
-        self, names: Sequence[str], time_s: ArrayLike = np.nan, fixed_s: ArrayLike = 0.0, **columns: Any
+        self,
+        names: Sequence[str],
+        time_s: ArrayLike = np.nan,
+        fixed_s: ArrayLike = 0.0,
+        extents: ArrayLike = 0.0,
+        **columns: Any,
     ) -> IntArray:
         """Add ops; columns are those of `OpGraph`, arrays or one value for all. Returns their numbers."""
         n = len(names)
@@ -66,10 +74,15 @@ class Emission:
             else:
                 column[:] = value
             self._columns[key].append(column)
-        for times, given in ((self._times, time_s), (self._fixed, fixed_s)):
-            column = np.empty((n, len(self._time_keys)))
+        keys = len(self._time_keys)
+        for table, given, width in (
+            (self._times, time_s, keys),
+            (self._fixed, fixed_s, keys),
+            (self._extents, extents, EXTENTS),
+        ):
+            column = np.empty((n, width))
             column[:] = given
-            times.append(column)
+            table.append(column)
         return numbers
 
     def tensors(
@@ -113,6 +126,8 @@ class Emission:
             time_keys=self._time_keys,
             time_s=np.concatenate(self._times),
             fixed_s=np.concatenate(self._fixed),
+            extents=np.concatenate(self._extents),
+            stream=_streams(about["part"], about["micro_batch"]),
             tensor_producer=producer[order],
             tensor_bytes=size[order],
             tensor_in_place=in_place[order],
@@ -122,3 +137,9 @@ class Emission:
             origin=like.origin,
         )
         return graph, about
+
+
+def _streams(part: IntArray, micro_batch: IntArray) -> IntArray:
+    """`OpGraph.stream`: one for each place and micro-batch, and one for what a place does once a step."""
+    _, number = np.unique(part * (micro_batch.max(initial=-1) + 2) + micro_batch + 1, return_inverse=True)
+    return number.astype(np.int64)

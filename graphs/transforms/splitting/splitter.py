@@ -163,6 +163,8 @@ class _Split:
             self._names(op, batch, place),
             time_s=fixed_s + (graph.time_s[op] - fixed_s) * (work * self._slower())[:, None],
             fixed_s=fixed_s,
+            extents=layout.extents,
+            work=graph.work[op],
             kinds=np.array(graph.kinds, dtype=object)[op],
             dtypes=np.array(graph.dtypes, dtype=object)[op],
             modules=np.array(graph.modules, dtype=object)[op],
