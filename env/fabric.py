@@ -34,9 +34,10 @@ class Protocol:
 
     Attributes:
         kind: one of `FABRIC_KINDS`; figures of an all-gather serve a reduce-scatter that has none of its own.
-        base_s: before anything else, between two ranks of one host.
-        rank_s: for each further rank.
-        host_s: for each host after the first that a message passes through.
+        base_s: before anything else.
+        rank_s: for each rank after the first, of a host where sums go up a tree of hosts, of all where a ring goes
+            through them; a step to another host counts as `host_s` instead.
+        host_s: for each step from host to host.
         bus_bytes_per_s: what goes through the port of each rank inside a host; NCCL calls it the bus bandwidth.
         copy_bytes_per_s: at which a rank copies its own part of the tensor.
         least_ranks: in one host; below, the protocol is not used.

@@ -1,1 +1,1 @@
-"""What collectives take on a cluster: by formula, by the simulator, and at least."""
+"""What collectives take on a cluster: as used, by formula, by the simulator, and at least."""

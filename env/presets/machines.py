@@ -74,6 +74,7 @@ class Gpu:
         port: of each GPU to the switch, or of each pair.
         fabric: what collectives reach; None: by algorithm over the links.
         infiniband: one port for each GPU, in machines that their vendor sells; None: not known.
+        omni_path: each of the links of a host, as in France's Jean Zay, where BLOOM was trained; None: not known.
     """
 
     model: Device
@@ -83,6 +84,7 @@ class Gpu:
     port: Port
     fabric: Fabric | None = None
     infiniband: Port | None = None
+    omni_path: Port | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,11 @@ class CloudMachine:
     source: str
 
 
-_HDR, _NDR = (Port(rate, INFINIBAND_REACHED, INFINIBAND_PORT_S) for rate in (HDR_BYTES_PER_S, NDR_BYTES_PER_S))
+_HDR, _NDR, _OPA = (
+    Port(rate, INFINIBAND_REACHED, INFINIBAND_PORT_S)
+    for rate in (HDR_BYTES_PER_S, NDR_BYTES_PER_S, 100 * GBIT_BYTES_PER_S)
+)
+_OMNI_PATHS = 4  # of a host
 _A100_PORT, _H100_PORT, _B200_PORT = (
     Port(rate, NVLINK_REACHED, NVLINK_S / 2)
     for rate in (A100_PORT_BYTES_PER_S, H100_PORT_BYTES_PER_S, B200_PORT_BYTES_PER_S)
@@ -115,8 +121,10 @@ _PCIE3, _PCIE4, _STAGED = (
 _INFINITY = Port(INFINITY_BYTES_PER_S, INFINITY_REACHED, PCIE_PORT_S * 2)
 
 GPUS: dict[str, Gpu] = {
-    "A100": Gpu(A100_SXM4, "A100 (80 GB)", f"{_NVIDIA} A100, 2021", "nvswitch", _A100_PORT, NCCL_A100, _HDR),
-    "A100-40gb": Gpu(A100_SXM4_40, "A100 (40 GB)", f"{_NVIDIA} A100, 2021", "nvswitch", _A100_PORT, NCCL_A100, _HDR),
+    "A100": Gpu(A100_SXM4, "A100 (80 GB)", f"{_NVIDIA} A100, 2021", "nvswitch", _A100_PORT, NCCL_A100, _HDR, _OPA),
+    "A100-40gb": Gpu(
+        A100_SXM4_40, "A100 (40 GB)", f"{_NVIDIA} A100, 2021", "nvswitch", _A100_PORT, NCCL_A100, _HDR, _OPA
+    ),
     "H100": Gpu(H100, "H100 (80 GB)", f"{_NVIDIA} H100, 2023", "nvswitch", _H100_PORT, NCCL_H100, _NDR),
     "H100-96gb": Gpu(
         H100_HBM2E,
@@ -186,7 +194,7 @@ SHOWN = (
 PATTERNS = ("16x8xH100-ib", "2xp5.48xlarge", "4xH100-nvswitch", "6xRTX4090-pcie")  # for what else there is
 
 _COUNTED = re.compile(r"([1-9]\d{0,5})x(.+)")
-_ON_INFINIBAND = re.compile(r"8x(.+)-ib")
+_HOSTS_OF_EIGHT = re.compile(r"8x(.+)-(ib|opa)")
 
 
 def maker_of(name: str) -> Callable[[], Preset] | None:
@@ -198,10 +206,11 @@ def maker_of(name: str) -> Callable[[], Preset] | None:
         return partial(_cloud, name, machine, count)
     if found is None:
         return None
-    hosts = _ON_INFINIBAND.fullmatch(rest)
+    hosts = _HOSTS_OF_EIGHT.fullmatch(rest)
     gpu = GPUS.get(hosts[1] if hosts else rest.removesuffix("-nvswitch"))
     if hosts:
-        return partial(_on_infiniband, name, gpu, count) if gpu is not None and gpu.infiniband is not None else None
+        network = None if gpu is None else gpu.omni_path if hosts[2] == "opa" else gpu.infiniband
+        return None if gpu is None or network is None else partial(_on_network, name, gpu, network, count)
     if count == 1:
         alone = GPUS.get(rest, GPUS.get(f"{rest}-pcie"))
         return partial(_one, name, alone) if alone is not None else None
@@ -224,11 +233,13 @@ def _made(name: str, gpu: Gpu, count: int) -> Preset:
     return Preset(name, devices, tuple(links), f"{count} {gpu.label} {inside}", _source(gpu), gpu.fabric)
 
 
-def _on_infiniband(name: str, gpu: Gpu, hosts: int) -> Preset:
-    port = gpu.infiniband
-    assert port is not None
+def _on_network(name: str, gpu: Gpu, port: Port, hosts: int) -> Preset:
     rate = f"{port.nominal_bytes_per_s / GBIT_BYTES_PER_S:.0f} Gbit/s"
-    summary = f"{hosts} hosts of 8 {gpu.label}: NVSwitch inside, one {rate} InfiniBand port per GPU between"
+    inside = f"{hosts} hosts of 8 {gpu.label}: NVSwitch inside"
+    if port is gpu.omni_path:
+        summary = f"{inside}, {_OMNI_PATHS} Omni-Path links of {rate} per host between"
+        return _hosts(name, gpu, (8, hosts, _OMNI_PATHS), port, "omnipath", summary, _source(gpu))
+    summary = f"{inside}, one {rate} InfiniBand port per GPU between"
     return _hosts(name, gpu, (8, hosts, 8), port, "infiniband", summary, _source(gpu))
 
 

@@ -16,6 +16,7 @@ from graphs.errors import ClusterError, UnknownNameError
     [
         ("3x8xH100-ib", 24, 3),
         ("1x8xB200-ib", 8, 1),
+        ("2x8xA100-opa", 16, 2),
         ("16x8xA100-40gb-ib", 128, 16),
         ("4xH100-nvswitch", 4, 1),
         ("6xRTX4090-pcie", 6, 1),
