@@ -34,7 +34,7 @@ def check(path: Path, content: Any) -> Found | None:
     rows = _rows(content)
     if rows is None:
         return None
-    nominal = Interconnect.among(Cluster.preset(PRESET), range(2))
+    nominal = Interconnect.among(Cluster.preset(PRESET, rates="peak"), range(2))
     fitted = fit(rows, nominal.adding_s_per_byte)
     ours = [simulated_s(gpus, size, fitted) for gpus, size, _ in rows]
     unfitted = [simulated_s(gpus, size, nominal) for gpus, size, _ in rows]
@@ -65,7 +65,7 @@ def fit(rows: list[tuple[int, int, float]], adding_s_per_byte: float) -> Interco
 
 def simulated_s(gpus: int, size_bytes: int, port: Interconnect) -> float:
     """Seconds of an all-reduce among GPUs of the preset, each on a port of these figures to one switch."""
-    device = Cluster.preset(PRESET).devices[0]
+    device = Cluster.preset(PRESET, rates="peak").devices[0]
     devices = tuple(replace(device, name=f"gpu{i}") for i in range(gpus))
     links = tuple(
         link for d in devices for link in both_ways(d.name, "switch", 1 / port.s_per_byte, port.latency_s / 2)

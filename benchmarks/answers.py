@@ -58,7 +58,7 @@ def _rows(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
             graph = read_source(model, train=objective == THROUGHPUT).graph
             clusters = options.clusters.split(",")
             for name in clusters if objective == LATENCY else clusters[:1]:
-                solver = Solver(graph, Cluster.preset(name), options.seed, objective, "longest_path")
+                solver = Solver(graph, Cluster.preset(name, rates="peak"), options.seed, objective, "longest_path")
                 began = time.monotonic()
                 for method in (*HEURISTICS, *SEARCHES, AUTO):
                     if not supports(method, objective) or method in SLOW or (method == AUTO and objective != LATENCY):

@@ -99,7 +99,13 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
     for seed in range(options.seed, options.seed + options.seeds):
         for objective in options.objectives.split(","):
             zoo = [
-                Case(f"{model} on {preset}", seed, objective, partial(_zoo, model), partial(Cluster.preset, preset))
+                Case(
+                    f"{model} on {preset}",
+                    seed,
+                    objective,
+                    partial(_zoo, model),
+                    partial(Cluster.preset, preset, rates="peak"),
+                )
                 for model, preset in ZOO
             ]
             generated = [

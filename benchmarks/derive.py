@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _row(graph: OpGraph, strategy: Strategy, repeats: int) -> list[str]:
-    cluster = Cluster.preset(CLUSTER)
+    cluster = Cluster.preset(CLUSTER, rates="peak")
     what = applied(graph, cluster, strategy)
     many = what.derived.graph.n_ops >= MANY_OPS
     derive_s = timed(lambda: applied(graph, cluster, strategy), 1 if many else repeats)[0]

@@ -112,7 +112,7 @@ def task_of(problem: str, batch: int, seed: int) -> FitTask:
 
 def star(devices: int, bandwidth: float = BANDWIDTH_BYTES_PER_S, latency_s: float = LATENCY_S) -> Cluster:
     """So many GPUs, each on a port of its own, of so many bytes per second, to one switch."""
-    gpu = Cluster.preset("4xV100-pcie").devices[0]
+    gpu = Cluster.preset("4xV100-pcie", rates="peak").devices[0]
     names = [f"gpu{number}" for number in range(devices)]
     links = [link for name in names for link in both_ways(name, "switch", bandwidth, latency_s)]
     return Cluster("star", tuple(replace(gpu, name=name) for name in names), tuple(links))

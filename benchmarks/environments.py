@@ -48,7 +48,7 @@ class Case:
 
 
 def cases(seed: int) -> list[Case]:
-    graph, cluster = layered(N_OPS, seed), Cluster.preset(CLUSTER)
+    graph, cluster = layered(N_OPS, seed), Cluster.preset(CLUSTER, rates="peak")
     rng = np.random.default_rng(seed)
     simulator = Simulator(Problem(graph, cluster))
     devices = rng.integers(0, cluster.n_devices, (MANY, N_OPS))

@@ -50,7 +50,9 @@ def exported(name: str, strategies: list[str], folder: Path) -> dict[str, str]:
     found = {}
     for number, strategy in enumerate(strategies):
         try:
-            result = placement.optimize(graph, placement.Cluster.preset("4xV100-pcie"), strategy=strategy, seed=0)
+            result = placement.optimize(
+                graph, placement.Cluster.preset("4xV100-pcie", rates="peak"), strategy=strategy, seed=0
+            )
             text = placement.export(result, "torch", model=model, graph=graph, source=f"exported_sample.py:{name}")
         except PlacementError as error:
             found[strategy] = f"refused: {error}"

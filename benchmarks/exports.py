@@ -64,7 +64,7 @@ def _tokens() -> torch.Tensor:
 
 def _row(name: str, graph: OpGraph, preset: str, target: str, seed: int) -> list[str]:
     """What each device gets, in GB, of what it has; and how many ops moved."""
-    cluster, model = Cluster.preset(preset), _model(name)
+    cluster, model = Cluster.preset(preset, rates="peak"), _model(name)
     method, objective = PLANS[target]
     try:
         result = placement.optimize(

@@ -143,7 +143,7 @@ def _problem(task: str) -> Any:
     from env.problem import Problem
     from placement.inputs.sources import read_source
 
-    return Problem(read_source(task, train=True).graph, placement.Cluster.preset(TASKS[task]))
+    return Problem(read_source(task, train=True).graph, placement.Cluster.preset(TASKS[task], rates="peak"))
 
 
 def _heft_s(problem: Any) -> float:

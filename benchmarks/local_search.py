@@ -41,7 +41,7 @@ def main() -> None:
     for model in options.models.split(","):
         graph = read_source(model).graph
         for name in options.clusters.split(","):
-            problem = Problem(graph, Cluster.preset(name))
+            problem = Problem(graph, Cluster.preset(name, rates="peak"))
             plans = _heuristics(problem, options.seed)
             searched.append(_searched(problem, plans, options))
             compared.append(_compared(problem, plans, options))

@@ -46,7 +46,7 @@ def main() -> None:
     out = Printer("Neighbours of a placement", options.markdown)
     rows = []
     for model, train, name in CASES:
-        graph, cluster = read_source(model, train=train).graph, Cluster.preset(name)
+        graph, cluster = read_source(model, train=train).graph, Cluster.preset(name, rates="peak")
         problem, rng = Problem(graph, cluster), np.random.default_rng(options.seed)
         devices = cluster.compute_devices
         heft = optimize(graph, cluster, "heft").plan().device

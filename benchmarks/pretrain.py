@@ -205,7 +205,7 @@ def tasks(rng: np.random.Generator, known: list[OpGraph], count: int, first_seed
 def _cluster(rng: np.random.Generator, number: int) -> Cluster:
     drawn = rng.random()
     if drawn < 0.3:
-        return Cluster.preset(str(rng.choice(CLUSTERS)))
+        return Cluster.preset(str(rng.choice(CLUSTERS)), rates="peak")
     return random_cluster(rng, number) if drawn < 0.8 else random_hosts(rng, number)
 
 

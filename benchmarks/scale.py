@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _steps(n: int, methods: list[str], given: argparse.Namespace) -> list[Step]:
-    cluster, seed = resized(Cluster.preset(HOSTS), given.devices), given.seed
+    cluster, seed = resized(Cluster.preset(HOSTS, rates="peak"), given.devices), given.seed
     small = layered(WARM_OPS, seed, CCR)
     for method in methods:
         placement.optimize(small, cluster, method, seed=seed)

@@ -93,7 +93,7 @@ def one_core(out: Printer, seed: int, repeats: int) -> None:
 
 
 def one_core_rates(graph: OpGraph, seed: int, repeats: int) -> list[list[str]]:
-    cluster = Cluster.preset(CLUSTER)
+    cluster = Cluster.preset(CLUSTER, rates="peak")
     assert (graph.n_ops, graph.n_edges, cluster.n_devices) == (N_OPS, N_EDGES, 4)
     simulator, placements = Simulator(Problem(graph, cluster)), random_placements(seed, BATCH, N_OPS)
     few = placements[:FEW]
@@ -129,7 +129,7 @@ def one_core_rates(graph: OpGraph, seed: int, repeats: int) -> list[list[str]]:
 
 
 def scaling(out: Printer, seed: int, repeats: int) -> None:
-    simulator = Simulator(Problem(published_size(seed, NARROW), Cluster.preset(CLUSTER)))
+    simulator = Simulator(Problem(published_size(seed, NARROW), Cluster.preset(CLUSTER, rates="peak")))
     placements = random_placements(seed, 4 * BATCH, N_OPS)
     simulator.batch(placements[:16])
     limit = min(n_cores(), MAX_THREADS)
@@ -165,7 +165,7 @@ def sizes(out: Printer, seed: int, repeats: int) -> None:
         first = 0.0
         for n_ops in SIZES:
             graph = make(n_ops, seed)
-            simulator = Simulator(Problem(graph, Cluster.preset(CLUSTER)))
+            simulator = Simulator(Problem(graph, Cluster.preset(CLUSTER, rates="peak")))
             placements = random_placements(seed, max(2, 100_000 // n_ops), n_ops)
             scored = len(placements) * (graph.n_ops + graph.n_edges)
             score_each(simulator, placements[:1])

@@ -79,7 +79,10 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=UserWarning)
     by_policy, learning = _trained_ppo(given) if given.policy == "ppo" else _trained(given)
     _found_s(
-        model_graph(LEARNED_ON[0], train=True), Cluster.preset(CLUSTERS[0]), given.seed, Budget(evaluations=1)
+        model_graph(LEARNED_ON[0], train=True),
+        Cluster.preset(CLUSTERS[0], rates="peak"),
+        given.seed,
+        Budget(evaluations=1),
     )  # compiles
     rng = np.random.default_rng(given.seed)
 
@@ -88,7 +91,7 @@ def main() -> None:
 
     named = given.rows.split(",") if given.rows else [f"{model}@{name}" for model in ASKED for name in CLUSTERS]
     tasks = [
-        (model, name, model_graph(model, train=True), Cluster.preset(name))
+        (model, name, model_graph(model, train=True), Cluster.preset(name, rates="peak"))
         for model, name in (one.split("@") for one in named)
     ]
     show = Printer("Learning and the search over strategies", given.markdown)
@@ -129,7 +132,7 @@ def _limits(given: argparse.Namespace) -> list[Limit]:
 
 def _learned_on() -> StrategyEnv:
     graphs = [model_graph(name, train=True) for name in LEARNED_ON]
-    return StrategyEnv(graphs, [Cluster.preset(name) for name in CLUSTERS], STEPS, masks=MASKS)
+    return StrategyEnv(graphs, [Cluster.preset(name, rates="peak") for name in CLUSTERS], STEPS, masks=MASKS)
 
 
 def _trained(given: argparse.Namespace) -> tuple[Choose, str]:

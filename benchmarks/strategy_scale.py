@@ -124,7 +124,7 @@ def _is_estimated(estimator: Estimator, strategy: Strategy) -> bool:
 
 
 def _cluster(devices: int) -> Cluster:
-    return resized(Cluster.preset("2x8xH100-ib"), devices)
+    return resized(Cluster.preset("2x8xH100-ib", rates="peak"), devices)
 
 
 def _graph(layers: int, seed: int, devices: int = HOST) -> OpGraph:

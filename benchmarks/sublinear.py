@@ -92,7 +92,7 @@ def found() -> Found:
 def _peak_mib(graph: OpGraph) -> float:
     """On one device, ops in the order of their numbers."""
     order = np.arange(graph.n_ops, dtype=np.float64)
-    simulator = Simulator(Problem(graph, Cluster.preset("8xA100-nvswitch")))
+    simulator = Simulator(Problem(graph, Cluster.preset("8xA100-nvswitch", rates="peak")))
     score = simulator.score(Plan(np.zeros(graph.n_ops, dtype=np.int64), order=order))
     return float(score.peak_bytes[0]) / MIB
 

@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace, rows: dict[str, Row], rows_file: Path) -> 
     for model in options.models.split(","):
         graph = read_source(model, train=options.train).graph
         for name in options.clusters.split(","):
-            cluster = Cluster.preset(name)
+            cluster = Cluster.preset(name, rates="peak")
             solvers: dict[int, Solver] = {}
             for method, seed, budget_s in _cases(options):
                 row = {

@@ -27,7 +27,7 @@ from graphs.transforms.sequencing import sequenced
 from graphs.transforms.strategy import Strategy
 
 PRESET = "8xA100-nvswitch"
-GPU = Cluster.preset(PRESET).devices[0]
+GPU = Cluster.preset(PRESET, rates="peak").devices[0]
 VOCABULARY = 51200  # Megatron's: GPT-2's, padded
 # What Megatron's mixed precision moves for each parameter after the backward pass: gradients to float32 (6), unscaled
 # and searched for infinities (8), their norm (4), clipped (8), Adam (28), parameters back to 16 bits (6).

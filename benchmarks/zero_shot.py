@@ -105,14 +105,14 @@ def _cases(options: argparse.Namespace) -> Iterator[tuple[str, OpGraph, Cluster]
         for train in (False, True):
             graph = model_graph(model, train)
             for name in (*HELD_OUT_CLUSTERS, *UNSEEN_ON_SEEN):
-                yield "zoo", graph, Cluster.preset(name)
+                yield "zoo", graph, Cluster.preset(name, rates="peak")
     for model in SEEN_MODELS:
         for name in HELD_OUT_CLUSTERS:
-            yield "cluster", model_graph(model, False), Cluster.preset(name)
+            yield "cluster", model_graph(model, False), Cluster.preset(name, rates="peak")
     for model in CAPTURED:
         graph = captured(model)
         for name in HELD_OUT_CLUSTERS:
-            yield "captured", graph, Cluster.preset(name)
+            yield "captured", graph, Cluster.preset(name, rates="peak")
     rng = np.random.default_rng(HELD_OUT_SEEDS - options.seed - 1)
     for number in range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + HOSTS):
         cluster = random_hosts(rng, number)
