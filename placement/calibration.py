@@ -67,7 +67,7 @@ def calibrate(
                 "a base is for figures from steps and files, and none was given; leave it out to measure this machine."
             )
         measured = measured_here(options, tell)
-        found = None if measured is None else _of_machine(measured, options.seed)
+        found = None if measured is None else of_measured(measured, options.seed)
     else:
         if base is None:
             raise ClusterError("steps and files change a cluster; name it with --base, a preset or a file.")
@@ -79,11 +79,14 @@ def calibrate(
 # -- this machine ----------------------------------------------------------------------------------------------------
 
 
-def _of_machine(measured: Measured, seed: int) -> Calibration:
+def of_measured(measured: Measured, seed: int = 0) -> Calibration:
+    """Rates fitted to what was measured of a machine."""
     cluster, first = measured.cluster, measured.cluster.devices[0]
     # The roofline of a CPU was measured with a few kernels, of which others may be faster: no peak to be held against.
     first = as_reached(first, measured.kernels) if first.kind == "cpu" else first
-    device, fits = fitted(first, measured.kernels, seed, measured.multiprocessors)
+    device, fits = fitted(
+        first, measured.kernels, seed, multiprocessors=measured.multiprocessors, sustained=measured.sustained
+    )
     kept = list(measured.kept)
     if first.kind == "cpu":
         kept.append("the measured roofline of the cores; the fit says what rates would make of the same kernels")

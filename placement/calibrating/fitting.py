@@ -29,7 +29,12 @@ _NAMES = {"products": PRODUCTS, "attention": ATTENTION, "memory-bound ops": (Wor
 
 
 def fitted(
-    device: Device, kernels: Sequence[MeasuredKernel], seed: int = 0, multiprocessors: int | None = None
+    device: Device,
+    kernels: Sequence[MeasuredKernel],
+    seed: int = 0,
+    *,
+    multiprocessors: int | None = None,
+    sustained: float | None = None,
 ) -> tuple[Device, list[Fit]]:
     """The device with rates fitted to one half of the kernels, chosen at random, and how far the other half is off.
 
@@ -38,6 +43,7 @@ def fitted(
 
     Args:
         multiprocessors: that the device says it has; None for those of its rates.
+        sustained: as measured; None for that of its rates.
 
     Raises:
         ClusterError: a product is faster than the device's peak.
@@ -61,7 +67,8 @@ def fitted(
             if len(own) >= LEAST:
                 errors = (median_error(each, left_out) for each in (before, after))
                 fits.append(Fit(what, dtype, len(own), len(left_out), *errors))
-    sustained = device.rates.sustained if device.rates is not None else 1.0
+    if sustained is None:
+        sustained = device.rates.sustained if device.rates is not None else 1.0
     return replace(device, rates=replace(rates, sustained=sustained)), fits
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -151,6 +152,23 @@ class Planned:
         except (RuntimeError, NotImplementedError):  # no such kernel, or no memory for it (torch.OutOfMemoryError)
             return []
         return [MeasuredKernel(self.work, self.dtype, self.extents, self.flops, self.bytes_moved, seconds)]
+
+
+def sustained_factor(place: torch.device, shapes: Shapes, seconds: float) -> float:
+    """How many times as long a large product takes after some seconds of nothing else as after a rest; 1 at least.
+
+    A device at its limit of power or heat lowers its clocks, in a step of training too, but not in a short measurement.
+    """
+    width = max(shapes.widths)
+    planned = product(Work.PRODUCT, shapes.dtypes[0], width, width, width)
+    try:
+        call = planned.operands(place)
+        time.sleep(min(1.0, seconds / 4))
+        rested_s = kernel_s([call], place, shapes.figure_s)
+        kernel_s([call], place, seconds)
+        return max(1.0, kernel_s([call], place, shapes.figure_s) / rested_s)
+    except RuntimeError:
+        return 1.0
 
 
 # -- matrix products ---------------------------------------------------------------------------------------------

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import partial
 
 import torch
 
 from env.cluster import Cluster
 from env.device import Device, Link, MeasuredCollective, both_ways
+from graphs.formatting import format_seconds
 from placement.calibrating import ranks as torchrun
 from placement.calibrating.clock import TimeLeft
 from placement.calibrating.devices import known_device
 from placement.calibrating.fitting import PRODUCTS
-from placement.calibrating.kernels import MeasuredKernel, Shapes, measured_kernels, shapes_for
+from placement.calibrating.kernels import MeasuredKernel, Shapes, measured_kernels, shapes_for, sustained_factor
+from placement.calibrating.launches import host_launch_s
+from placement.inputs.main_memory import available_bytes
 from placement.measuring import machine as machine_now
 from placement.measuring.figures import MeasuredMachine
 from placement.measuring.links import fitted as line_through
+from placement.measuring.speeds import THOROUGH, Effort, measure_speed
 from placement.measuring.workers import Worker, cores_for, run_workers
 
 Tell = Callable[[str], None]
 _MOST_CORES = 16
 _KERNELS, _CPU_KERNELS = 0.6, 0.3  # shares of the time that is left
+_LAUNCHES_S = 1.0  # of measuring what a launch takes the host
+_LONG_RUN_S = 4.0  # until clocks have settled
 _NETWORK = "network"  # the switch between hosts
 
 
@@ -37,6 +44,7 @@ class Measured:
         lines: what was measured, for people.
         kept: what was not.
         multiprocessors: of the first device, if it is a GPU.
+        sustained: how many times as long its products take in a long run, likewise.
     """
 
     cluster: Cluster
@@ -45,6 +53,7 @@ class Measured:
     lines: tuple[str, ...]
     kept: tuple[str, ...] = ()
     multiprocessors: int | None = None
+    sustained: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,16 +92,18 @@ def measured_here(how: HowToMeasure, tell: Tell) -> Measured | None:
         kernels = run_workers(work, cores, limit_s=deadline.left_s + 600.0)[0]
         return Measured(machine.cluster, tuple(kernels), machine, tuple(_lines(machine.cluster, kernels)))
     place = torch.device("cuda", 0)
-    kernels = measured_kernels(place, how.shapes or shapes_for(place), deadline, tell)
+    shapes = how.shapes or shapes_for(place)
+    kernels = measured_kernels(place, shapes, deadline, tell)
+    sustained = sustained_factor(place, shapes, min(_LONG_RUN_S, 30.0 * how.minutes))
     cluster = with_data_sheets(machine.cluster, kernels)
     n_gpus = sum(device.kind == "gpu" for device in cluster.devices)
     kept = (
         f"collectives: by algorithms over the links; `torchrun --nproc-per-node {n_gpus} -m placement calibrate` "
         "measures them",
     )
-    return Measured(
-        cluster, tuple(kernels), machine, tuple(_lines(cluster, kernels)), kept if n_gpus > 1 else (), _units(place)
-    )
+    cluster = with_launches(cluster, host_launch_s(place, _LAUNCHES_S))
+    lines = tuple(_lines(cluster, kernels))
+    return Measured(cluster, tuple(kernels), machine, lines, kept if n_gpus > 1 else (), _units(place), sustained)
 
 
 def _units(place: torch.device) -> int | None:
@@ -125,6 +136,7 @@ def _with_ranks(how: HowToMeasure, tell: Tell) -> Measured | None:
         shapes = how.shapes or shapes_for(ranks.place)
         # All at the same time: devices that share power or a host's memory do so here, too.
         kernels = measured_kernels(ranks.place, shapes, deadline.share(_KERNELS), tell if is_first else _nothing)
+        sustained = sustained_factor(ranks.place, shapes, min(_LONG_RUN_S, 30.0 * how.minutes))
         torchrun.any_rank(False)
         if is_first:
             tell("measuring collectives")
@@ -135,14 +147,13 @@ def _with_ranks(how: HowToMeasure, tell: Tell) -> Measured | None:
             return None
         cluster = machine.cluster
         if ranks.place.type == "cuda":
-            cluster = with_data_sheets(cluster, kernels)
+            cluster = with_launches(with_data_sheets(cluster, kernels), host_launch_s(ranks.place, _LAUNCHES_S))
         if between is not None:
             speed = between.bandwidth_bytes_per_s, between.latency_s
             cluster = of_hosts(cluster, ranks.n_hosts, *speed)
         cluster = replace(cluster, collectives=collectives)
-        return Measured(
-            cluster, tuple(kernels), machine, tuple(_lines(cluster, kernels)), multiprocessors=_units(ranks.place)
-        )
+        lines = tuple(_lines(cluster, kernels))
+        return Measured(cluster, tuple(kernels), machine, lines, (), _units(ranks.place), sustained)
 
 
 def _nothing(_: str) -> None:
@@ -153,7 +164,9 @@ def _lines(cluster: Cluster, kernels: Sequence[MeasuredKernel]) -> list[str]:
     names = {"matrix products": PRODUCTS, "memory-bound ops": (0,)}
     counts = {name: sum(one.work in works for one in kernels) for name, works in names.items()}
     counts["attention"] = len(kernels) - sum(counts.values())
-    lines = [f"{count} {name} on {cluster.devices[0].name}" for name, count in counts.items() if count]
+    first = cluster.devices[0]
+    lines = [f"{count} {name} on {first.name}" for name, count in counts.items() if count]
+    lines.append(f"a launch takes the host of {first.name} {format_seconds(first.launch_overhead_s)}")
     if cluster.links:
         lines.append(f"{len(cluster.links)} links")
     return lines + [_collective_line(one) for one in cluster.collectives]
@@ -189,6 +202,13 @@ def _with_peaks(device: Device, kernels: Sequence[MeasuredKernel]) -> Device:
     )
 
 
+def with_launches(cluster: Cluster, seconds: float) -> Cluster:
+    """The cluster whose GPUs' kernels take their host so long to launch."""
+    seconds = float(f"{seconds:.4g}")
+    devices = (replace(one, launch_overhead_s=seconds) if one.kind == "gpu" else one for one in cluster.devices)
+    return replace(cluster, devices=tuple(devices))
+
+
 def as_reached(device: Device, kernels: Sequence[MeasuredKernel]) -> Device:
     """A device whose peaks are what its kernels reached, where that is more than was known of it."""
     reached: dict[str, float] = {}
@@ -218,3 +238,26 @@ def of_hosts(host: Cluster, n_hosts: int, bandwidth_bytes_per_s: float, latency_
     summary = f"{n_hosts} hosts, each {host.summary.removeprefix('this machine: ')}"
     found: tuple[Link, ...] = tuple(links)
     return replace(host, devices=tuple(devices), links=found, summary=summary)
+
+
+def measured_device(place: torch.device, how: HowToMeasure, effort: Effort = THOROUGH) -> Measured:
+    """One device alone, in this process: no links, and nothing is kept in the cache."""
+    speed = measure_speed(place, effort)
+    is_gpu = place.type == "cuda"
+    memory_bytes = torch.cuda.mem_get_info(place)[0] if is_gpu else available_bytes()
+    device = Device(
+        "gpu0" if is_gpu else "cpu0",
+        "gpu" if is_gpu else "cpu",
+        memory_bytes,
+        {dtype: figure.value for dtype, figure in speed.peak_flops.items()},
+        speed.memory_bytes_per_s.value,
+        speed.launch_overhead_s.value,
+        torch.cuda.get_device_name(place) if is_gpu else f"{machine_now.cpu_model()} core",
+    )
+    seconds, shapes = 60.0 * how.minutes, how.shapes or shapes_for(place)
+    kernels = measured_kernels(place, shapes, TimeLeft(0.8 * seconds))
+    sustained = sustained_factor(place, shapes, min(_LONG_RUN_S, 0.2 * seconds))
+    about = f"measured {date.today().isoformat()}, torch {torch.__version__}: {place.type} in one process"
+    cluster = with_data_sheets(Cluster("this machine", (device,), source=about), kernels)
+    cluster = with_launches(cluster, host_launch_s(place, _LAUNCHES_S)) if is_gpu else cluster
+    return Measured(cluster, tuple(kernels), None, tuple(_lines(cluster, kernels)), (), _units(place), sustained)
