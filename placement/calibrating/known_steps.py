@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from graphs.errors import ClusterError, PlacementError, UnknownNameError
+from graphs.origin import STACKS
 from graphs.transforms.strategy import Strategy
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -25,7 +26,7 @@ class KnownStep:
         text: as it was given.
         model: as a GRAPH argument.
         strategy: how it ran.
-        stack: which stack it ran on; "" for that of the command.
+        stack: which stack it ran on, a name of `graphs.origin.STACKS`.
         dims: sizes by name, as ``--dim``.
         train: whether it trained.
         optimizer: whose update it ended with; None for that of the model.
@@ -57,6 +58,7 @@ def read_step(text: str) -> KnownStep:
     Raises:
         ClusterError: says what could not be read.
         StrategyError: no such strategy.
+        UnknownNameError: no such stack, or unit.
     """
     line, sign, time = text.rpartition("=")
     if not sign or not line.strip():
@@ -69,6 +71,8 @@ def read_step(text: str) -> KnownStep:
             raise ClusterError(f'--step {text!r}: {error}; expected such as "{EXAMPLE}".') from None
         raise ClusterError(f"--step {text!r}: a quotation mark is not closed.") from None
     Strategy.parse(given.strategy)
+    if given.stack not in STACKS:
+        raise UnknownNameError("stack", given.stack, STACKS)
     return KnownStep(
         text=text.strip(),
         model=given.model,
@@ -85,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="--step", add_help=False, allow_abbrev=False)
     parser.add_argument("model")
     parser.add_argument("--strategy", default="none")
-    parser.add_argument("--stack", default="")
+    parser.add_argument("--stack", default=STACKS[0])
     parser.add_argument("--batch")
     parser.add_argument("--dim", action="append", default=[])
     parser.add_argument("--optimizer")

@@ -16,6 +16,7 @@ from env.rates import AttentionRate, Rates
 from graphs.errors import ClusterError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
+from graphs.transforms.stacks import on_stack
 from graphs.transforms.strategy import Strategy
 from placement.calibrating.known_steps import KnownStep
 from placement.calibrating.least_squares import least_squares
@@ -111,7 +112,7 @@ def _graph_of(step: KnownStep) -> OpGraph:
         from graphs.transforms.optimizers import with_optimizer
 
         graph = with_optimizer(graph, step.optimizer)
-    return graph
+    return on_stack(graph, step.stack)
 
 
 def predicted_s(step: KnownStep, cluster: Cluster) -> float:

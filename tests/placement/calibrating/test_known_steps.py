@@ -37,6 +37,7 @@ def test_a_step_is_read_like_a_command_line() -> None:
         ("gpt2 = 1 h", "unknown unit of time 'h'. Valid: s, ms, us"),
         ("gpt2 = soon", "has the time 'soon'; expected a number above 0"),
         ("gpt2 = -1 s", "has the time '-1 s'; expected a number above 0"),
+        ("gpt2 --stack quick = 1 s", "unknown stack 'quick'"),
         ("gpt2 --speed 3 = 1 s", "unrecognized arguments: --speed 3"),
         ("gpt2 --strategy 'dp8 = 1 s", "a quotation mark is not closed"),
         ("gpt2 --strategy 'dp8 zero7' = 1 s", "did you mean 'zero3'"),

@@ -45,6 +45,31 @@ def test_products_of_a_file(call: Call, products_file: Path, graph_file: Path) -
     assert document["fits"][0]["after"] < 0.25
 
 
+LOG = """\
+# nThread 1 nGpus 8 minBytes 1048576 maxBytes 4194304 step: 4(factor) warmup iters: 5 iters: 20 agg iters: 1
+# Using devices
+{}#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+     1048576        262144     float     sum      -1    40.10   26.15   45.76      0    39.50   26.55   46.46      0
+     4194304       1048576     float     sum      -1    70.00   59.92  104.86      0    69.00   60.79  106.38      0
+"""
+
+
+def test_a_log_of_nccl_tests(call: Call) -> None:
+    ranks = (f"#  Rank  {r} Group  0 Pid  30{r} on      node1 device  {r} [0x0{r}] NVIDIA H100\n" for r in range(8))
+    Path("sums.log").write_text(LOG.format("".join(ranks)), encoding="utf-8")
+    code, out, err = call("calibrate", "--base", "8xH100-nvswitch", "--nccl-tests", "sums.log", "-o", "mine.toml")
+    assert (code, err) == (0, "")
+    assert "measured     all_reduce among 8 of 2 sizes" in out
+    known = Cluster.from_toml("mine.toml").measured("all_reduce", 8)
+    assert known is not None
+    assert known.seconds == pytest.approx((40.1e-6, 70e-6))
+    Path("none.log").write_text("nothing of the kind\n", encoding="utf-8")
+    refused(
+        call("calibrate", "--base", "8xH100-nvswitch", "--nccl-tests", "none.log"),
+        "none.log: the log has no line of sizes and times; expected the output of all_reduce_perf",
+    )
+
+
 def test_a_known_step(call: Call, graph_file: Path) -> None:
     code, out, err = call("calibrate", "--base", "2xK40-pcie", "--step", f"{graph_file} = 100 s")
     assert (code, out) == (2, "")
