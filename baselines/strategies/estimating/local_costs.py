@@ -93,6 +93,7 @@ class OpTimes:
         self._dtypes = [str(dtype) for dtype in dtypes]
         self._named = set(graph.time_keys)
         self._known_rates: dict[int, FloatArray] = {}
+        self.reads_extents = any(device.rates is not None for device in cluster.devices)
 
     def seconds(self, work: LocalWork, devices: Sequence[int], slower: FloatArray | float = 1.0) -> FloatArray:
         """float64 [n]: on the slowest of some devices, by number; ``slower``: as of `_slower`."""
@@ -161,7 +162,7 @@ def local_costs(
     op_s = np.zeros(graph.n_ops)
     shares = sizes.shares[0] if sizes.shares else ()
     for replica in range(len(shares)) if shares else (None,):
-        own_work = local_work(graph, every, replica)
+        own_work = local_work(graph, every, replica, sized=times.reads_extents)
         own_work.flops[updates] /= parts
         own_work.moved[updates] /= parts
         # The axis of replicas is the outermost one.
@@ -182,22 +183,27 @@ def local_costs(
 
 
 def local_work(
-    graph: OpGraph, every: Sequence[tuple[AxisCut, int, tuple[int, ...]]], replica: int | None = None
+    graph: OpGraph,
+    every: Sequence[tuple[AxisCut, int, tuple[int, ...]]],
+    replica: int | None = None,
+    sized: bool = True,
 ) -> LocalWork:
     """The work of the place that has most, or of the places of one of uneven replicas.
 
     Args:
         every: cuts, into how many parts, and their shares of the batch; () for even ones.
+        sized: whether extents are divided, which takes as long as all the rest; else they are those of the whole ops.
     """
     flops, moved = graph.flops.astype(float), graph.bytes_moved.astype(float)
-    known = np.flatnonzero(graph.work)
+    known = np.flatnonzero(graph.work) if sized else np.zeros(0, dtype=np.int64)
     extents, of_known = graph.extents, graph.extents[known]
     for cut, size, weights in every:
         share = cut.share(size, weights, replica if weights else None)
         whole = np.minimum(cut.whole_flops, flops), np.minimum(cut.whole_bytes, moved)
         left = whole[0] + (flops - whole[0]) * share
-        factor = share_of_flops(flops[known], left[known], share[known])
-        of_known = scaled(of_known, cut.divided[known], factor)
+        if len(known):
+            factor = share_of_flops(flops[known], left[known], share[known])
+            of_known = scaled(of_known, cut.divided[known], factor)
         flops, moved = left, whole[1] + (moved - whole[1]) * share
     if len(known):
         extents = extents.copy()
