@@ -148,14 +148,16 @@ class Link:
             raise refusal(what, "exclusive", self.exclusive, "true or false")
         if self.nominal_bytes_per_s is not None:
             check_rate(what, "nominal_bytes_per_s", self.nominal_bytes_per_s)
-            if self.nominal_bytes_per_s < self.bandwidth_bytes_per_s:
-                expected = f"at least bandwidth_bytes_per_s, {self.bandwidth_bytes_per_s}"
-                raise refusal(what, "nominal_bytes_per_s", self.nominal_bytes_per_s, expected)
 
     def to_dict(self) -> dict[str, Any]:
         """Its fields; the nominal bandwidth only where there is one, as in files from before it."""
         fields = asdict(self)
         return fields if self.nominal_bytes_per_s is not None else without(fields, "nominal_bytes_per_s")
+
+    def wider(self, factor: float) -> Link:
+        """The link with that many times the bandwidth, nominal, too."""
+        nominal = self.nominal_bytes_per_s and self.nominal_bytes_per_s * factor
+        return replace(self, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * factor, nominal_bytes_per_s=nominal)
 
     def at_peak(self) -> Link:
         """The link at the bandwidth of its data sheet."""

@@ -13,7 +13,7 @@ carry less than a protocol does inside one (`env.communication.as_used` finds ou
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +127,21 @@ class Fabric:
         usable = self._usable(kind, ranks // hosts)
         found = [each.seconds(size, ranks, hosts, across_bytes_per_s) for each in usable]
         return np.asarray(np.min(found, axis=0), dtype=np.float64)
+
+    def scaled(self, bandwidth: float = 1.0, latency: float = 1.0, between_hosts: float = 1.0) -> Fabric:
+        """The fabric with figures times factors: bandwidths, times inside a host, those of steps from host to host."""
+        protocols = (
+            replace(
+                each,
+                base_s=each.base_s * latency,
+                rank_s=each.rank_s * latency,
+                host_s=each.host_s * between_hosts,
+                bus_bytes_per_s=each.bus_bytes_per_s * bandwidth,
+                copy_bytes_per_s=each.copy_bytes_per_s * bandwidth,
+            )
+            for each in self.protocols
+        )
+        return replace(self, protocols=tuple(protocols))
 
     def _usable(self, kind: str, ranks_of_host: int) -> list[Protocol]:
         own = [each for each in self.protocols if each.kind == kind]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from env.cluster import Cluster
-from env.device import Device, Link
+from env.device import Device, Link, host_of
 
 _HOST, _NUMBER = re.compile(r"^.*/"), re.compile(r"\d+$")
 
@@ -87,13 +87,25 @@ def _larger(device: Device, factor: float) -> Device:
 
 
 def _bandwidth_scaled(cluster: Cluster, kind: str, factor: float) -> Cluster:
-    return _links_changed(
-        cluster, kind, lambda link: replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)
-    )
+    changed = _links_changed(cluster, kind, lambda link: link.wider(factor))
+    if cluster.fabric is None or not _is_inside_hosts(cluster, kind):  # the fabric asks links for ports between hosts
+        return changed
+    return replace(changed, fabric=cluster.fabric.scaled(bandwidth=factor))
 
 
 def _latency_scaled(cluster: Cluster, kind: str, factor: float) -> Cluster:
-    return _links_changed(cluster, kind, lambda link: replace(link, latency_s=link.latency_s * factor))
+    changed = _links_changed(cluster, kind, lambda link: replace(link, latency_s=link.latency_s * factor))
+    if cluster.fabric is None:
+        return changed
+    inside = _is_inside_hosts(cluster, kind)
+    return replace(changed, fabric=cluster.fabric.scaled(**{"latency" if inside else "between_hosts": factor}))
+
+
+def _is_inside_hosts(cluster: Cluster, kind: str) -> bool:
+    """Whether such links are on the way from the first device to the second one, on one host."""
+    first, second = cluster.compute_devices[:2].tolist()
+    route = [cluster.links[number] for number in cluster.routes[first, second].links]
+    return any(link_kind(link) == kind and host_of(link.src) == host_of(link.dst) for link in route)
 
 
 def _links_changed(cluster: Cluster, kind: str, change: Callable[[Link], Link]) -> Cluster:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from torch import nn, zeros
 
 from env.cluster import Cluster, Device, Link, both_ways
+from env.communication.as_used import AsUsed
 from graphs.capture import capture
 from graphs.errors import InfeasibleError
 from graphs.opgraph import Op, OpGraph, Tensor
@@ -106,6 +110,23 @@ def test_a_figure_changes_alone() -> None:
         assert twice.hash != cluster.hash
         assert figure.scaled(1.0) == cluster
         assert twice.device_index == cluster.device_index
+
+
+def test_collectives_as_used_gain_by_the_links_that_carry_them() -> None:
+    cluster, size = Cluster.preset("2x8xH100-ib"), 2**30
+    inside, across = np.arange(8)[None], np.arange(16).reshape(2, 8).T
+
+    def seconds(target: Cluster, groups: np.ndarray[Any, np.dtype[np.int64]]) -> float:
+        found = AsUsed.of(target, groups)
+        assert found is not None
+        return float(found.seconds("all_gather", size))
+
+    of = {figure.name: figure.scaled(2.0) for figure in rates(cluster)}
+    for ends, mine, others in (("gpu and nvswitch", inside, across), ("gpu and infiniband", across, inside)):
+        wider = of[f"bandwidth of links between {ends}"]
+        assert seconds(wider, mine) == pytest.approx(seconds(cluster, mine) / 2, rel=0.1)
+        assert seconds(wider, others) == pytest.approx(seconds(cluster, others), rel=0.05)
+        assert seconds(of[f"latency of links between {ends}"], mine) > seconds(cluster, mine)
 
 
 def test_memory_that_is_too_small_costs_the_better_answer() -> None:
