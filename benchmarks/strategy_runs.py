@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from strategy_runs_report import page
-from table import machine, parser, read_rows
+from table import commit, machine, parser, read_rows
 from torch import nn
 
 from graphs.capture import Program, capture_program
@@ -168,6 +168,7 @@ def main() -> None:
     known = read_rows(rows_file, _key)
     for name in () if options.render else options.models or (*HUGGING_FACE, *MODELS):
         for row in _rows(name, options, known):
+            row["commit"] = commit()
             known[_key(row)] = row
             with rows_file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")

@@ -14,7 +14,7 @@ def page(models: Sequence[str], rows: Sequence[Row], machine: str, tolerance: st
 
     Args:
         models: in the order in which they are shown.
-        rows: with ``model``, ``pass``, ``strategy``, ``found``, ``off`` and ``why``.
+        rows: with ``model``, ``pass``, ``strategy``, ``found``, ``off``, ``why`` and perhaps ``commit``.
         tolerance: up to which numbers are called equal.
     """
     rows = [row for row in rows if row["model"] in models]
@@ -40,6 +40,8 @@ def page(models: Sequence[str], rows: Sequence[Row], machine: str, tolerance: st
             "`statistics=sync`; with micro-batches, which come one after the other, under `statistics=local`, compared",
             "with one device that trains on one part of the batch after the other.",
             "",
+            f"Runs by commits: {_commits(rows)}.",
+            "",
             *_table("Training, without stages", models, others, reasons),
             *_table("Training, pipelines; in brackets the numbers of micro-batches", models, pipelines, reasons),
             *_table("Training, pipelines with other axes", models, mixed, reasons),
@@ -48,6 +50,18 @@ def page(models: Sequence[str], rows: Sequence[Row], machine: str, tolerance: st
             "",
             *_listed(rows, reasons),
         ]
+    )
+
+
+def _commits(rows: Sequence[Row]) -> str:
+    made: dict[str, list[Row]] = {}
+    for row in rows:
+        made.setdefault(row.get("commit") or "older code", []).append(row)
+    return "; ".join(
+        f"{len(runs)} by {name} ({', '.join(sorted({row['model'] for row in runs}))})"
+        if name != "older code"
+        else f"{len(runs)} by {name}"
+        for name, runs in sorted(made.items(), key=lambda item: -len(item[1]))
     )
 
 
