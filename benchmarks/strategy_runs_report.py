@@ -29,7 +29,7 @@ def page(models: Sequence[str], rows: Sequence[Row], machine: str, tolerance: st
             "# Models under strategies",
             "",
             "Written by `PYTHONPATH=. python benchmarks/strategy_runs.py --seed 0`  ",
-            machine,
+            f"{machine} (of the newest runs)",
             "",
             f"{len(rows)} runs of {len(models)} small models, a batch of 8: {counts['equal']} equal,",
             f"{counts['refused']} refused, {counts['fails']} fail. Every rank is a thread. A number: by how much loss,",
