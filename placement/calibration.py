@@ -102,7 +102,7 @@ def of_measured(measured: Measured, seed: int = 0) -> Calibration:
         cluster,
         measured.kernels,
         tuple(fits),
-        _constants(first, device),
+        {} if first.kind == "cpu" else _constants(first, device),
         measured=measured.lines,
         kept=tuple(kept),
         machine=machine,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
 import torch
@@ -17,6 +17,7 @@ from placement.calibrating.clock import Call, TimeLeft, kernel_s
 
 Extents = tuple[float, float, float, float, float]
 _IN_TURN, _IN_TURN_BYTES = 8, 128 << 20  # operands that are taken by turns: more than the caches of a GPU hold
+_MOST_KERNEL_S = 0.1  # a longer one says nothing that shorter ones do not
 _SHARES = ((Work.PRODUCT, 0.6), (Work.ATTENTION, 0.6), (Work.OTHER, 1.0))  # of the time that is left
 
 
@@ -102,8 +103,11 @@ BRIEF = Shapes(("float32",), (16, 32), (16, 32), ((4, 16, 16), (16, 4, 16)), ((2
 
 
 def shapes_for(place: torch.device) -> Shapes:
-    """What is measured on that kind of device."""
-    return GPU if place.type == "cuda" else CPU
+    """What is measured on that kind of device; GPUs before A100 compute bfloat16 by way of float32."""
+    if place.type != "cuda":
+        return CPU
+    is_old = torch.version.cuda is not None and torch.cuda.get_device_capability(place) < (8, 0)
+    return replace(GPU, dtypes=("float16", "float32")) if is_old else GPU
 
 
 def measured_kernels(
@@ -116,14 +120,20 @@ def measured_kernels(
     plans = {Work.PRODUCT: products(shapes), Work.ATTENTION: attentions(shapes), Work.OTHER: copies(shapes)}
     names = {Work.PRODUCT: "matrix products", Work.ATTENTION: "attention", Work.OTHER: "memory-bound ops"}
     found: list[MeasuredKernel] = []
+    fastest: dict[str, float] = {}  # FLOP/s by dtype, by which long kernels are known beforehand
     for work, share in _SHARES:
         tell(f"measuring {names[work]}")
         until = deadline.share(share)
         for planned in plans[work]:
             if until.left_s <= 0 and any(one.work == work for one in found):
                 break
-            if planned.flops <= shapes.most_flops:
-                found += planned.measured(place, shapes.figure_s)
+            if planned.flops > shapes.most_flops or planned.flops > _MOST_KERNEL_S * fastest.get(
+                planned.dtype, math.inf
+            ):
+                continue
+            for one in planned.measured(place, shapes.figure_s):
+                found.append(one)
+                fastest[one.dtype] = max(fastest.get(one.dtype, 0.0), one.flops / one.seconds)
     return found
 
 
@@ -147,8 +157,7 @@ class Planned:
         """Its time; nothing where the device refuses."""
         turns = max(1, min(_IN_TURN, int(_IN_TURN_BYTES // max(1.0, self.bytes_moved))))
         try:
-            calls = [self.operands(place) for _ in range(turns)]
-            seconds = kernel_s(calls, place, figure_s)
+            seconds = kernel_s(lambda: self.operands(place), turns, place, figure_s)
         except (RuntimeError, NotImplementedError):  # no such kernel, or no memory for it (torch.OutOfMemoryError)
             return []
         return [MeasuredKernel(self.work, self.dtype, self.extents, self.flops, self.bytes_moved, seconds)]
@@ -161,12 +170,15 @@ def sustained_factor(place: torch.device, shapes: Shapes, seconds: float) -> flo
     """
     width = max(shapes.widths)
     planned = product(Work.PRODUCT, shapes.dtypes[0], width, width, width)
+
+    def measured(figure_s: float) -> float:
+        return kernel_s(lambda: planned.operands(place), 1, place, figure_s)
+
     try:
-        call = planned.operands(place)
         time.sleep(min(1.0, seconds / 4))
-        rested_s = kernel_s([call], place, shapes.figure_s)
-        kernel_s([call], place, seconds)
-        return max(1.0, kernel_s([call], place, shapes.figure_s) / rested_s)
+        rested_s = measured(shapes.figure_s)
+        measured(seconds)
+        return max(1.0, measured(shapes.figure_s) / rested_s)
     except RuntimeError:
         return 1.0
 
