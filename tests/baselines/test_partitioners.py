@@ -504,7 +504,7 @@ def test_a_pipeline_of_pipelines_crosses_hosts_where_little_is_sent() -> None:
     ],
 )
 def test_levels_of_real_machines(preset: str, expected: list[NetworkLevel]) -> None:
-    problem = Problem(row([1.0]), Cluster.preset(preset))
+    problem = Problem(row([1.0]), Cluster.preset(preset, rates="peak"))
     levels, devices = network_levels(problem, np.arange(problem.cluster.n_devices))
     assert list(levels) == expected
     assert devices.tolist() == list(range(problem.cluster.n_devices))

@@ -94,7 +94,8 @@ def test_strategies_that_do_not_fit_are_told_from_those_that_do(call: Call) -> N
 
 def test_one_strategy_that_is_not_possible_is_a_row_beside_the_others(call: Call) -> None:
     save_graph(mlp(batch=8), "g.json")
-    words = ("compare", "g.json", "--cluster", "8xA100-nvswitch", "--strategies", "dp16,dp2,pp2 interleaved mb3")
+    Path("peak.toml").write_text(Cluster.preset("8xA100-nvswitch", rates="peak").to_toml(), encoding="utf-8")
+    words = ("compare", "g.json", "--cluster", "peak.toml", "--strategies", "dp16,dp2,pp2 interleaved mb3")
     code, out, _ = call(*words)
     assert code == 0
     assert "dp2 is the fastest of these" in out

@@ -34,7 +34,7 @@ from placement.solving.strategies import search as strategy_search
 from placement.solving.strategies.placing import placing
 from placement.verification import verify
 
-CLUSTER = Cluster.preset("8xA100-nvswitch")
+CLUSTER = Cluster.preset("8xA100-nvswitch", rates="peak")
 FEW = 300  # evaluations
 SLOW = replace(CLUSTER, links=tuple(replace(link, latency_s=1e6) for link in CLUSTER.links))
 SMALL = replace(CLUSTER, devices=tuple(replace(d, memory_bytes=3000, reserved_bytes=0) for d in CLUSTER.devices))
