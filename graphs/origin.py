@@ -10,7 +10,7 @@ from graphs.errors import GraphError
 from graphs.formatting import is_text
 
 GRANULARITIES = ("op", "module")
-STACKS = ("eager", "compiled", "fused")
+EAGER, COMPILED, FUSED = STACKS = ("eager", "compiled", "fused")
 
 
 @dataclass(frozen=True)

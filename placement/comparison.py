@@ -25,6 +25,7 @@ from placement.solving.own_methods import own_methods
 from placement.solving.result import NO_STRATEGY, OWN_ORDER, Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Attempt, Finding, Solver
+from placement.solving.stacks import asked_for
 from placement.solving.strategies.row import without_answer
 from placement.solving.utilisation import basis
 
@@ -124,6 +125,7 @@ def compare(
     strategies: bool | None = None,
     progress: Progress | None = None,
     known: Mapping[str, Result] = MappingProxyType({}),
+    stack: str | None = None,
 ) -> Comparison:
     """Run several methods on one problem.
 
@@ -138,6 +140,7 @@ def compare(
             end with an empty name.
         known: what methods found for the same graph on clusters whose devices this one has too, by method. Where that
             is faster here than what the method finds itself, it is the method's result, and its note says so.
+        stack: as for `placement.optimize`.
 
     Raises:
         UnknownNameError, MismatchError, ValueError, InfeasibleError: as `placement.optimize`.
@@ -153,6 +156,7 @@ def compare(
     registered = asked if isinstance(asked, str) else [name for name in asked if name not in own]
     check_options(registered or ([AUTO] if own else []), seed, objective, priority, budget_s, evaluations)
     check_problem(graph, cluster)
+    graph = asked_for(graph, stack)
     names = [name for name in dict.fromkeys(asked) if name in own or supports(name, objective)]
     wanted = methods is None if strategies is None else strategies
     plain = wanted and (objective, priority) == (LATENCY, Priority.LONGEST_PATH.value)

@@ -18,6 +18,7 @@ from placement.solving.interruption import as_keyboard_interrupt
 from placement.solving.methods import AUTO, LOCAL_SEARCH, METHODS, check_options, check_problem
 from placement.solving.result import NO_STRATEGY, Result
 from placement.solving.solver import Solver
+from placement.solving.stacks import asked_for, beside_compiled
 from placement.solving.strategies.row import strategy_row
 from placement.workers.islands import island_search
 from placement.workers.runner import Shared, opened
@@ -47,6 +48,7 @@ def optimize(
     progress: Progress | None = None,
     workers: int | None = None,
     address: str | None = None,
+    stack: str | None = None,
 ) -> Result:
     """Find out how to run `graph` on `cluster`: which strategy, and which op on which device.
 
@@ -81,13 +83,17 @@ def optimize(
             their best (docs/scale.md), with method ``"auto"`` or ``"local_search"``. With `evaluations` the answer
             is the same for any number of them. 1 is this process; so is None, without islands.
         address: of a Ray cluster, ``"auto"`` or ``"HOST:PORT"``, that has the workers; None: this machine.
+        stack: how ops become kernels: ``"eager"``, ``"compiled"`` or ``"fused"`` (docs/stacks.md); None: as the graph
+            says, which is eager where nobody put it on another. `Result.compiled_s` of an eager answer is what
+            ``"compiled"`` would bring.
 
     Returns:
         The result; `Result.feasible` is False, with the reason, where nothing that fits was found. Of a search over
         strategies, `Result.alternatives` has the best of each family.
 
     Raises:
-        UnknownNameError: an unknown method, objective or priority.
+        UnknownNameError: an unknown method, objective, priority or stack.
+        GraphError: a graph that cannot be put on the stack.
         MismatchError: a method that does not serve the objective; a scorer of step times for another objective; a
             strategy with a method, an objective, a budget or a scorer.
         StrategyError: a strategy that cannot be read, or that graph or cluster do not allow.
@@ -95,6 +101,28 @@ def optimize(
         InfeasibleError: no method can place this graph on this cluster; names op, device, bytes needed and free.
         WorkersError: workers cannot begin; the sentence says why, and what to do without them.
     """
+    check_problem(graph, cluster)
+    graph = asked_for(graph, stack)
+    how = seed, objective, priority, budget_s, evaluations, scorer, strategy, progress, workers, address
+    return beside_compiled(_optimized(graph, cluster, method, *how), graph, cluster)
+
+
+def _optimized(
+    graph: OpGraph,
+    cluster: Cluster,
+    method: str,
+    seed: int,
+    objective: str,
+    priority: str,
+    budget_s: float | None,
+    evaluations: int | None,
+    scorer: str | ScorerFactory,
+    strategy: str | Strategy | None,
+    progress: Progress | None,
+    workers: int | None,
+    address: str | None,
+) -> Result:
+    """`optimize` of a graph that is on its stack."""
     if workers is not None or address is not None:
         if method not in (AUTO, LOCAL_SEARCH) or scorer != "simulate" or strategy not in (None, NO_STRATEGY):
             raise MismatchError(

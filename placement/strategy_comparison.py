@@ -19,6 +19,7 @@ from placement.solving.methods import AUTO, SINGLE, check_options, check_problem
 from placement.solving.result import Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Solver
+from placement.solving.stacks import asked_for
 from placement.solving.strategies.row import StrategyRow, refused_row, strategy_row, unrewritten_row, without_answer
 from placement.solving.strategies.search import solver_or_reason
 from placement.solving.utilisation import basis
@@ -126,6 +127,7 @@ def compare_strategies(
     budget_s: float | None = None,
     evaluations: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    stack: str | None = None,
 ) -> StrategyComparison:
     """Score several strategies.
 
@@ -134,6 +136,7 @@ def compare_strategies(
         strategies: one or several texts of `Strategy`; ``"none"`` places the graph as it is with `AUTO`.
         seed, budget_s, evaluations: as for `placement.optimize`; they are for ``"none"``.
         progress: called before each strategy with its text, how many are done and how many there are.
+        stack: as for `placement.optimize`.
 
     Raises:
         StrategyError: a strategy that cannot be read, or none of them is allowed by graph and cluster. One that is not,
@@ -143,6 +146,7 @@ def compare_strategies(
 
     check_options([AUTO], seed, LATENCY, Priority.LONGEST_PATH.value, budget_s, evaluations)
     check_problem(graph, cluster)
+    graph = asked_for(graph, stack)
     several = [strategies] if isinstance(strategies, str | Strategy) else strategies
     asked = [given if isinstance(given, Strategy) else Strategy.parse(given) for given in several]
     # What may be refused comes before a search for the graph as it is.

@@ -20,10 +20,12 @@ from env.problem import LATENCY, THROUGHPUT, Problem
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.formatting import format_seconds, show, show_line
 from graphs.opgraph import OpGraph
+from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
 from placement.solving.answer import Answer, relative_gap
 from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, STRATEGY, check_options, is_method, measure
 from placement.solving.result import ALL, NO_STRATEGY, OWN_ORDER, THIS_GRAPH, Result
+from placement.solving.stacks import asked_for
 
 TOLERANCE = 1e-9  # relative: two ways of adding the same numbers differ by rounding
 
@@ -108,8 +110,9 @@ def verify(
 
     Args:
         result: the result or its file.
-        graph, cluster: what it should be for; by default the ones it holds. Of a strategy, the graph before it was
-            rewritten, which is then rewritten again and compared, and the cluster with or without lanes.
+        graph, cluster: what it should be for; by default the ones it holds. An eager graph is put on the result's
+            stack. Of a strategy, the graph before it was rewritten, which is then rewritten again and compared, and
+            the cluster with or without lanes.
 
     Raises:
         GraphFileError: the file cannot be read.
@@ -120,6 +123,8 @@ def verify(
     if not isinstance(result, Result):
         result = Result.load(result)
     _check_names(result)
+    if graph is not None and graph.origin.stack in (None, EAGER):
+        graph = asked_for(graph, result.stack)
     _check_same("graph", result.graph_name, result.source_hash, graph)
     whole = _whole_cluster(result, graph, cluster)
     if whole is not None:

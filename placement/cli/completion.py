@@ -34,6 +34,8 @@ METHODS = (
     *(f"{name}{end}" for name in (*POLICIES, "pretrained") for end in ("", "+local_search")),
     "auto",
 )
+STACKS = ("eager", "compiled", "fused")
+RATES = ("measured", "peak")
 OBJECTIVES = ("latency", "throughput")
 COMMUNICATIONS = ("overlapped", "blocking")
 PRIORITIES = ("longest_path", "fifo", "msr")

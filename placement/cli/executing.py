@@ -46,6 +46,8 @@ def check_scorer(how: HowToScore) -> None:
         raise UnknownNameError("scorer", how.scorer, (*SCORERS, EXECUTE))
     if not is_default(how, "granularity"):
         raise typer.BadParameter("--scorer execute runs a model op by op; leave out --granularity.")
+    if not is_default(how, "stack"):
+        raise typer.BadParameter("--scorer execute measures a model op by op; leave out --stack.")
 
 
 def profiled(model: str, cluster: str | None, how: HowToRead) -> tuple[OpGraph, Cluster, Running]:

@@ -77,6 +77,26 @@ Dims = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="NUMBER", min=0, help="Of everything random.")]
+Stack = Annotated[
+    str | None,
+    typer.Option(
+        "--stack",
+        metavar="NAME",
+        autocompletion=completion.one_of(completion.STACKS),
+        show_default=False,
+        help="How ops become kernels: eager, one by one; compiled, as torch.compile fuses them; or fused, by kernels "
+        "of Megatron-LM and Transformer Engine. Eager, unless the graph is on another already.",
+    ),
+]
+Rates = Annotated[
+    str,
+    typer.Option(
+        "--rates",
+        metavar="NAME",
+        autocompletion=completion.one_of(completion.RATES),
+        help="What kernels, links and collectives reach: measured, where that is known, or peak, as data sheets say.",
+    ),
+]
 Objective = Annotated[
     str,
     typer.Option(

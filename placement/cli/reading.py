@@ -19,6 +19,7 @@ class HowToRead:
     granularity: str
     dim: list[str] | None
     optimizer: str | None = None
+    stack: str | None = None
 
 
 def read_graph(graph: str, how: HowToRead) -> Source:
@@ -27,15 +28,28 @@ def read_graph(graph: str, how: HowToRead) -> Source:
     Raises:
         UnknownNameError, GraphFileError, CaptureError: as `placement.inputs.sources.read_source`.
         typer.BadParameter: as `parse_dims`.
-        GraphError: an optimizer for what is no training step.
+        GraphError: an optimizer for what is no training step, or a stack for what is on another.
     """
     sizes = parse_dims(how.dim)
     with progress(f"reading {graph}"):
         from placement.inputs.sources import read_source
 
         source = read_source(graph, train=how.train, granularity=how.granularity, dims=sizes)
-    if how.optimizer is None:
-        return source
-    from graphs.transforms.optimizers import with_optimizer
+    if how.optimizer is not None:
+        from graphs.transforms.optimizers import with_optimizer
 
-    return dataclasses.replace(source, graph=with_optimizer(source.graph, how.optimizer))
+        source = dataclasses.replace(source, graph=with_optimizer(source.graph, how.optimizer))
+    return on_given_stack(source, how.stack)
+
+
+def on_given_stack(source: Source, stack: str | None) -> Source:
+    """The source with its graph on the stack that was asked for, if any was.
+
+    Raises:
+        UnknownNameError, GraphError: as `graphs.transforms.on_stack`.
+    """
+    if stack is None:
+        return source
+    from graphs.transforms.stacks import on_stack
+
+    return dataclasses.replace(source, graph=on_stack(source.graph, stack))

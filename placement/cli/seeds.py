@@ -62,7 +62,7 @@ def compare_under_seeds(
     from placement.seeds import compare_seeds
 
     seeds = parse_seeds(given.seeds or "")
-    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
+    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
     settings = {name: value for name, value in search.items() if name != "seed"}
     with reason_as_json(given.as_json), progress("comparing", len(seeds)) as report:
         found = compare_seeds(

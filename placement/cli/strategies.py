@@ -40,7 +40,7 @@ def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) 
         from placement.cli.commands.compare import command_of
         from placement.inputs.sources import cluster_for
         from placement.strategy_comparison import compare_strategies as compared
-    target = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
+    target = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
     with reason_as_json(given.as_json), progress("scoring", len(texts)) as report, usage_errors():
         found = compared(
             source.graph,

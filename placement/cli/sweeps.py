@@ -148,7 +148,7 @@ def _over_batches(
     from placement.inputs.sources import cluster_for
     from placement.what_if import over_batches
 
-    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
+    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
 
     def graphs() -> Iterator[OpGraph]:
         yield source.graph
@@ -181,7 +181,7 @@ def _several(given: Options, source: Source, names: Sequence[str]) -> list[Clust
         raise typer.BadParameter("--cluster and --clusters both name clusters; give one of them.")
     if not names:
         raise typer.BadParameter("--clusters names no cluster; see `placement clusters`.")
-    targets = [cluster_for(source, name, given.communication, given.memory_fraction) for name in names]
+    targets = [cluster_for(source, name, given.communication, given.memory_fraction, given.rates) for name in names]
     for name, count in Counter(target.name for target in targets).items():
         if count > 1:
             raise typer.BadParameter(
@@ -195,7 +195,7 @@ def _swept(given: Options, source: Source, sweep: Sweep) -> list[Cluster]:
     from env.resizing import resized
     from placement.inputs.sources import cluster_for
 
-    whole = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
+    whole = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
     return [resized(whole, count) for count in sweep.sizes]
 
 
@@ -249,7 +249,7 @@ def compare_figures(given: Options, source: Source) -> None:
     from placement.inputs.sources import cluster_for
     from placement.sensitivity import what_helps
 
-    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
+    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
     with reason_as_json(given.as_json), progress("searching") as report:
         found = what_helps(
             source.graph,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from env.cluster import Cluster
+from env.cluster import MEASURED, PEAK, RATES, Cluster
 from env.gym.named import LOCAL as LOCAL
 from env.gym.named import check_cluster_name, cluster_named
 from env.published import neurips_cluster
@@ -185,14 +185,32 @@ def read_cluster(argument: str) -> Cluster:
     return cluster_named(argument)
 
 
+def cluster_at(argument: str, rates: str = MEASURED) -> Cluster:
+    """The cluster that a ``--cluster`` argument names, at the rates of ``--rates``.
+
+    Raises:
+        UnknownNameError: no such rates; or as `read_cluster`.
+        ClusterError: as `read_cluster`.
+    """
+    if rates not in RATES:
+        raise UnknownNameError("rates", rates, RATES)
+    found = read_cluster(argument)
+    return found.at_peak() if rates == PEAK else found
+
+
 def cluster_for(
-    source: Source, argument: str | None, communication: str | None = None, memory_fraction: float | None = None
+    source: Source,
+    argument: str | None,
+    communication: str | None = None,
+    memory_fraction: float | None = None,
+    rates: str = MEASURED,
 ) -> Cluster:
     """The cluster that ``--cluster`` names; without it, the one the graph's file brought.
 
     Args:
         communication: replaces the cluster's own, unless None.
         memory_fraction: what placements may fill of each device's memory, instead of all but its reserve; unless None.
+        rates: ``"peak"``, those of data sheets, or ``"measured"``.
 
     Raises:
         UnknownNameError, ClusterError: as `read_cluster`; also where neither names a cluster.
@@ -200,14 +218,14 @@ def cluster_for(
     if memory_fraction is not None:
         if not 0 < memory_fraction <= 1:
             raise ClusterError(f"--memory-fraction takes a number above 0 and at most 1, got {memory_fraction:g}.")
-        return cluster_for(source, argument, communication).with_memory_fraction(memory_fraction)
+        return cluster_for(source, argument, communication, None, rates).with_memory_fraction(memory_fraction)
     if communication is not None:
-        return dataclasses.replace(cluster_for(source, argument), communication=communication)
+        return dataclasses.replace(cluster_for(source, argument, rates=rates), communication=communication)
     if argument is not None:
-        return read_cluster(argument)
+        return cluster_at(argument, rates)
     if source.cluster is None:
         raise ClusterError(
             f"graph {source.graph.name!r} does not say which devices there are; give --cluster a TOML file or a "
             "name that `placement clusters` lists."
         )
-    return source.cluster
+    return source.cluster.at_peak() if rates == PEAK else source.cluster

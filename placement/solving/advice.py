@@ -8,6 +8,7 @@ from graphs.transforms.strategy import Strategy
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, on_one_device, single_s
 from placement.solving.methods import AUTO
 from placement.solving.result import NO_STRATEGY, Result
+from placement.solving.stacks import stack_word
 from placement.solving.strategies.words import family_in_words, in_words
 
 _OTHERS = 2  # next best ways that are told
@@ -82,7 +83,8 @@ def _best(result: Result) -> str:
 
 
 def _time(result: Result, time_s: float) -> str:
-    return f"{format_seconds(time_s)}{' a step in steady state' if result.objective == THROUGHPUT else ''}"
+    how = " a step in steady state" if result.objective == THROUGHPUT else ""
+    return " ".join(filter(None, (f"{format_seconds(time_s)}{how}", stack_word(result.graph))))
 
 
 def _told(one: Alternative, one_s: float | None) -> str:

@@ -21,6 +21,7 @@ from graphs.disk import read_text, write_atomically
 from graphs.errors import MismatchError
 from graphs.formatting import format_bytes, format_seconds, show, show_line
 from graphs.opgraph import FloatArray, IntArray, OpGraph
+from graphs.origin import EAGER
 from graphs.records import LANE
 from graphs.transforms.coverage import repeats_first
 from placement.solving.alternatives import Alternative
@@ -71,6 +72,8 @@ class Result:
         samples, tokens: in one step; None where nobody said, or no input is a sequence.
         flops: of one step before the strategy, by dtype.
         checked: what was computed of the strategy before it was advised, in words, or why it was not; "" without one.
+        compiled_s: step time of the same plan were ops compiled by torch.compile; None where they are, or where that
+            gains nothing or is not known.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
     """
@@ -99,6 +102,7 @@ class Result:
     tokens: int | None = None
     flops: Mapping[str, float] = field(default_factory=dict)
     checked: str = ""
+    compiled_s: float | None = None
     command: str = field(default="", compare=False)
     solve_time_s: float = field(default=0.0, compare=False)
 
@@ -122,6 +126,11 @@ class Result:
     @property
     def graph_hash(self) -> str:
         return self.graph.hash
+
+    @property
+    def stack(self) -> str:
+        """How its ops become kernels: ``"eager"``, ``"compiled"`` or ``"fused"`` (docs/stacks.md)."""
+        return self.graph.origin.stack or EAGER
 
     @property
     def cluster_name(self) -> str:
@@ -329,6 +338,10 @@ class Result:
         ]
         if self.objective == THROUGHPUT:
             lines.insert(1, f"largest load {format_seconds(answer.objective_s)} in steady state")
+        if self.compiled_s is not None:
+            from placement.solving.stacks import compiled_words
+
+            lines.append(f"compiled     {compiled_words(self)}")
         lines += others
         if self.checked:
             lines.append(show_line(self.checked))

@@ -21,7 +21,7 @@ from placement.solving.answer import Answer
 from placement.solving.result import NO_STRATEGY, Result
 
 SCHEMA = "placement.result"
-VERSION = 7
+VERSION = 8
 _PROBLEM = ("graph", "cluster")
 _ANSWER = tuple(f.name for f in fields(Answer))
 _OWN = tuple(f.name for f in fields(Result) if f.name not in (*_PROBLEM, "answer"))
@@ -29,6 +29,7 @@ _NAMES = ("graph_name", "graph_hash", "cluster_name", "cluster_hash")
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(_NAMES, str),
     "feasible": bool,
+    "stack": str,
     **{name: hint for name, hint in get_type_hints(Result).items() if name in _OWN},
     **{name: hint | None for name, hint in get_type_hints(Answer).items()},
 }
@@ -40,6 +41,7 @@ _ADDED: dict[int, dict[str, Any]] = {
     5: {"stage_cuts": []},
     6: {},  # the device of an alternative
     7: {"samples": None, "tokens": None, "flops": {}, "checked": ""},
+    8: {"compiled_s": None, "stack": "eager"},
 }
 _WORDS: dict[Any, str] = {
     str: "a string",

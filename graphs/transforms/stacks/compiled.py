@@ -25,7 +25,7 @@ from graphs.opgraph import OpGraph
 from graphs.optimizers import OPTIMIZERS, UPDATE_KIND
 from graphs.transforms.coarsen.contraction import merge_classes
 from graphs.transforms.stacks.facts import FUSIBLE, KernelFacts
-from graphs.transforms.stacks.kinds import COPIES, Role, base_name, role_of
+from graphs.transforms.stacks.kinds import COPIES, KernelRole, base_name, role_of
 from graphs.transforms.stacks.merging import Groups
 
 MOST_APART = 64  # ops between two kernels that are joined side by side (Scheduler.are_long_distant_nodes)
@@ -95,7 +95,7 @@ class _Joining:
         is_inlined = self.inlined[tensor] and self._is_light[first]
         if facts.is_column[op] or facts.is_column[source] or base_name(self.graph.kinds[op]) in COPIES:
             fits = False
-        if roles[1] is Role.WINDOW or facts.absorbed[source] >= 0:
+        if roles[1] is KernelRole.WINDOW or facts.absorbed[source] >= 0:
             fits = False  # what they write, or read, lies in memory
         if (fits or is_inlined) and self.groups.can_merge(first, second):
             self._merge(first, second)
@@ -136,6 +136,6 @@ def _updates(graph: OpGraph) -> Iterator[list[int]]:
     classes = merge_classes(graph).tolist()
     found: dict[tuple[str, str, int], list[int]] = {}
     for op, kind in enumerate(graph.kinds):
-        if role_of(kind) is Role.UPDATE:
+        if role_of(kind) is KernelRole.UPDATE:
             found.setdefault((kind, graph.dtypes[op], classes[op]), []).append(op)
     yield from found.values()

@@ -19,7 +19,7 @@ from graphs.arrays import BoolArray, FloatArray, IntArray, numbered, sums
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.stacks.facts import KernelFacts, read_bytes
-from graphs.transforms.stacks.kinds import ATTENTION, Role, base_name, item_bytes
+from graphs.transforms.stacks.kinds import ATTENTION, KernelRole, base_name, item_bytes
 
 # Norms whose sums over all rows need a kernel beside the one that passes over the elements.
 _TWICE = ("native_layer_norm_backward", "native_group_norm_backward", "fused_rms_norm_backward")
@@ -50,7 +50,7 @@ class _Habits:
     def of_compiler(graph: OpGraph, kernel_of: IntArray) -> _Habits:
         facts = KernelFacts.of(graph)
         inlined = facts.is_inlined
-        is_channels = np.array([role is Role.CHANNELS for role in facts.role], dtype=np.bool_) & graph.is_training
+        is_channels = np.array([role is KernelRole.CHANNELS for role in facts.role], dtype=np.bool_) & graph.is_training
         takes_two = np.array([base_name(kind) in _TWICE for kind in graph.kinds], dtype=np.bool_) | is_channels
         return _Habits(_widths(graph), inlined, _computed_again(graph, facts, kernel_of, inlined), takes_two)
 
@@ -118,14 +118,14 @@ def _computed_again(graph: OpGraph, facts: KernelFacts, kernel: IntArray, inline
     """bool [m]: tensors of the forward pass that its backward pass can compute from what lies in memory anyway."""
     producer, consumer, tensor = graph.edge_list
     forward = graph.phase == Phase.FORWARD
-    lies = np.array([role in (Role.NOTHING, Role.LIBRARY) for role in facts.role])[graph.tensor_producer]
+    lies = np.array([role in (KernelRole.NOTHING, KernelRole.LIBRARY) for role in facts.role])[graph.tensor_producer]
     lies[tensor[(kernel[producer] != kernel[consumer]) & forward[consumer]]] = True
     lies &= ~inlined
     can = np.zeros(graph.n_tensors, dtype=np.bool_)
     ptr, inputs = graph.inputs
     written = graph.output_ptr
     for op in graph.topological_order.tolist():
-        if facts.role[op] is Role.POINTWISE and forward[op]:
+        if facts.role[op] is KernelRole.POINTWISE and forward[op]:
             read = inputs[ptr[op] : ptr[op + 1]]
             can[written[op] : written[op + 1]] = bool((lies[read] | can[read]).all())
     return can

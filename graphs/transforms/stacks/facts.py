@@ -11,9 +11,16 @@ from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.rows import Shard
 from graphs.transforms.coarsen.contraction import merge_classes
-from graphs.transforms.stacks.kinds import HEAVY, PRODUCTS, Role, base_name, item_bytes, role_of
+from graphs.transforms.stacks.kinds import HEAVY, PRODUCTS, KernelRole, base_name, item_bytes, role_of
 
-FUSIBLE = (Role.POINTWISE, Role.WINDOW, Role.RANDOM, Role.ROWS, Role.CHANNELS, Role.REDUCTION)
+FUSIBLE = (
+    KernelRole.POINTWISE,
+    KernelRole.WINDOW,
+    KernelRole.RANDOM,
+    KernelRole.ROWS,
+    KernelRole.CHANNELS,
+    KernelRole.REDUCTION,
+)
 MOST_READS = 4  # that an op read several times may make to be inlined (torch._inductor.config.realize_reads_threshold)
 
 
@@ -22,7 +29,7 @@ class KernelFacts:
     """Of the ops (n) and tensors (m) of a graph.
 
     Attributes:
-        role: n values of `Role`.
+        role: n values of `KernelRole`.
         elements: n numbers of elements that an op passes over.
         left: n numbers of elements that a reduction leaves; -1 for others.
         is_column: bool [n], whether a reduction runs along columns, as the gradient of a bias does.
@@ -31,7 +38,7 @@ class KernelFacts:
         absorbed: int64 [n], the product that an op is part of, as the sum of a product and a matrix is; -1 for others.
     """
 
-    role: list[Role]
+    role: list[KernelRole]
     elements: list[int]
     left: list[int]
     is_column: BoolArray
@@ -43,14 +50,14 @@ class KernelFacts:
     def of(graph: OpGraph) -> KernelFacts:
         launches = (graph.kernels > 0) | (graph.bytes_moved > 0)
         roles = zip(launches.tolist(), graph.kinds, strict=True)
-        role = [role_of(kind) if launched else Role.NOTHING for launched, kind in roles]
+        role = [role_of(kind) if launched else KernelRole.NOTHING for launched, kind in roles]
         width = np.array([item_bytes(k, d) for k, d in zip(graph.kinds, graph.dtypes, strict=True)], dtype=np.int64)
         numbers = (graph.tensor_bytes // width[graph.tensor_producer]).tolist()
         ptr, inputs = graph.inputs
         written = graph.output_ptr.tolist()
         reads = [max((numbers[t] for t in inputs[ptr[i] : ptr[i + 1]].tolist()), default=0) for i in range(len(role))]
         writes = [numbers[written[i]] if written[i] < written[i + 1] else 0 for i in range(len(role))]
-        reduces = [each is Role.REDUCTION for each in role]
+        reduces = [each is KernelRole.REDUCTION for each in role]
         ways = list(zip(reduces, reads, writes, strict=True))
         classes = merge_classes(graph).tolist()
         return KernelFacts(
@@ -94,7 +101,7 @@ def _columns(graph: OpGraph, reduces: BoolArray) -> BoolArray:
     return result
 
 
-def _inlined(graph: OpGraph, role: list[Role], classes: list[int]) -> BoolArray:
+def _inlined(graph: OpGraph, role: list[KernelRole], classes: list[int]) -> BoolArray:
     """bool [m]: what is cheap, or read once, is computed where it is read, if only the compiler's own code reads it."""
     amount, _, states = read_bytes(graph)
     _, consumer, _ = graph.edge_list
@@ -107,7 +114,7 @@ def _inlined(graph: OpGraph, role: list[Role], classes: list[int]) -> BoolArray:
     for op in graph.topological_order.tolist():
         own = [reads[producers[t]] if result[t] else 1 for t in inputs[ptr[op] : ptr[op + 1]]]
         reads[op] = sum(own) + (states[op] > 0)
-        if role[op] is not Role.POINTWISE:
+        if role[op] is not KernelRole.POINTWISE:
             continue
         for t in range(written[op], written[op + 1]):
             edges = range(edge_ptr[t], edge_ptr[t + 1])
@@ -119,7 +126,7 @@ def _inlined(graph: OpGraph, role: list[Role], classes: list[int]) -> BoolArray:
             result[t] = (is_once or is_cheap) and all(
                 role[reader] in FUSIBLE
                 and classes[reader] == classes[op]
-                and (role[reader] is not Role.WINDOW or reads[op] <= 1)
+                and (role[reader] is not KernelRole.WINDOW or reads[op] <= 1)
                 for reader in consumers[edges.start : edges.stop]
             )
     return np.array(result, dtype=np.bool_)

@@ -15,7 +15,7 @@ from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.stacks.compiled import updates_together
 from graphs.transforms.stacks.facts import FUSIBLE, KernelFacts
-from graphs.transforms.stacks.kinds import Role, base_name
+from graphs.transforms.stacks.kinds import KernelRole, base_name
 from graphs.transforms.stacks.merging import Groups
 
 MOST_TENSORS = 36  # that one launch of a multi-tensor update of Adam takes (apex, csrc/multi_tensor_apply.cuh, depth 4)
@@ -87,7 +87,7 @@ class _Patterns:
         in_place = {int(op) for op in graph.tensor_producer[graph.tensor_in_place]}
         for source, op in self.edges:
             is_sum = op in in_place and self.names[op] == "add"
-            is_product = self.facts.role[source] is Role.LIBRARY and graph.phase[source] == graph.phase[op]
+            is_product = self.facts.role[source] is KernelRole.LIBRARY and graph.phase[source] == graph.phase[op]
             if is_sum and is_product and len(self.groups.members[self.groups.of(op)]) == 1:
                 self._merge(source, op)
 
@@ -151,9 +151,9 @@ def _whole_modules(graph: OpGraph, names: list[str], facts: KernelFacts) -> list
     mixed: set[str] = set()
     forward = (graph.phase == Phase.FORWARD).tolist()
     for op, module in enumerate(graph.modules):
-        if forward[op] and facts.role[op] is not Role.NOTHING:
+        if forward[op] and facts.role[op] is not KernelRole.NOTHING:
             inside.setdefault(module, set()).add(names[op])
-            if facts.role[op] not in (Role.POINTWISE, Role.REDUCTION):
+            if facts.role[op] not in (KernelRole.POINTWISE, KernelRole.REDUCTION):
                 mixed.add(module)
     chosen = {module for module, kinds in inside.items() if module not in mixed and (kinds >= _NORM or kinds >= _GELU)}
     return [module in chosen for module in graph.modules]

@@ -10,7 +10,7 @@ import enum
 from functools import cache
 
 
-class Role(enum.IntEnum):
+class KernelRole(enum.IntEnum):
     """How an op may share a kernel."""
 
     NOTHING = 0  # launches nothing: an input, a table, a barrier
@@ -100,12 +100,12 @@ _ITEM_BYTES = {
     "complex128": 16,
 }
 _ROLES = (
-    (POINTWISE, Role.POINTWISE),
-    (WINDOW, Role.WINDOW),
-    (RANDOM, Role.RANDOM),
-    (ROWS, Role.ROWS),
-    (CHANNELS, Role.CHANNELS),
-    (REDUCTION, Role.REDUCTION),
+    (POINTWISE, KernelRole.POINTWISE),
+    (WINDOW, KernelRole.WINDOW),
+    (RANDOM, KernelRole.RANDOM),
+    (ROWS, KernelRole.ROWS),
+    (CHANNELS, KernelRole.CHANNELS),
+    (REDUCTION, KernelRole.REDUCTION),
 )
 
 
@@ -117,12 +117,12 @@ def base_name(kind: str) -> str:
 
 
 @cache
-def role_of(kind: str) -> Role:
+def role_of(kind: str) -> KernelRole:
     """The role that a kind has where it launches anything."""
     if kind.startswith("optimizer."):
-        return Role.UPDATE
+        return KernelRole.UPDATE
     name = base_name(kind)
-    return next((role for names, role in _ROLES if name in names), Role.LIBRARY)
+    return next((role for names, role in _ROLES if name in names), KernelRole.LIBRARY)
 
 
 def item_bytes(kind: str, dtype: str) -> int:

@@ -9,14 +9,12 @@ import numpy as np
 from graphs.arrays import IntArray, frozen, numbered
 from graphs.errors import GraphError, UnknownNameError
 from graphs.opgraph import OpGraph
-from graphs.origin import STACKS
+from graphs.origin import COMPILED, EAGER, STACKS, keep_step, step_of
 from graphs.transforms.coarsen.contraction import contract
 from graphs.transforms.derived import Derived
 from graphs.transforms.stacks.compiled import compiled_kernels
 from graphs.transforms.stacks.costs import shared_kernels
 from graphs.transforms.stacks.handmade import handmade_kernels
-
-EAGER, COMPILED, FUSED = STACKS
 
 
 def on_stack(graph: OpGraph, stack: str) -> OpGraph:
@@ -48,7 +46,9 @@ def on_stack(graph: OpGraph, stack: str) -> OpGraph:
             "use a graph without measured times."
         )
     moved, kernels = shared_kernels(graph, _kernels(graph, stack), stack == COMPILED)
-    return replace(graph, bytes_moved=moved, kernels=kernels, origin=replace(graph.origin, stack=stack))
+    placed = replace(graph, bytes_moved=moved, kernels=kernels, origin=replace(graph.origin, stack=stack))
+    step = step_of(graph)  # which a stack does not change
+    return placed if step is None else keep_step(placed, step)
 
 
 def stack_of(graph: OpGraph) -> str:

@@ -24,6 +24,7 @@ class CaptureOptions(HowToRead):
     optimizer: options.Optimizer = None
     granularity: options.Granularity = "op"
     dim: options.Dims = None
+    stack: options.Stack = None
     explain: options.Explain = False
     as_json: options.Json = False
 

@@ -78,6 +78,8 @@ class CompareOptions(HowToSearch, HowToRead):
     optimizer: options.Optimizer = None
     granularity: options.Granularity = "op"
     dim: options.Dims = None
+    stack: options.Stack = None
+    rates: options.Rates = "measured"
     as_json: options.Json = False
     html: options.Html = None
     paper: options.Paper = None
@@ -149,7 +151,7 @@ def _one_cluster(given: CompareOptions, source: Source, methods: list[str] | Non
     from placement.inputs.sources import cluster_for
     from placement.solving.methods import default_methods
 
-    target = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
+    target = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
     count = len(methods or default_methods(given.objective))
     with reason_as_json(given.as_json), progress("bounding", count) as report:
         found = comparison.compare(

@@ -127,10 +127,12 @@ def _exported(given: ExportOptions) -> dict[str, Any] | PipelineSplit | str:
 
 def _model_graph(argument: str, sizes: dict[str, int], result: Result) -> OpGraph:
     """The graph of the model as it was captured for the result."""
+    from graphs.transforms.stacks import on_stack
     from placement.inputs.sources import read_source
 
     origin = result.graph.origin
-    return read_source(argument, train=bool(origin.train), granularity=origin.granularity or "op", dims=sizes).graph
+    found = read_source(argument, train=bool(origin.train), granularity=origin.granularity or "op", dims=sizes)
+    return on_stack(found.graph, result.stack)
 
 
 def _function(argument: str, sizes: dict[str, int]) -> str | None:

@@ -65,6 +65,8 @@ class OptimizeOptions(HowToSearch, HowToScore):
     optimizer: options.Optimizer = None
     granularity: options.Granularity = "op"
     dim: options.Dims = None
+    stack: options.Stack = None
+    rates: options.Rates = "measured"
     scorer: options.ScorerOption = "simulate"
     as_json: options.Json = False
     html: options.Html = None
@@ -175,7 +177,7 @@ def _problem(given: OptimizeOptions) -> tuple[OpGraph, Cluster, Running]:
     if not is_simulated:
         return profiled(given.graph, given.cluster, given)
     source = read_graph(given.graph, given)
-    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction)
+    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
     return source.graph, cluster, contextlib.nullcontext(given.scorer)
 
 

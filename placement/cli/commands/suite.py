@@ -67,6 +67,8 @@ class SuiteOptions(HowToRead):
     train: options.Train = False
     granularity: options.Granularity = "op"
     dim: options.Dims = None
+    stack: options.Stack = None
+    rates: options.Rates = "measured"
     as_json: options.Json = False
     output: Annotated[
         Path | None,
@@ -83,13 +85,13 @@ def suite(given: SuiteOptions) -> None:
     """Place many graphs on many clusters, a row for each; with -o a suite that was stopped goes on."""
     with progress("importing"):
         from placement import problem_suite
-        from placement.inputs.sources import read_cluster
+        from placement.inputs.sources import cluster_at
     methods = None if given.methods is None else options.parse_names("--methods", given.methods)
     named = options.parse_names("--clusters", given.clusters)
     for option, names in (("--clusters", named), ("--methods", methods)):
         if names == []:
             raise typer.BadParameter(f"{option} is empty; give one name, or several with commas between them.")
-    clusters = [read_cluster(name) for name in named]
+    clusters = [cluster_at(name, given.rates) for name in named]
     graphs = [read_graph(name, given).graph for name in given.graphs]
     with progress("placing", len(graphs) * len(clusters)) as report:
         found = problem_suite.suite(

@@ -14,6 +14,7 @@ import typer
 from placement.cli import completion, options
 from placement.cli.executing import HowToScore, check_scorer, executed
 from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json, usage_errors
+from placement.cli.reading import on_given_stack
 from placement.cli.records import again, is_default, option_of
 from placement.cli.training_display import training_display
 
@@ -129,6 +130,8 @@ class TrainOptions(HowToScore):
     train: options.Train = False
     granularity: options.Granularity = "op"
     dim: options.Dims = None
+    stack: options.Stack = None
+    rates: options.Rates = "measured"
     as_json: options.Json = False
 
 
@@ -202,7 +205,7 @@ def command_of(given: TrainOptions) -> str:
     """The command line that trains the same policy, into the same file."""
     fields = (
         *("cluster", "policy", "env", "preset", "evaluations", "budget_s", "seed", "from_scratch", "scorer", "from_"),
-        *("train", "granularity", "output", "log_dir", "dim", "workers"),
+        *("train", "granularity", "output", "log_dir", "dim", "stack", "rates", "workers"),
     )
     return again("train", given.graphs, given, fields)
 
@@ -245,11 +248,14 @@ def _read(given: TrainOptions, clusters: list[str]) -> tuple[list[OpGraph], list
     with progress("reading", len(given.graphs)) as report:
         for done, name in enumerate(given.graphs):
             report(f"reading {name}", done)
-            sources.append(read_source(name, train=given.train, granularity=given.granularity, dims=sizes))
+            source = read_source(name, train=given.train, granularity=given.granularity, dims=sizes)
+            sources.append(on_given_stack(source, given.stack))
     if clusters:
-        targets = [cluster_for(sources[0], name) for name in clusters]
+        targets = [cluster_for(sources[0], name, rates=given.rates) for name in clusters]
     else:
-        own = {cluster.hash: cluster for source in sources for cluster in [cluster_for(source, None)]}
+        own = {
+            cluster.hash: cluster for source in sources for cluster in [cluster_for(source, None, rates=given.rates)]
+        }
         if len(own) > 1:
             raise typer.BadParameter("these graphs bring different clusters of their own; say which with --cluster.")
         targets = list(own.values())

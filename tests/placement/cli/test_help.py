@@ -10,6 +10,7 @@ from command_lines import Call, commands
 from placement.cli.registry import EXAMPLES
 
 SEARCHING = ["--budget-s", "--evaluations", "--communication", "--memory-fraction"]
+HOW_FAST = ["--rates", "--stack"]
 
 
 COMMON = ["--dim", "--granularity", "--help", "--json", "--train"]
@@ -20,10 +21,11 @@ OPTIONS = {
     "clusters": [
         *["--collectives", "--help", "--json", "--output", "--ranks", "--toml", "-o", "NAME"],
     ],
-    "capture": [*COMMON, "--explain", "--optimizer", "--output", "-o", "GRAPH"],
+    "capture": [*COMMON, "--stack", "--explain", "--optimizer", "--output", "-o", "GRAPH"],
     "estimate": [*COMMON, "--cluster", "--optimizer", "GRAPH"],
     "compare": [
         *COMMON,
+        *HOW_FAST,
         *SEARCHING,
         *[
             "--cluster",
@@ -47,11 +49,13 @@ OPTIONS = {
     ],
     "suite": [
         *COMMON,
+        *HOW_FAST,
         *["--address", "--budget-s", "--clusters", "--evaluations", "--methods", "--output", "--seed", "--workers"],
         *["--strategies", "-o", "GRAPHS"],
     ],
     "optimize": [
         *COMMON,
+        *HOW_FAST,
         *SEARCHING,
         *[
             "--address",
@@ -112,6 +116,7 @@ OPTIONS = {
     ],
     "train": [
         *COMMON,
+        *HOW_FAST,
         *["--address", "--budget-s", "--checkpoint-every-s", "--cluster", "--env", "--evaluations", "--from-scratch"],
         *["--log-dir", "--workers", "--output", "--policy", "--from", "--preset", "--restart", "--scorer", "--seed"],
         *["-o", "GRAPHS"],

@@ -86,8 +86,9 @@ seconds = st.none() | st.floats(0, allow_nan=False, allow_infinity=False)
 maybe = st.none() | words
 lists = st.none() | st.lists(words, min_size=1, max_size=3)
 paths = st.none() | words.map(Path)
-reading = {"train": st.booleans(), "granularity": words, "dim": lists}
+reading = {"train": st.booleans(), "granularity": words, "dim": lists, "stack": maybe}
 searching = {
+    "rates": words,
     **{"cluster": maybe, "seed": st.integers(0, 10**9), "objective": words, "priority": words, "budget_s": seconds},
     **{"evaluations": counts, "communication": maybe, "memory_fraction": seconds},
     **{"as_json": st.booleans(), "html": paths, "trace": paths, "output": paths},

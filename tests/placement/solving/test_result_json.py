@@ -83,7 +83,7 @@ def test_a_file_of_an_earlier_version_is_read(version: int) -> None:
 
 @pytest.mark.parametrize("version", [0, VERSION + 1, True, "2", None])
 def test_other_versions_are_refused(result: Result, version: Any) -> None:
-    with pytest.raises(MismatchError, match=r"is of version .*; this release reads versions 1 to 7, make it again"):
+    with pytest.raises(MismatchError, match=r"is of version .*; this release reads versions 1 to 8, make it again"):
         Result.from_json(edited(result, version=version))
 
 

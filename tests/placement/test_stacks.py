@@ -1,0 +1,56 @@
+"""Answers on a stack: what is said of it, kept, verified and run."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import placement
+from graphs.errors import GraphError
+from graphs.opgraph import OpGraph
+from graphs.transforms import on_stack
+from placement.solving.result import Result
+
+CLUSTER = "4xV100-pcie"
+
+
+@cache
+def step(name: str = "bert_base") -> OpGraph:
+    net = placement.build(name, small=True)
+    return placement.capture(net.model, net.train_args, train=True, name=name)
+
+
+@pytest.mark.parametrize("strategy", ["none", "dp2", "dp2 zero3 | recompute=*"])
+def test_an_eager_answer_says_what_compiling_would_bring(strategy: str) -> None:
+    cluster = placement.Cluster.preset(CLUSTER)
+    method = {"method": "single_device"} if strategy == "none" else {}
+    eager = placement.optimize(step(), cluster, strategy=strategy, **method)
+    compiled = placement.optimize(step(), cluster, strategy=strategy, stack="compiled", **method)
+    assert (eager.stack, compiled.stack, compiled.compiled_s) == ("eager", "compiled", None)
+    assert compiled.step_time_s is not None
+    assert eager.step_time_s is not None
+    assert compiled.step_time_s < eager.step_time_s
+    assert eager.compiled_s == pytest.approx(compiled.step_time_s)
+    assert "the same plan under torch.compile" in eager.summary()
+
+
+def test_a_result_keeps_its_stack_and_is_verified_for_the_model(tmp_path: Path) -> None:
+    found = placement.optimize(step(), placement.Cluster.preset(CLUSTER), strategy="dp2", stack="fused")
+    found.save(tmp_path / "found.json")
+    again = Result.load(tmp_path / "found.json")
+    assert again == found
+    assert again.stack == "fused"
+    assert placement.verify(again, step()).holds
+    with pytest.raises(GraphError, match="is on stack compiled"):
+        placement.optimize(on_stack(step(), "compiled"), placement.Cluster.preset(CLUSTER), stack="fused")
+
+
+def test_a_placement_found_on_a_stack_runs_with_the_numbers_of_the_model() -> None:
+    net = placement.build("two_tower", device="cpu", small=True)
+    graph = placement.capture(net.model, net.args)
+    cluster = placement.Cluster.preset(CLUSTER)
+    found = placement.optimize(graph, cluster, "round_robin", strategy="none", stack="compiled")
+    placed = placement.apply(net.model, found, net.args, devices={f"gpu{i}": "cpu" for i in range(4)})
+    assert placed(*net.args).allclose(net.model(*net.args), atol=1e-5)
