@@ -45,8 +45,10 @@ def least_squares(
         normal, downhill = slopes.T @ (weight[:, None] * slopes), slopes.T @ (weight * r)
         gained = 0.0
         while damping < 1e8:
-            diagonal = np.diag(damping * np.maximum(np.diag(normal), 1e-12))
-            tried = np.clip(x - np.linalg.solve(normal + diagonal, downhill), lower, upper)
+            # What nothing depends on has no curvature of its own: that of the others keeps the equations regular.
+            curvature = np.diag(normal)
+            diagonal = np.diag(damping * np.maximum(curvature, 1e-6 * curvature.max() + 1e-30))
+            tried = np.clip(x - np.linalg.lstsq(normal + diagonal, downhill)[0], lower, upper)
             there = residuals(tried)
             gained = cost - _cost(there, scale)
             if gained > 0.0:

@@ -321,7 +321,8 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
     off = f"predictions: {compared(models)}"
     if cluster.source.startswith("measured "):
         return [about, source, devices, links]
-    return [about, source, off, devices, links, *left_out, Text(PEAK, style="dim")]
+    peak = [Text(PEAK, style="dim")] if any(device.rates is None for device in cluster.devices) else []
+    return [about, source, off, devices, links, *left_out, *peak]
 
 
 def _first_host(cluster: Cluster) -> tuple[Cluster, list[RenderableType]]:

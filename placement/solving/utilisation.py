@@ -102,11 +102,15 @@ def utilisation(
 
 
 def basis(graph: OpGraph, cluster: Cluster) -> str:
-    """`BEST_CASE` where op times come from rates that no kernel reaches; else empty.
+    """`BEST_CASE` where op times come from rates that no kernel reaches; what calibrated ones are; else empty.
 
-    Those are the figures of a cluster that nobody measured, with efficiencies of 1.
+    The former are the figures of a cluster that nobody measured, without rates, with efficiencies of 1.
     """
     measured = ~np.isnan(graph.time_s).all(axis=1)
     is_modelled = bool((~measured & ((graph.flops > 0) | (graph.bytes_moved > 0))).any())
-    is_ideal = any(device.compute_efficiency == device.bandwidth_efficiency == 1 for device in cluster.devices)
-    return BEST_CASE if is_modelled and is_ideal and not cluster.source.startswith("measured ") else ""
+    if not is_modelled or cluster.source.startswith("measured "):
+        return ""
+    computing = [cluster.devices[number] for number in cluster.compute_devices.tolist()]
+    if any(one.rates is None and one.compute_efficiency == one.bandwidth_efficiency == 1 for one in computing):
+        return BEST_CASE
+    return cluster.source.partition(":")[0] if cluster.source.startswith("calibrated on ") else ""

@@ -113,3 +113,6 @@ def test_least_squares_of_a_line_with_an_outlier() -> None:
     assert found == pytest.approx([3.0, 1.0], abs=0.02)
     bounded = least_squares(lambda p: p - 5.0, np.array([1.0]), np.zeros(1), np.full(1, 2.0))
     assert bounded == pytest.approx([2.0])
+    # A number that nothing depends on stays where it began.
+    idle = least_squares(lambda p: p[:1] - 5.0, np.array([1.0, 7.0]), np.zeros(2), np.full(2, 10.0))
+    assert idle == pytest.approx([5.0, 7.0])

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from env.cluster import Cluster
+from env.rates import ProductRate, Rates
 from graphs.capture import capture
 from placement.comparison import compare
 from placement.optimization import optimize
@@ -51,6 +52,10 @@ def test_rates_of_files_are_best_cases_and_measured_ones_are_not() -> None:
     assert [one.basis for one in found] == [BEST_CASE, BEST_CASE, ""]
     assert [BEST_CASE in one.summary() for one in found] == [True, True, False]
     assert found[0].to_dict()["basis"] == BEST_CASE
+    rates = Rates(80, 5e11, 1e-6, {"float32": ProductRate(1e13, 1.0, 1.0, 5e11)})
+    devices = tuple(replace(device, rates=rates) for device in CLUSTER.devices)
+    known = replace(CLUSTER, devices=devices, source="calibrated on 2026-01-01, V100: products")
+    assert optimize(GRAPH, known, strategy="dp2").basis == "calibrated on 2026-01-01, V100"
 
 
 def test_a_comparison_of_methods_says_that_strategies_were_not_searched() -> None:

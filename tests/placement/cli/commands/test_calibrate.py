@@ -41,6 +41,7 @@ def test_products_of_a_file(call: Call, products_file: Path, graph_file: Path) -
     code, out, _ = call("optimize", graph_file, "--cluster", "mine.toml", "--method", "single_device")
     assert code == 0
     assert "8xH100-nvswitch-calibrated" in out
+    assert "Rates of data sheets are peaks" not in call("clusters", "mine.toml")[1]
     document = json.loads(call("calibrate", *words, "--json")[1])
     assert document["fits"][0]["after"] < 0.25
 
