@@ -80,9 +80,7 @@ class _Step:
                 continue
             self.reads.add_node(op)
             self.reads.add_edges_from((source, op) for source in sources)
-        self.label_losses = [
-            op for op in self.reads if any(word in graph.kinds[op] for word in _LABEL_LOSSES) and self._is_number(op)
-        ]
+        self.label_losses = [op for op in self.reads if self._takes_labels(op) and self._is_number(op)]
         self.labels = {source for op in self.label_losses for source in self._untrained(op)}
 
     def reason(self) -> str | None:
@@ -206,6 +204,11 @@ class _Step:
     def _kind(self, op: int) -> str:
         """The operator's name, ``"add"`` of ``"aten.add.Tensor"``."""
         return self.graph.kinds[op].removeprefix("aten.").partition(".")[0]
+
+    def _takes_labels(self, op: int) -> bool:
+        """Whether an op is a loss of which some labels may not count, as those of a binary one do."""
+        kind = self._kind(op)
+        return "binary" not in kind and any(word in kind for word in _LABEL_LOSSES)
 
     def _is_number(self, op: int) -> bool:
         """Whether the first result of an op is a single number."""

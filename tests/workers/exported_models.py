@@ -149,6 +149,21 @@ def two_labels() -> Made:
     return _labelled(heads=3, labels=2)
 
 
+def binary() -> Made:
+    """A cross-entropy of which every entry counts."""
+
+    class Binary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return functional.binary_cross_entropy_with_logits(self.body(x), y)
+
+    torch.manual_seed(0)
+    return Binary(), (torch.randn(8, 8), torch.rand(8, 8)), {}
+
+
 def contrastive() -> Made:
     """Each sample beside all others of the batch."""
 

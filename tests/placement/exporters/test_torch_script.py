@@ -53,6 +53,7 @@ ON_TWO = {
     "dp2_padded": ("padded", "dp2"),
     "dp2_mb2_padded": ("padded", "dp2 | mb2"),
     "pp2_padded": ("padded", "pp2 1f1b mb4 | cuts=layers.1/addmm"),
+    "dp2_mb2_binary": ("binary", "dp2 | mb2"),
     "dp2_two_labels": ("two_labels", "dp2"),
     "zero1_two_labels": ("two_labels", "dp2 zero1"),
 }
