@@ -25,7 +25,7 @@ from graphs.opgraph import OpGraph
 from graphs.optimizers import OPTIMIZERS, UPDATE_KIND
 from graphs.transforms.coarsen.contraction import merge_classes
 from graphs.transforms.stacks.facts import FUSIBLE, KernelFacts
-from graphs.transforms.stacks.kinds import COPIES, KernelRole, base_name, role_of
+from graphs.transforms.stacks.kinds import COPIES, MATRIX_PRODUCTS, KernelRole, base_name, role_of
 from graphs.transforms.stacks.merging import Groups
 
 MOST_APART = 64  # ops between two kernels that are joined side by side (Scheduler.are_long_distant_nodes)
@@ -35,6 +35,8 @@ MOST_POINTERS = 250  # that a kernel of many small updates may be given (triton_
 def compiled_kernels(graph: OpGraph) -> IntArray:
     """int64 [n]: the number of each op's kernel, which is that of one of its members."""
     joining = _Joining(graph)
+    if not graph.is_training:
+        joining.attention()
     joining.down()
     joining.beside()
     labels = np.array(joining.groups.labels(), dtype=np.int64)
@@ -52,6 +54,32 @@ class _Joining:
         written = graph.output_ptr.tolist()
         ends = pairwise(written)
         self._is_light = [start < end and all(self.inlined[start:end]) for start, end in ends]
+
+    def attention(self) -> None:
+        """A softmax between two products, which is attention spelt out, is one library kernel with both of them.
+
+        In inference alone: `torch/_inductor/fx_passes/fuse_attention.py` leaves training mostly as it is.
+        """
+        graph = self.graph
+        names = [base_name(kind) for kind in graph.kinds]
+        producer, readers = graph.tensor_producer, np.diff(graph.consumer_ptr)
+        ptr, inputs = graph.inputs
+        for op in np.flatnonzero([name == "softmax" for name in names]).tolist():
+            chain, now = [op], op
+            while names[now] not in MATRIX_PRODUCTS:  # up, through scales and masks
+                before = inputs[ptr[now] : ptr[now + 1]]
+                large = before[np.argmax(graph.tensor_bytes[before])] if len(before) else -1
+                if large < 0 or readers[large] != 1 or self.facts.role[now] not in FUSIBLE:
+                    break
+                now = int(producer[large])
+                chain.append(now)
+            written, last = int(graph.output_ptr[op]), int(graph.output_ptr[op + 1])
+            after = graph.consumers_of(written).tolist() if written < last else []
+            if names[now] in MATRIX_PRODUCTS and len(after) == 1 and names[after[0]] in MATRIX_PRODUCTS:
+                for each in (*chain[1:], *after):
+                    one, other = self.groups.of(op), self.groups.of(each)
+                    if self.groups.can_merge(one, other):
+                        self._merge(one, other)
 
     def down(self) -> None:
         """Rules 1 and 2: every op with those that wrote what it reads."""

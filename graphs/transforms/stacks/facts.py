@@ -59,15 +59,15 @@ class KernelFacts:
         writes = [numbers[written[i]] if written[i] < written[i + 1] else 0 for i in range(len(role))]
         reduces = [each is KernelRole.REDUCTION for each in role]
         ways = list(zip(reduces, reads, writes, strict=True))
-        classes = merge_classes(graph).tolist()
+        classes, absorbed = merge_classes(graph).tolist(), _absorbed(graph)
         return KernelFacts(
             role,
             [max(read, write) if reduced else write or read for reduced, read, write in ways],
             [write if reduced else -1 for reduced, _, write in ways],
             _columns(graph, np.array(reduces, dtype=np.bool_)),
             classes,
-            _inlined(graph, role, classes),
-            _absorbed(graph),
+            _inlined(graph, role, classes, absorbed),
+            absorbed,
         )
 
 
@@ -101,7 +101,7 @@ def _columns(graph: OpGraph, reduces: BoolArray) -> BoolArray:
     return result
 
 
-def _inlined(graph: OpGraph, role: list[KernelRole], classes: list[int]) -> BoolArray:
+def _inlined(graph: OpGraph, role: list[KernelRole], classes: list[int], absorbed: IntArray) -> BoolArray:
     """bool [m]: what is cheap, or read once, is computed where it is read, if only the compiler's own code reads it."""
     amount, _, states = read_bytes(graph)
     _, consumer, _ = graph.edge_list
@@ -114,7 +114,7 @@ def _inlined(graph: OpGraph, role: list[KernelRole], classes: list[int]) -> Bool
     for op in graph.topological_order.tolist():
         own = [reads[producers[t]] if result[t] else 1 for t in inputs[ptr[op] : ptr[op + 1]]]
         reads[op] = sum(own) + (states[op] > 0)
-        if role[op] is not KernelRole.POINTWISE:
+        if role[op] is not KernelRole.POINTWISE or absorbed[op] >= 0:
             continue
         for t in range(written[op], written[op + 1]):
             edges = range(edge_ptr[t], edge_ptr[t + 1])

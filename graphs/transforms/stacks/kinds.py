@@ -84,6 +84,7 @@ HEAVY = frozenset({
     "logaddexp", "sigmoid", "silu", "silu_backward", "softplus", "swish",
 })
 PRODUCTS = frozenset({"linear", "mm"})  # that can add a matrix to their product
+MATRIX_PRODUCTS = frozenset({"matmul", "bmm", "baddbmm"})  # of which attention is made where it is spelt out
 ATTENTION = frozenset({"scaled_dot_product_attention"})  # made of several operators, of which one computes
 # Copies that mostly change the order in memory: the next one to read does not meet the elements in order.
 COPIES = frozenset({"clone", "contiguous", "copy", "flatten", "permute_copy", "reshape"})
