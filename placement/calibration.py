@@ -183,6 +183,8 @@ def _of_files(
         sources.append(f"products of {Path(products).name}")
         lines.append(f"{len(kernels):,} products in {Path(products).name}")
         kept += _not_fitted(fits)
+        if device.rates is not None:
+            kept.append(f"products of long runs: {device.rates.sustained:.3g} times as long as these")
     else:
         kept.append(f"the ratios of kernels among each other, of {cluster.name}")
     collectives: dict[tuple[object, ...], MeasuredCollective] = {}
