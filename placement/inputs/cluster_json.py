@@ -7,6 +7,7 @@ from typing import Any
 
 from env.cluster import Cluster, Device, Link, MeasuredCollective
 from env.fabric import fabric_from_dict
+from env.rates import Rates
 from graphs.errors import ClusterError
 
 UNLIMITED = "inf"  # JSON has no infinity, which a link without a bandwidth limit needs
@@ -34,7 +35,7 @@ def cluster_from_dict(data: Any) -> Cluster:
         ClusterError: a missing or unknown key, a wrong type, or a broken rule of `Cluster`.
     """
     try:
-        devices = tuple(Device(**_number(entry)) for entry in data["devices"])
+        devices = tuple(_device(_number(entry)) for entry in data["devices"])
         links = tuple(Link(**_number(entry)) for entry in data["links"])
         collectives = tuple(MeasuredCollective(**entry) for entry in data.get("collectives", ()))
         about = {key: data[key] for key in ("name", "summary", "source", "communication")}
@@ -42,6 +43,12 @@ def cluster_from_dict(data: Any) -> Cluster:
         return Cluster(devices=devices, links=links, collectives=collectives, fabric=fabric, **about)
     except (TypeError, KeyError, AttributeError) as error:
         raise ClusterError(f"the cluster is incomplete or has a wrong type ({error}).") from None
+
+
+def _device(entry: dict[str, Any]) -> Device:
+    if "rates" in entry:
+        entry = entry | {"rates": Rates.from_dict(f"device {entry.get('name')!r}", entry["rates"])}
+    return Device(**entry)
 
 
 def _plain(value: Any) -> Any:

@@ -38,9 +38,10 @@ def test_products_of_a_file(call: Call, products_file: Path, graph_file: Path) -
     cluster = Cluster.from_toml("mine.toml")
     assert all(device.rates is not None for device in cluster.devices)
     assert "H100" in cluster.source
-    code, out, _ = call("optimize", graph_file, "--cluster", "mine.toml", "--method", "single_device")
+    code, out, _ = call("optimize", graph_file, "--cluster", "mine.toml", "--method", "single_device", "-o", "p.json")
     assert code == 0
     assert "8xH100-nvswitch-calibrated" in out
+    assert call("verify", "p.json")[0] == 0  # what it says of the devices is read again
     assert "Rates of data sheets are peaks" not in call("clusters", "mine.toml")[1]
     document = json.loads(call("calibrate", *words, "--json")[1])
     assert document["fits"][0]["after"] < 0.25
