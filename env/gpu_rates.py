@@ -6,9 +6,11 @@
 * **H100, float8 products**: 5,280 shapes of the same, 13 % off; the quantising of activations that these times contain
   was fitted apart and is no part of the product.
 * **Long runs**: A100-PCIe products of Megatron layers (MooreThreads/SimuMax, commit 4dcaae5) take 1.21 times as long,
-  and weight gradients 1.05 times as long again; with both, 1.8 % off in the median of 183. At 400 W, 1.16. B200: 1.36
-  (the same source). H100: 720 TFLOP/s are reached in a long run of large products (SemiAnalysis, MI300X against H100
-  and H200, December 2024), somewhat less next to other work: 1.25.
+  and weight gradients 1.05 times as long again; with both, 1.5 % off in the median of 183. At 400 W, 1.16. H100: what
+  is left for products of NeMo's bfloat16 steps on 8 to 2,048 GPUs (NVIDIA/dgxc-benchmarking, commit 143b90d), 620 to
+  650 TFLOP/s: 1.34; single large products reach 720 (SemiAnalysis, MI300X against H100 and H200, December 2024).
+* **B200**: one rate for twelve steps of Megatron-LM (SimuMax, as above): 1,030 TFLOP/s of large products, which leaves
+  these steps 8 % off in the mean when layers are added up by hand. Of that 1.36 for the long run.
 * **Attention**: A100, FlashAttention 2: 2,616 shapes of aiconfigurator, and SimuMax for the level and the backward pass
   (24 shapes). H100: FlashAttention 3, 5,182 shapes of aiconfigurator; what torch runs there is FlashAttention 2, at
   some 370 TFLOP/s (Shah et al., FlashAttention-3, 2024, figure 5), so `attention` is that, `fused_attention` the other.
@@ -63,12 +65,12 @@ H100 = Rates(
     bytes_per_s=3.0e12,
     floor_s=2.6e-6,
     products={**_half(856e12, 2.88e12, _HOPPER), "float8_e4m3fn": _H100_FP8, "float8_e5m2": _H100_FP8},
-    sustained=1.25,
+    sustained=1.34,
     weight_gradient=1.05,
     grouped=1.10,
     attention=_FLASH_2,
     fused_attention=_FLASH_3,
-    source=f"{_AICONFIGURATOR}; long runs: SemiAnalysis, December 2024; attention: FlashAttention-3, 2024",
+    source=f"{_AICONFIGURATOR}; long runs: NVIDIA/dgxc-benchmarking 143b90d; attention: FlashAttention-3, 2024",
 )
 _H200_FP8 = replace(_H100_FP8, bytes_per_s=4.1e12)
 H200 = replace(
@@ -82,20 +84,20 @@ _HBM2E_FP8 = replace(_H100_FP8, bytes_per_s=2.06e12)
 H100_HBM2E = replace(
     H100,
     bytes_per_s=2.1e12,
-    sustained=1.4,
+    sustained=1.45,
     products={**_half(856e12, 2.06e12, _HOPPER), "float8_e4m3fn": _HBM2E_FP8, "float8_e5m2": _HBM2E_FP8},
-    source=f"as H100, memory in proportion to the peaks, 500 W assumed to cost 12 %; {H100.source}",
+    source=f"as H100, memory in proportion to the peaks, 500 W assumed to cost 8 %; {H100.source}",
 )
 B200 = Rates(
     multiprocessors=148,
     bytes_per_s=7.2e12,
     floor_s=2.6e-6,
-    products=_half(2200e12, 6.9e12, _HOPPER),
+    products=_half(1400e12, 6.9e12, _HOPPER),
     sustained=1.36,
     weight_gradient=1.05,
     grouped=1.10,
-    attention=AttentionRate(900e12, depth=550.0, width=56.0, longest=0.57, backward=1.25),
-    fused_attention=AttentionRate(1300e12, depth=550.0, width=56.0, longest=0.57, backward=1.25),
+    attention=AttentionRate(600e12, depth=550.0, width=56.0, longest=0.57, backward=1.25),
+    fused_attention=AttentionRate(1000e12, depth=550.0, width=56.0, longest=0.57, backward=1.25),
     source=f"{_SIMUMAX}; {_PUBLISHED}",
 )
 V100_SXM2 = Rates(
