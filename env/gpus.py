@@ -7,6 +7,9 @@ unless told to. A dtype that a device lacks is left out and runs at the float32 
 Of a GPU's memory 1 GiB is reserved, an estimate: PyTorch's context and kernels take 1 to 2 GB (Hugging Face Accelerate,
 "Handling big models for inference"), less with lazy loading, and buffers for communication some of the rest.
 
+What kernels reach is in `env.gpu_rates`; without rates (K40, P100, CPUs; all at `Cluster.at_peak`) a device runs at
+these peaks.
+
 A kernel launch costs 5 us on a GPU, the estimate of XLA's GPU cost model (gpu_performance_model.cc, 2023), and 1 us on
 a CPU (an assumption: a function call and waking the threads).
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from env import gpu_rates
 from env.device import Device
 
 GIB, MIB = 2**30, 2**20
@@ -54,9 +58,13 @@ V100_PCIE = Device(
     memory_bytes_per_s=900e9,
     launch_overhead_s=GPU_LAUNCH_S,
     reserved_bytes=GPU_RESERVED_BYTES,
+    rates=gpu_rates.V100_PCIE,
 )
 V100_SXM2 = replace(
-    V100_PCIE, model="V100-SXM2-16GB", peak_flops={"float32": 15.7e12, "float16": 125e12, "float64": 7.8e12}
+    V100_PCIE,
+    model="V100-SXM2-16GB",
+    peak_flops={"float32": 15.7e12, "float16": 125e12, "float64": 7.8e12},
+    rates=gpu_rates.V100_SXM2,
 )
 # NVIDIA T4 data sheet (2019).
 T4 = Device(
@@ -68,6 +76,7 @@ T4 = Device(
     memory_bytes_per_s=320e9,
     launch_overhead_s=GPU_LAUNCH_S,
     reserved_bytes=GPU_RESERVED_BYTES,
+    rates=gpu_rates.T4,
 )
 # NVIDIA A100 data sheet (2021); float64 on tensor cores.
 A100_PCIE = Device(
@@ -79,8 +88,11 @@ A100_PCIE = Device(
     memory_bytes_per_s=1555e9,
     launch_overhead_s=GPU_LAUNCH_S,
     reserved_bytes=GPU_RESERVED_BYTES,
+    rates=gpu_rates.A100_PCIE,
 )
-A100_SXM4 = replace(A100_PCIE, model="A100-SXM4-80GB", memory_bytes=80 * GIB, memory_bytes_per_s=2039e9)
+A100_SXM4 = replace(
+    A100_PCIE, model="A100-SXM4-80GB", memory_bytes=80 * GIB, memory_bytes_per_s=2039e9, rates=gpu_rates.A100_SXM4
+)
 # NVIDIA H100 data sheet (2023); the sheet's tensor core rates are with sparsity, twice these.
 H100 = Device(
     name="gpu",
@@ -91,15 +103,22 @@ H100 = Device(
     memory_bytes_per_s=3.35e12,
     launch_overhead_s=GPU_LAUNCH_S,
     reserved_bytes=GPU_RESERVED_BYTES,
+    rates=gpu_rates.H100,
 )
 # NVIDIA A100 data sheet (2021): what differs between its boards is the memory.
-A100_SXM4_40 = replace(A100_PCIE, model="A100-SXM4-40GB")
-A100_PCIE_80 = replace(A100_PCIE, model="A100-PCIE-80GB", memory_bytes=80 * GIB, memory_bytes_per_s=1935e9)
+A100_SXM4_40 = replace(A100_PCIE, model="A100-SXM4-40GB", rates=gpu_rates.A100_SXM4_40)
+A100_PCIE_80 = replace(
+    A100_PCIE, model="A100-PCIE-80GB", memory_bytes=80 * GIB, memory_bytes_per_s=1935e9, rates=gpu_rates.A100_PCIE_80
+)
 # Meta's H100: 96 GB of HBM2e at 500 W (torchtitan, benchmarks/llama3_h100_202412_torchtitan.md). Its bandwidth is not
 # published: six stacks of HBM2e at 3.2 Gbit/s a pin have 2.4 TB/s.
-H100_HBM2E = replace(H100, model="H100-96GB-HBM2e-500W", memory_bytes=95 * GIB, memory_bytes_per_s=2.4e12)
+H100_HBM2E = replace(
+    H100, model="H100-96GB-HBM2e-500W", memory_bytes=95 * GIB, memory_bytes_per_s=2.4e12, rates=gpu_rates.H100_HBM2E
+)
 # NVIDIA H200 data sheet (2024): an H100 with 141 GB of HBM3e; so much of it as nvidia-smi shows.
-H200 = replace(H100, model="H200-SXM5-141GB", memory_bytes=143_771 * MIB, memory_bytes_per_s=4.8e12)
+H200 = replace(
+    H100, model="H200-SXM5-141GB", memory_bytes=143_771 * MIB, memory_bytes_per_s=4.8e12, rates=gpu_rates.H200
+)
 # NVIDIA DGX B200 data sheet (2024): a system's rates are of eight, tensor cores' with sparsity; 1,440 GB, 64 TB/s.
 B200 = Device(
     name="gpu",
@@ -110,6 +129,7 @@ B200 = Device(
     memory_bytes_per_s=8e12,
     launch_overhead_s=GPU_LAUNCH_S,
     reserved_bytes=GPU_RESERVED_BYTES,
+    rates=gpu_rates.B200,
 )
 # NVIDIA L40S data sheet (2023); float64 a 64th of float32.
 L40S = Device(
@@ -127,6 +147,7 @@ L40S = Device(
     memory_bytes_per_s=864e9,
     launch_overhead_s=GPU_LAUNCH_S,
     reserved_bytes=GPU_RESERVED_BYTES,
+    rates=gpu_rates.L40S,
 )
 # NVIDIA A10G (2021), the A10 of AWS's G5 instances: half the tensor cores' rate of an A10; float64 a 32nd of float32.
 A10G = Device(
@@ -138,6 +159,7 @@ A10G = Device(
     memory_bytes_per_s=600e9,
     launch_overhead_s=GPU_LAUNCH_S,
     reserved_bytes=GPU_RESERVED_BYTES,
+    rates=gpu_rates.A10G,
 )
 # NVIDIA Ada GPU architecture white paper (2022), table 2; float16 as torch uses it, adding up in float32.
 RTX_4090 = Device(
@@ -155,6 +177,7 @@ RTX_4090 = Device(
     memory_bytes_per_s=1008e9,
     launch_overhead_s=GPU_LAUNCH_S,
     reserved_bytes=GPU_RESERVED_BYTES,
+    rates=gpu_rates.RTX_4090,
 )
 # AMD Instinct MI300X data sheet (2023); matrix cores.
 MI300X = Device(
@@ -172,6 +195,7 @@ MI300X = Device(
     memory_bytes_per_s=5.3e12,
     launch_overhead_s=GPU_LAUNCH_S,
     reserved_bytes=GPU_RESERVED_BYTES,
+    rates=gpu_rates.MI300X,
 )
 # Intel ARK. AVX2: two 8-wide fused multiply-adds a cycle. How much memory the hosts had is not published.
 HASWELL = Device(
