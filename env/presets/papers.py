@@ -1,4 +1,4 @@
-"""Machines of papers on placement, and others of their time: links at the rates of data sheets, no fabric.
+"""Machines of papers on placement, and others of their time: devices and links at the rates of data sheets, no fabric.
 
 All rates are peaks that real kernels do not reach, so step times are best cases; `Device.compute_efficiency` and
 `Device.bandwidth_efficiency` take what you measured.
@@ -21,7 +21,7 @@ from env.presets.parts import (
     PCIE_PORT_S,
     QPI_BYTES_PER_S,
     Preset,
-    numbered,
+    at_peak,
     star,
 )
 
@@ -51,7 +51,7 @@ def _pcie_host(name: str, devices: tuple[Device, ...], summary: str, source: str
 def _v100_and_cpu() -> Preset:
     return _pcie_host(
         "1xV100",
-        (*numbered([V100_PCIE]), HASWELL),
+        (*at_peak([V100_PCIE]), HASWELL),
         "one V100 (16 GB) and its host CPU over PCIe 3.0",
         f"{_V100_SOURCE}; {_HASWELL_SOURCE}; host memory assumed",
     )
@@ -61,18 +61,18 @@ def _k40s(count: int) -> Preset:
     # Mirhoseini et al. 2018 (ICLR, "A hierarchical model for device placement"): one Haswell CPU and up to eight K40.
     return _pcie_host(
         f"{count}xK40-pcie",
-        (*numbered([K40] * count), HASWELL),
+        (*at_peak([K40] * count), HASWELL),
         f"{count} K40 (12 GB) and their host CPU over PCIe 3.0, as in the device placement papers of 2018",
         f"{_K40_SOURCE}; {_HASWELL_SOURCE}; one PCIe switch and the host's memory size assumed",
     )
 
 
 def _v100s_pcie() -> Preset:
-    return _pcie_host("4xV100-pcie", numbered([V100_PCIE] * 4), "4 V100 (16 GB) on one PCIe 3.0 switch", _V100_SOURCE)
+    return _pcie_host("4xV100-pcie", at_peak([V100_PCIE] * 4), "4 V100 (16 GB) on one PCIe 3.0 switch", _V100_SOURCE)
 
 
 def _dgx1() -> Preset:
-    gpus = numbered([V100_SXM2] * 8)
+    gpus = at_peak([V100_SXM2] * 8)
     links = [
         link
         for (a, b), count in DGX1_NVLINKS.items()
@@ -94,7 +94,7 @@ def _dgx1() -> Preset:
 
 def _v100_hosts() -> Preset:
     # PipeDream's cluster A (Narayanan et al., SOSP 2019, section 5.1): hosts of four V100 on PCIe, 10 Gbit/s Ethernet.
-    hosts = [numbered([V100_PCIE] * 4, f"host{h}/") for h in range(4)]
+    hosts = [at_peak([V100_PCIE] * 4, f"host{h}/") for h in range(4)]
     links: list[Link] = []
     for h, gpus in enumerate(hosts):
         links += star((gpu.name for gpu in gpus), f"host{h}/pcie", PCIE3_BYTES_PER_S, PCIE_PORT_S)
@@ -111,7 +111,7 @@ def _v100_hosts() -> Preset:
 def _mixed() -> Preset:
     return _pcie_host(
         "mixed-gpus",
-        numbered([A100_PCIE, V100_PCIE, V100_PCIE, P100]),
+        at_peak([A100_PCIE, V100_PCIE, V100_PCIE, P100]),
         "one A100 (40 GB), two V100 (16 GB) and one P100 (12 GB) on one PCIe 3.0 switch",
         f"NVIDIA A100 data sheet, 2021; {_V100_SOURCE}; NVIDIA P100 PCIe data sheet, 2016",
     )
@@ -120,7 +120,7 @@ def _mixed() -> Preset:
 def _cpu_gpu() -> Preset:
     return _pcie_host(
         "cpu-gpu",
-        (CASCADE_LAKE, *numbered([T4])),
+        (CASCADE_LAKE, *at_peak([T4])),
         "a server CPU and one T4 (16 GB) over PCIe 3.0",
         "NVIDIA T4 data sheet, 2019; Xeon Platinum 8259CL: 24 cores x 2.5 GHz x 64 float32 FLOP per cycle, "
         "6 x DDR4-2933; host memory assumed",

@@ -90,6 +90,11 @@ def numbered(models: Iterable[Device], prefix: str = "") -> tuple[Device, ...]:
     return tuple(replace(model, name=f"{prefix}gpu{i}") for i, model in enumerate(models))
 
 
+def at_peak(models: Iterable[Device], prefix: str = "") -> tuple[Device, ...]:
+    """Devices of these models at the rates of their data sheets, numbered."""
+    return numbered((replace(model, rates=None) for model in models), prefix)
+
+
 def star(names: Iterable[str], switch: str, bandwidth_bytes_per_s: float, latency_s: float) -> tuple[Link, ...]:
     """Each of these on a port of its own of one switch."""
     port = Port(bandwidth_bytes_per_s, 1.0, latency_s)

@@ -7,7 +7,7 @@ that would be cut.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -131,11 +131,10 @@ def launch_seconds(device: Device) -> float:
     return device.launch_overhead_s if device.rates is None else device.rates.floor_s
 
 
-def moving_seconds(device: Device, moved: FloatArray) -> FloatArray:
-    """float64, as the argument: seconds of one kernel that moves so many bytes."""
+def moving_seconds(device: Device, moved: Any, kernels: int = 1) -> Any:
+    """Seconds of some kernels that move so many bytes in all, a float or an array."""
     per_s = device.bytes_per_s if device.rates is None else _reached(device, device.rates).bytes_per_s
-    result: FloatArray = launch_seconds(device) + moved / per_s
-    return result
+    return kernels * launch_seconds(device) + moved / per_s
 
 
 def _per_kernel(ops: OpWork, seconds: float) -> FloatArray:

@@ -15,7 +15,7 @@ from strategies import allowed_placements, problems, with_memory
 
 from baselines import METHODS
 from env.bounds import area as area_bounds
-from env.bounds.area import Work
+from env.bounds.area import WorkByClass
 from env.bounds.bounds import Bound, lower_bound
 from env.bounds.heads import Pairs
 from env.cluster import Cluster, Device, both_ways
@@ -272,7 +272,7 @@ def test_a_thousand_unlike_devices_share_work_in_proportion_to_speed() -> None:
     rng = np.random.default_rng(0)
     work, speed = rng.uniform(1.0, 9.0, 300), rng.uniform(1.0, 4.0, 1000)
     seconds = work[:, None] / speed
-    area_s, price = Work(seconds, np.ones(1000), np.arange(300), 300).area(np.ones(300, dtype=np.bool_))
+    area_s, price = WorkByClass(seconds, np.ones(1000), np.arange(300), 300).area(np.ones(300, dtype=np.bool_))
     assert area_s == pytest.approx(work.sum() / speed.sum(), rel=1e-9)
     assert price.sum() == pytest.approx(1.0)
 
@@ -294,10 +294,10 @@ def test_the_area_of_unlike_devices_is_close_below_the_linear_program(classes: i
     cost = np.append(np.zeros(len(ops)), 1.0)
     best_s = linprog(cost, loads, np.zeros(classes), whole, np.ones(n)).fun
     everything = np.ones(n, dtype=np.bool_)
-    area_s, price = Work(seconds, size, np.arange(n), n).area(everything)
+    area_s, price = WorkByClass(seconds, size, np.arange(n), n).area(everything)
     slack = 1e-6 if classes <= 10 else 5e-3
     assert best_s * (1 - slack) <= area_s <= best_s * (1 + 1e-9)
-    assert Work(seconds, size, np.arange(n), n).area(everything, price)[0] >= area_s  # good prices are kept
+    assert WorkByClass(seconds, size, np.arange(n), n).area(everything, price)[0] >= area_s  # good prices are kept
 
 
 def test_many_ops_are_joined_before_prices_are_sought(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ def test_many_ops_are_joined_before_prices_are_sought(monkeypatch: pytest.Monkey
     flops, moved = rng.lognormal(0.0, 2.0, (2, 2000, 1))
     seconds = np.maximum(flops / rng.lognormal(0.0, 0.5, 3), moved / rng.lognormal(0.0, 0.5, 3))
     seconds[::7, 1] = np.inf
-    work, everything = Work(seconds, np.ones(3), np.arange(2000), 2000), np.ones(2000, dtype=np.bool_)
+    work, everything = WorkByClass(seconds, np.ones(3), np.arange(2000), 2000), np.ones(2000, dtype=np.bool_)
     exact_s = work.area(everything)[0]
     monkeypatch.setattr(area_bounds, "_WORK", 1)
     assert exact_s * (1 - 1e-3) <= work.area(everything)[0] <= exact_s

@@ -36,6 +36,7 @@ from baselines.strategies.estimating.step import (
 from baselines.strategies.folding import grid_of
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
 from baselines.strategies.orders import PipelineOrder
+from env.times.op_times import launch_seconds
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph, Phase
@@ -150,7 +151,7 @@ class Estimation:
             return np.zeros(graph.n_ops)
         share = 1.0 - int((jobs.is_gradient & self.has_time).sum()) / members
         is_saved = (graph.phase == Phase.UPDATE) & np.isnan(graph.time_s).all(axis=1)
-        overhead_s = np.array([device.launch_overhead_s for device in self.estimator.cluster.devices])
+        overhead_s = np.array([launch_seconds(device) for device in self.estimator.cluster.devices])
         least_s = np.array([overhead_s[list(numbers)].min() for numbers in devices])[self.step.frame.stage]
         return np.where(is_saved, share * graph.kernels * least_s, 0.0)
 

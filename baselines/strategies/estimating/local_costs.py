@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +21,7 @@ from baselines.strategies.estimating.step import (
 )
 from env.cluster import Cluster
 from env.communication.formulas import Interconnect
+from env.times.op_times import OpWork, moving_seconds, op_seconds
 from graphs.arrays import FloatArray, IntArray
 from graphs.opgraph import ANY_DEVICE, OpGraph, Phase
 from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE
@@ -89,23 +90,29 @@ class OpTimes:
 
     def __init__(self, graph: OpGraph, cluster: Cluster) -> None:
         self.graph, self.cluster = graph, cluster
-        dtypes, self._dtype = np.unique(np.array(graph.dtypes, dtype=object).astype(str), return_inverse=True)
-        self._dtypes = [str(dtype) for dtype in dtypes]
+        self._ops = OpWork.of(graph)
         self._named = set(graph.time_keys)
-        self._known_rates: dict[int, FloatArray] = {}
         self.reads_extents = any(device.rates is not None for device in cluster.devices)
 
-    def seconds(self, work: LocalWork, devices: Sequence[int], slower: FloatArray | float = 1.0) -> FloatArray:
-        """float64 [n]: on the slowest of some devices, by number; ``slower``: as of `_slower`."""
-        flops, moved = work.flops, work.moved
-        result = np.zeros(len(flops))
+    def seconds(
+        self,
+        work: LocalWork,
+        devices: Sequence[int],
+        slower: FloatArray | float = 1.0,
+        stream: IntArray | None = None,
+    ) -> FloatArray:
+        """float64 [n]: on the slowest of some devices, by number.
+
+        Args:
+            slower: as of `_slower`.
+            stream: int64 [n], hosts that launch the ops; None: as of the graph.
+        """
+        ops = self._ops.divided(work.flops, work.moved, work.extents)
+        ops = ops if stream is None else replace(ops, stream=stream)
+        result = np.zeros(len(work.flops))
         for d in self._kinds(devices):
-            device = self.cluster.devices[d]
-            work_s = np.maximum(flops / self._rates(d), moved / device.bytes_per_s)
-            modelled = np.asarray(self.graph.kernels * device.launch_overhead_s + work_s, dtype=np.float64)
-            if self._named:
-                modelled = self._measured(modelled, flops, moved, d, slower)
-            np.maximum(result, modelled, out=result)
+            measured = self._measured(work.flops, work.moved, d, slower) if self._named else None
+            np.maximum(result, op_seconds(ops, self.cluster.devices[d], measured), out=result)
         return result
 
     def _kinds(self, devices: Sequence[int]) -> list[int]:
@@ -116,28 +123,19 @@ class OpTimes:
             found |= {d for d in numbers.tolist() if self.cluster.devices[d].name in self._named}
         return sorted(found)
 
-    def _rates(self, d: int) -> FloatArray:
-        """float64 [n]: FLOP/s of each op on a device."""
-        if d not in self._known_rates:
-            rates = np.array([self.cluster.devices[d].flops_per_s(each) for each in self._dtypes], dtype=np.float64)
-            self._known_rates[d] = rates[self._dtype]
-        return self._known_rates[d]
-
-    def _measured(
-        self, modelled: FloatArray, flops: FloatArray, moved: FloatArray, d: int, slower: FloatArray | float
-    ) -> FloatArray:
+    def _measured(self, flops: FloatArray, moved: FloatArray, d: int, slower: FloatArray | float) -> FloatArray:
         """Measured times count for the share of the work that is done, but for what every part takes in full."""
         graph, device = self.graph, self.cluster.devices[d]
         column = {key: j for j, key in enumerate(graph.time_keys)}
-        work = np.ones(len(flops))
+        work, result = np.ones(len(flops)), np.full(len(flops), np.nan)
         for part, total in ((moved, graph.bytes_moved), (flops, graph.flops)):
             work = np.where(total > 0, part / np.maximum(total, 1e-300), work)
         for key in (ANY_DEVICE, device.kind, device.model, device.name):
             if key in column:
                 fixed_s = graph.fixed_s[:, column[key]]
                 measured = fixed_s + (graph.time_s[:, column[key]] - fixed_s) * work * slower
-                modelled = np.where(np.isnan(measured), modelled, measured)
-        return modelled
+                result = np.where(np.isnan(measured), result, measured)
+        return result
 
 
 def local_costs(
@@ -161,6 +159,8 @@ def local_costs(
     updates = np.unique(states.update[split.stored_in_parts(states) & states.trained])
     op_s = np.zeros(graph.n_ops)
     shares = sizes.shares[0] if sizes.shares else ()
+    # A micro-batch has a host of its own, and so has what is done once a step (`OpGraph.stream` of split graphs).
+    stream = None if split.chunks is None else (split.chunks.extent > 0).astype(np.int64)
     for replica in range(len(shares)) if shares else (None,):
         own_work = local_work(graph, every, replica, sized=times.reads_extents)
         own_work.flops[updates] /= parts
@@ -168,7 +168,7 @@ def local_costs(
         # The axis of replicas is the outermost one.
         own = devices if replica is None else [_stretch(numbers, replica, len(shares)) for numbers in devices]
         slower = _slower(every, replica)
-        np.maximum(op_s, _seconds(step, times, own_work, own, slower), out=op_s)
+        np.maximum(op_s, _seconds(step, times, own_work, own, (slower, stream)), out=op_s)
     if split.synchronised:
         op_s += _statistics_s(step, tensor, times, devices)
     local = [_local_states(split, sizes, states, part, level) for part, level in _parts_of(states, split)]
@@ -231,15 +231,15 @@ def _seconds(
     times: OpTimes,
     work: LocalWork,
     devices: Sequence[Sequence[int]],
-    slower: FloatArray | float,
+    about: tuple[FloatArray | float, IntArray | None],
 ) -> FloatArray:
-    """float64 [n]: seconds of each op on the slowest device of its stage."""
+    """float64 [n]: seconds of each op on the slowest device of its stage; ``about``: ``slower`` and ``stream``."""
     if all(numbers == devices[0] for numbers in devices):
-        return times.seconds(work, devices[0], slower)
+        return times.seconds(work, devices[0], *about)
     result = np.zeros(len(work.flops))
     for s, numbers in enumerate(devices):
         here = step.frame.stage == s
-        result[here] = times.seconds(work, numbers, slower)[here]
+        result[here] = times.seconds(work, numbers, *about)[here]
     return result
 
 
@@ -258,7 +258,7 @@ def _statistics_s(step: LocalStep, tensor: FloatArray, times: OpTimes, devices: 
     for s, numbers in enumerate(devices):
         here = parted & (step.frame.stage == s)
         slowest = [times.cluster.devices[d] for d in numbers]
-        seconds = np.max([d.launch_overhead_s + moved / d.bytes_per_s for d in slowest], axis=0)
+        seconds = np.max([moving_seconds(d, moved) for d in slowest], axis=0)
         result[here] = seconds[here]
     return result
 
@@ -316,7 +316,7 @@ def _sum_s(step: LocalStep, tensor: FloatArray, times: OpTimes, devices: Sequenc
     count = np.bincount(stage, minlength=step.frame.n_stages)
     for s, numbers in enumerate(devices):
         slowest = [times.cluster.devices[d] for d in numbers]
-        result[s] = max(count[s] * d.launch_overhead_s + moved[s] / d.bytes_per_s for d in slowest)
+        result[s] = max(moving_seconds(d, moved[s], int(count[s])) for d in slowest)
     return result
 
 
