@@ -95,6 +95,13 @@ class Device:
         """Memory that placements may fill: ``memory_bytes`` less ``reserved_bytes``."""
         return self.memory_bytes - self.reserved_bytes
 
+    def rate_of(self, dtype: str) -> str:
+        """Whose rate products of a dtype have, in words for people: its own, another dtype's, or the peak."""
+        if self.rates is None:
+            return dtype if dtype in self.peak_flops else "the float32 peak"
+        name, factor = self.rates.rate_of(dtype, self.peak_flops)
+        return dtype if name == dtype else f"{factor:.3g} times the rate of {name}, as their peaks compare"
+
     def flops_per_s(self, dtype: str) -> float:
         """FLOP/s that ops of a dtype reach."""
         return self.peak_flops.get(dtype, self.peak_flops["float32"]) * self.compute_efficiency

@@ -180,11 +180,14 @@ class Rates:
 
         Neither is so of `seconds`, as a part may fill its last wave of tiles better. Arguments as there.
         """
-        moving_s = bytes_moved / np.where(_are_products(work, extents), rates.bytes_per_s, self.bytes_per_s)
+        is_product = _are_products(work, extents)
+        moving_s = bytes_moved / np.where(is_product, rates.bytes_per_s, self.bytes_per_s)
         factor = np.full(len(work), self.sustained)
         for kind, longer in ((WEIGHT_GRADIENT, self.weight_gradient), (GROUPED, self.grouped)):
-            factor[(work == kind) & _are_products(work, extents)] *= longer
-        compute_s = flops * factor / rates.flops_per_s
+            factor[(work == kind) & is_product] *= longer
+        # A part's depth is no greater, so that the start of a tile costs it as much for each FLOP, or more.
+        started = rates.flops_per_s / (1.0 + rates.depth / np.where(is_product, extents[:, 3], np.inf))
+        compute_s = flops * factor / np.where(is_product, np.maximum(started, rates.untiled), rates.flops_per_s)
         at = self._attention_at(work, extents)
         if len(at) and self.attention is not None:
             heads, queries, keys, width, density = extents[at].T

@@ -90,6 +90,9 @@ def test_an_op_that_does_two_products_of_its_size_takes_both() -> None:
 def test_a_dtype_without_rates_has_those_of_another_in_proportion_to_the_peaks() -> None:
     assert gpu_rates.A100_SXM4.rate_of("float16", A100_SXM4.peak_flops) == ("float16", 1.0)
     assert gpu_rates.A100_SXM4.rate_of("tf32", A100_SXM4.peak_flops) == ("bfloat16", 0.5)
+    words = "0.5 times the rate of bfloat16, as their peaks compare"
+    assert (A100_SXM4.rate_of("tf32"), A100_SXM4.rate_of("bfloat16")) == (words, "bfloat16")
+    assert replace(A100_SXM4, rates=None).rate_of("int8") == "the float32 peak"
     shape = [(1.0, 8192.0, 8192.0, 8192.0, 0.0)]
     half, single = (seconds(gpu_rates.A100_SXM4, A100_SXM4, PRODUCT, shape, each) for each in ("bfloat16", "tf32"))
     assert single == pytest.approx(2 * half, rel=1e-2)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from env.cluster import LANE, Cluster, Device, Link, both_ways
 from env.problem import Problem
+from env.rates import AttentionRate, ProductRate, Rates
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 
 KINDS = ("gpu", "cpu")
@@ -25,6 +26,16 @@ def amounts(whole: bool) -> st.SearchStrategy[float]:
     if whole:
         return st.integers(0, 4).map(float)
     return st.one_of(st.just(0.0), st.floats(1e-6, 10.0))
+
+
+@st.composite
+def device_rates(draw: Any) -> Rates:
+    """Rates below those of any device of `clusters`."""
+    some = st.floats(0.01, 0.1)
+    product = ProductRate(draw(some), draw(st.floats(0, 10)), draw(st.floats(0, 10)), draw(some))
+    attention = AttentionRate(draw(some), draw(st.floats(0, 10)), 8.0, 0.5, 1.25) if draw(st.booleans()) else None
+    factors = draw(st.sampled_from([(1.0, 1.0, 1.0), (1.5, 1.25, 2.0)]))
+    return Rates(draw(st.integers(1, 8)), draw(some), draw(st.floats(0, 1)), {"float32": product}, *factors, attention)
 
 
 @st.composite
@@ -49,6 +60,7 @@ def clusters(
             model=draw(st.sampled_from(MODELS)),
             compute_efficiency=draw(st.sampled_from((1.0, 1.0, 0.5))),
             bandwidth_efficiency=draw(st.sampled_from((1.0, 1.0, 0.25))),
+            rates=draw(device_rates()) if not whole and draw(st.integers(0, 3)) == 0 else None,
         )
         for i in range(n)
     )
