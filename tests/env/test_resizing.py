@@ -82,7 +82,7 @@ def test_what_cannot_be_repeated_is_refused() -> None:
         with pytest.raises(ClusterError, match=f"has {n} devices, got {n + 1}, and neither several hosts .* alike"):
             resized(Cluster.preset(name), n + 1)
     two = Cluster.preset("2x8xH100-ib")
-    slower = dataclasses.replace(two.devices[-1], memory_bytes_per_s=1e12)
+    slower = dataclasses.replace(two.devices[-1], memory_bytes_per_s=1e12, rates=None)
     with pytest.raises(ClusterError, match="its hosts are not alike; give at most 16"):
         resized(dataclasses.replace(two, devices=(*two.devices[:-1], slower)), 17)
     with pytest.raises(ClusterError, match="cannot have 0 devices"):

@@ -78,7 +78,7 @@ def test_what_was_not_measured_stays() -> None:
 
 def test_rates_over_the_peak_are_refused() -> None:
     kernels = kernels_of(TRUE)
-    slow = replace(A100_SXM4, model="slow", peak_flops={"float32": 19e12, "bfloat16": 100e12})
+    slow = replace(A100_SXM4, model="slow", rates=None, peak_flops={"float32": 19e12, "bfloat16": 100e12})
     with pytest.raises(ClusterError, match=r"bfloat16 product of .*FLOP/s, and 'slow' has a peak of 100 TFLOP/s"):
         fitted(slow, kernels)
     assert fitted(A100_SXM4, kernels[:3])[1] == []  # too few of anything
