@@ -252,7 +252,7 @@ def test_strategies_that_there_was_no_time_for_are_not_said_to_fail() -> None:
 
 def test_how_much_is_missing_is_said() -> None:
     few = small(40_000)
-    unlike = replace(few.devices[-1], memory_bytes_per_s=1e11)
+    unlike = replace(few.devices[-1], memory_bytes_per_s=1e11, rates=None)
     few = replace(few, devices=(*few.devices[:-1], unlike))  # so that it cannot have more of them
     found = fewest_devices(layers(), few)
     assert (found.count, found.at_least) == (None, math.ceil(16 * 30_300 / 40_000))
