@@ -15,9 +15,10 @@ from graphs.capture.record import Loss
 from graphs.capture.trace import value_of
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
+from graphs.origin import COMPILED, EAGER, FUSED, STACKS
 from graphs.records import LANE
 from placement.inputs.call_arguments import check_call
-from placement.runtime.backends.registry import BACKENDS, Request, backend_of
+from placement.runtime.backends.registry import BACKENDS, PLAIN, Request, backend_of
 from placement.runtime.program.functional import functional
 from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.ranks.meeting import of_this_host
@@ -41,6 +42,7 @@ def apply(
     loss: Loss | None = None,
     devices: Devices | None = None,
     mesh: DeviceMesh | None = None,
+    stack: str = EAGER,
 ) -> nn.Module:
     """The model with every op on the device that a placement gives it, as a drop-in for the model.
 
@@ -56,10 +58,13 @@ def apply(
         devices: torch device of each device of the cluster by name; by default the n-th of kind ``"gpu"`` is
             ``cuda:n`` and every other one is the CPU.
         mesh: of a strategy: one that the script has made of its processes; it must be the strategy's.
+        stack: ``"eager"``, op by op; ``"compiled"``: the model runs under torch.compile, where one device has all of
+            it. Whatever stack the result was found on, its values are the same.
 
     Raises:
+        UnknownNameError: no such stack.
         MismatchError: the result is infeasible, of a strategy or for another model, or names a device that is not
-            there; or the mesh is another one.
+            there; or the mesh is another one; or what cannot be compiled.
         CaptureError: the model cannot be captured.
     """
     positional, keywords = example_inputs(args, kwargs)
@@ -82,7 +87,25 @@ def apply(
         plan=lambda: plan_of(program(), placed),
         mesh=mesh,
     )
-    return BACKENDS[backend_of(request)].run(request)
+    backend = backend_of(request)
+    _check_stack(stack, backend)
+    applied = BACKENDS[backend].run(request)
+    if stack == COMPILED:
+        applied.compile()
+    return applied
+
+
+def _check_stack(stack: str, backend: str) -> None:
+    """Refuse what is not run compiled."""
+    if stack not in STACKS:
+        raise UnknownNameError("stack", str(stack), STACKS)
+    if stack == FUSED:
+        raise MismatchError("stack fused stands for modules of Megatron-LM; apply runs a model eager or compiled.")
+    if stack == COMPILED and backend != PLAIN:
+        raise MismatchError(
+            "stack compiled runs a placement on one device; this one has several, each of which runs its ops one by "
+            "one: leave stack out."
+        )
 
 
 def layout_of(program: Program, result: Result, devices: Devices | None = None) -> DeviceLayout:
