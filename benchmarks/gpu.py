@@ -46,7 +46,10 @@ from placement.measuring.speeds import BRIEF, THOROUGH
 OUT = Path("docs/results")
 FITTING = 0.92  # of free memory that a prediction may fill
 STRATEGIES = ("mb2", "recompute=*", "mb2 | recompute=*")
-_CALIBRATING, _LEAST_S, _MOST_S = 0.15, 3.0, 20.0  # share of the time; seconds that a model needs, and may take
+_FIRST, _COMPILED_EARLY = 5, 2  # models that come first, and that are compiled before the others run
+_CALIBRATING = 0.15  # share of the time
+_LEAST_S = {"eager": 5.0, "compiled": 40.0}  # seconds that must be left to begin a row
+_MOST_S = 4.0  # of measuring one
 _WARM_UP, _IN_A_ROW = 3, 5  # steps; a GPU works behind its host, so some run without waiting for them
 _COLLECTIVES_S = 120.0
 _LOOK_MINUTES = 0.02  # of a calibration on a CPU, where this script is only tried
@@ -187,14 +190,17 @@ def why(error: BaseException) -> str:
 
 
 def _rows(bench: Bench) -> Iterator[Row]:
-    """All models eager, then compiled, which takes longer to begin with; the first five compiled at once."""
+    """The first models eager, two of them compiled, which takes long to begin with; the others eager; then compiled."""
     every = list(subjects(bench.is_small))
-    first, rest = every[:5], every[5:]
-    jobs = [(one, stack) for part in (first, rest) for stack in bench.stacks for one in part]
+    first, rest = every[:_FIRST], every[_FIRST:]
+    jobs = [(one, stack) for stack in bench.stacks for one in (first if stack == "eager" else first[:_COMPILED_EARLY])]
+    jobs += [(one, stack) for stack in bench.stacks for one in (rest if stack == "eager" else [])]
+    jobs += [(one, "compiled") for one in every[_COMPILED_EARLY:] if "compiled" in bench.stacks]
     graphs: dict[str, OpGraph] = {}
     for subject, stack in jobs:
         row = Row(subject.name, stack, reason=subject.why_not)
-        if not row.reason and bench.clock.left_s < (0.5 if bench.is_small else _LEAST_S):
+        least_s = 0.5 if bench.is_small else _LEAST_S[stack]
+        if not row.reason and bench.clock.left_s < least_s:
             row = replace(row, reason="no time was left")
         yield row if row.reason else _row(subject, row, bench, graphs)
 
@@ -218,6 +224,8 @@ def _row(subject: Subject, row: Row, bench: Bench, graphs: dict[str, OpGraph]) -
         gc.collect()
         if bench.place.type == "cuda":
             torch.cuda.empty_cache()
+        if row.stack == "compiled":
+            torch.compiler.reset()
 
 
 def _predicted(graph: OpGraph, row: Row, bench: Bench) -> Row:
@@ -233,7 +241,8 @@ def _predicted(graph: OpGraph, row: Row, bench: Bench) -> Row:
 
 
 def _measured(subject: Subject, stack: str, place: torch.device, seconds: float) -> tuple[float, int | None]:
-    """Median seconds of a step, and the most bytes that were allocated on a GPU."""
+    """Median seconds of a step, and the most bytes that it allocated on a GPU."""
+    before = torch.cuda.memory_allocated(place) if place.type == "cuda" else 0
     model, args, kwargs = in_bfloat16(subject.make(place))
     step = training_step((model, args, kwargs), stack)
     if place.type == "cuda":
@@ -250,7 +259,7 @@ def _measured(subject: Subject, stack: str, place: torch.device, seconds: float)
         samples.append((time.perf_counter() - start) / _IN_A_ROW)
         if time.monotonic() > end + seconds:
             break
-    peak = torch.cuda.max_memory_allocated(place) if place.type == "cuda" else None
+    peak = torch.cuda.max_memory_allocated(place) - before if place.type == "cuda" else None
     return statistics.median(samples), peak
 
 
