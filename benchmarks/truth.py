@@ -1,0 +1,296 @@
+"""Measured training runs beside what the shipped presets predict, and beside what one constant would.
+
+    python benchmarks/truth.py --rows DIR [--json] [--only WORD] [--markdown]
+
+Every CSV file of DIR whose columns are those of a known format (`truth_rows`) is read. Each row is built as a user
+would: a model captured without weights, a strategy text, a preset, a stack. Nothing is fitted at run time, but for the
+constant to compare with: one model-FLOPs utilisation for all rows of a file and a kind of GPU, the best there is for
+those very rows. Errors are (predicted - measured) / measured.
+
+Steps of many micro-batches are scored at two smaller numbers of them and continued in a straight line, as all later
+ones take equally long.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from table import Printer, parser
+from truth_models import captured
+from truth_rows import Run, Skipped, runs_in
+
+from baselines.strategies.applied import applied
+from baselines.strategies.folding import why_not_folded
+from env.cluster import Cluster
+from env.simulation.simulator import Simulator
+from graphs.errors import PlacementError
+from graphs.transforms.strategy import Strategy
+
+APART = 0.05  # layouts that differ by less are the same to a stop watch
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A run, and what was predicted of it.
+
+    Attributes:
+        run: as measured.
+        predicted_s, predicted_bytes: of a step, and of its fullest device.
+        constant_s: by the utilisation that suits the file best.
+    """
+
+    run: Run
+    predicted_s: float
+    predicted_bytes: float
+    constant_s: float = 0.0
+
+    @property
+    def error(self) -> float:
+        return self.predicted_s / self.run.measured_s - 1.0
+
+    @property
+    def constant_error(self) -> float:
+        return self.constant_s / self.run.measured_s - 1.0
+
+    @property
+    def memory_error(self) -> float | None:
+        return None if not self.run.measured_bytes else self.predicted_bytes / self.run.measured_bytes - 1.0
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--rows", type=Path, required=True, help="folder of CSV files")
+    options.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    options.add_argument("--only", default="", help="rows and files whose name has this word")
+    given = options.parse_args()
+    if not given.rows.is_dir():
+        sys.exit(f"--rows {given.rows} is no folder; give one that holds CSV files of measured runs.")
+    found = {path.name: judged(_chosen(path, rows, given.only)) for path, rows in runs_in(given.rows)}
+    found = {name: rows for name, rows in found.items() if rows}
+    if not found:
+        sys.exit(f"no file in {given.rows} has the columns of a known format; see benchmarks/truth_rows.py.")
+    if given.json:
+        print(json.dumps({"files": [as_json(name, rows) for name, rows in found.items()]}, indent=1))
+        return
+    show = Printer("Measured runs and predictions", given.markdown)
+    for name, rows in found.items():
+        _print(show, name, rows)
+
+
+def _chosen(path: Path, rows: list[Run | Skipped], word: str) -> list[Run | Skipped]:
+    return [row for row in rows if word in path.name or word in row.name]
+
+
+# -- predictions ----------------------------------------------------------------------------------------------------
+
+
+def judged(rows: Sequence[Run | Skipped]) -> list[Judged | Skipped]:
+    """Each row predicted, with the constant of all."""
+    found: list[Judged | Skipped] = []
+    for row in rows:
+        if isinstance(row, Skipped):
+            found.append(row)
+            continue
+        began = time.perf_counter()
+        try:
+            seconds, size = predicted(row)
+        except (PlacementError, ValueError) as error:
+            found.append(Skipped(row.name, str(error)))
+            continue
+        found.append(Judged(row, seconds, size))
+        print(f"{row.name}: {found[-1].error:+.1%} ({time.perf_counter() - began:.0f} s)", file=sys.stderr)
+    return _with_constants(found)
+
+
+def predicted(run: Run) -> tuple[float, float]:
+    """``(seconds of a step, bytes of the fullest device)``."""
+    few = _few(run)
+    if few is None:
+        return scored(run, run.micro_batches)
+    (a_s, _), (b_s, size) = scored(run, few[0]), scored(run, few[1])
+    each_s = (b_s - a_s) / (few[1] - few[0])
+    return b_s + (run.micro_batches - few[1]) * each_s, size
+
+
+def _few(run: Run) -> tuple[int, int] | None:
+    """Two numbers of micro-batches that tell the time of any more; None where the run has few."""
+    stages = Strategy.parse(run.strategy).stages if run.strategy else 1
+    few = (2 * stages, 3 * stages) if stages > 1 else (2, 3)
+    return few if run.micro_batches > few[1] else None
+
+
+@lru_cache(maxsize=256)
+def scored(run: Run, micro_batches: int) -> tuple[float, float]:
+    """``(seconds, bytes)`` of a step of so many micro-batches."""
+    graph = captured(run.shape, run.micro_batch * run.replicas * micro_batches)
+    cluster = Cluster.preset(run.cluster)
+    strategy = Strategy.parse(with_micro_batches(run.strategy, micro_batches) or "none")
+    if strategy.is_none:
+        from env.plan import Plan
+        from env.problem import Problem
+
+        score = Simulator(Problem(graph, cluster)).score(Plan(np.zeros(graph.n_ops, dtype=np.int64)))
+    else:
+        made = applied(graph, cluster, strategy, folded=not why_not_folded(cluster, strategy))
+        score = Simulator(made.problem).score(made.plan)
+    return score.step_time_s, float(score.peak_bytes.max())
+
+
+def with_micro_batches(text: str, number: int) -> str:
+    """A strategy's text with so many micro-batches."""
+    if number == 1:
+        return text
+    words = text.split(" | ") if text else []
+    pipeline = [k for k, word in enumerate(words) if word.startswith("pp")]
+    if pipeline:
+        words[pipeline[0]] += f" mb{number}"
+    else:
+        words.append(f"mb{number}")
+    return " | ".join(words)
+
+
+def _with_constants(rows: list[Judged | Skipped]) -> list[Judged | Skipped]:
+    """With the time that one utilisation gives each: of all that suit rows of one kind of cluster, the best one."""
+    groups: dict[str, list[Judged]] = defaultdict(list)
+    for row in rows:
+        if isinstance(row, Judged):
+            groups[_kind(row.run)].append(row)
+    constant = {kind: _best_rate(several) for kind, several in groups.items()}
+    return [
+        row
+        if isinstance(row, Skipped)
+        else Judged(row.run, row.predicted_s, row.predicted_bytes, _work(row.run) / constant[_kind(row.run)])
+        for row in rows
+    ]
+
+
+def _kind(run: Run) -> str:
+    return next(word for word in run.cluster.split("x") if word and not word.isdigit()).split("-")[0]
+
+
+def _work(run: Run) -> float:
+    return run.shape.model_flops(run.batch) / run.gpus
+
+
+def _best_rate(rows: Sequence[Judged]) -> float:
+    """FLOP/s with the least mean of absolute errors: it is that of one of the rows."""
+    rates = np.array([_work(row.run) / row.run.measured_s for row in rows])
+    errors = np.abs(rates[None, :] / rates[:, None] - 1.0).mean(axis=1)
+    return float(rates[errors.argmin()])
+
+
+# -- what comes of it -----------------------------------------------------------------------------------------------
+
+
+def pairs_in_order(rows: Sequence[Judged | Skipped]) -> tuple[int, int]:
+    """``(right, all)`` pairs of layouts of one workload that differ by `APART` or more."""
+    right = several = 0
+    for group in layouts(rows):
+        for i, a in enumerate(group):
+            for b in group[:i]:
+                ratio = a.run.measured_s / b.run.measured_s
+                if max(ratio, 1 / ratio) >= 1 + APART:
+                    several += 1
+                    right += (a.predicted_s > b.predicted_s) == (ratio > 1)
+    return right, several
+
+
+def layouts(rows: Sequence[Judged | Skipped]) -> list[list[Judged]]:
+    """Runs of one workload, where there are several."""
+    groups: dict[tuple[object, ...], list[Judged]] = defaultdict(list)
+    for row in rows:
+        if isinstance(row, Judged):
+            groups[row.run.workload].append(row)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _behind(rows: Sequence[Judged | Skipped]) -> list[float]:
+    """Of each workload, how much longer than the fastest layout the one took that is predicted to be the fastest."""
+    return [
+        min(group, key=lambda row: row.predicted_s).run.measured_s / min(row.run.measured_s for row in group) - 1.0
+        for group in layouts(rows)
+    ]
+
+
+def as_json(name: str, rows: Sequence[Judged | Skipped]) -> dict[str, Any]:
+    """What ``--json`` says of one file."""
+    built = [row for row in rows if isinstance(row, Judged)]
+    right, several = pairs_in_order(rows)
+    memory = [abs(error) for row in built if (error := row.memory_error) is not None]
+    return {
+        "file": name,
+        "rows": [
+            {"run": row.name, "skipped": row.reason}
+            if isinstance(row, Skipped)
+            else {
+                "run": row.run.name,
+                "strategy": with_micro_batches(row.run.strategy, row.run.micro_batches),
+                "cluster": row.run.cluster,
+                "stack": row.run.stack,
+                "measured_s": row.run.measured_s,
+                "predicted_s": row.predicted_s,
+                "error": row.error,
+                "constant_error": row.constant_error,
+                "measured_bytes": row.run.measured_bytes,
+                "predicted_bytes": row.predicted_bytes,
+            }
+            for row in rows
+        ],
+        "mean_error": _mean([abs(row.error) for row in built]),
+        "constant_mean_error": _mean([abs(row.constant_error) for row in built]),
+        "memory_mean_error": _mean(memory),
+        "pairs_in_order": right / several if several else None,
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _print(show: Printer, name: str, rows: Sequence[Judged | Skipped]) -> None:
+    built = [row for row in rows if isinstance(row, Judged)]
+    lines = [
+        [
+            row.run.name,
+            with_micro_batches(row.run.strategy, row.run.micro_batches) or "one device",
+            row.run.stack,
+            f"{row.run.measured_s:.4g}",
+            f"{row.predicted_s:.4g}",
+            f"{row.error:+.1%}",
+            f"{row.constant_error:+.1%}",
+            "" if row.memory_error is None else f"{row.memory_error:+.1%}",
+        ]
+        for row in built
+    ]
+    columns = ["run", "strategy", "stack", "measured s", "predicted s", "error", "constant", "memory"]
+    if lines:
+        show.table(name, columns, lines)
+        far = sum(abs(row.error) > 0.2 for row in built)
+        right, several = pairs_in_order(rows)
+        note = f"{len(built)} rows: {_mean([abs(row.error) for row in built]):.1%} off in the mean, {far} beyond 20 %; "
+        note += f"one constant {_mean([abs(row.constant_error) for row in built]):.1%}."
+        if several:
+            behind = max(_behind(rows))
+            note += (
+                f" {right} of {several} pairs of layouts in order; the one to choose is {behind:.1%} behind at most."
+            )
+        show.note(note)
+    skipped: dict[str, int] = defaultdict(int)
+    for row in rows:
+        if isinstance(row, Skipped):
+            skipped[row.reason] += 1
+    for reason, count in skipped.items():
+        show.note(f"Left out, {count} rows: {reason}")
+
+
+if __name__ == "__main__":
+    main()

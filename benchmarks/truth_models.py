@@ -1,0 +1,204 @@
+"""Transformers of published training runs: one decoder, whose configuration says which.
+
+It is captured without weights. Parts that recompute or a split may name are modules of their own: ``layers.*``,
+``layers.*.attention.core``, ``layers.*.inner.activation`` and so on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import placement
+from graphs.opgraph import OpGraph
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder's sizes and what it is made of.
+
+    Attributes:
+        layers, hidden, inner, heads, kv_heads, vocabulary, tokens: sizes; `tokens` of one sequence.
+        gate: the activation is gated (SwiGLU); else there are two products and `activation`.
+        activation: ``"gelu"``, ``"relu2"`` (squared) or ``"silu"``.
+        norm: ``"rms"`` or ``"layer"``.
+        positions: ``"rotary"``, ``"learned"`` or ``"alibi"``.
+        biases: products have biases.
+        tied: the head is the embedding.
+        flash: attention is one kernel; else scores are written to memory and softmax reads them.
+    """
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    tokens: int
+    gate: bool = True
+    activation: str = "silu"
+    norm: str = "rms"
+    positions: str = "rotary"
+    biases: bool = False
+    tied: bool = False
+    flash: bool = True
+
+    @property
+    def parameters(self) -> int:
+        """Of its products, the head among them, and nothing else."""
+        head = self.hidden // self.heads
+        attention = self.hidden * (2 * self.heads + 2 * self.kv_heads) * head
+        return self.layers * (attention + (3 if self.gate else 2) * self.hidden * self.inner) + (
+            self.hidden * self.vocabulary
+        )
+
+    def model_flops(self, batch: int) -> float:
+        """Of one training step: 6 for each parameter and token, and 12 of attention for each pair of tokens."""
+        each = 6.0 * self.parameters + 12.0 * self.layers * self.hidden * self.tokens
+        return each * batch * self.tokens
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding of queries and keys [N, heads, T, d]."""
+
+    def forward(self, query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
+        return _rotated(query, cosine, sine), _rotated(key, cosine, sine)
+
+
+def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    left, right = x.chunk(2, dim=3)
+    return torch.cat([left * cosine - right * sine, left * sine + right * cosine], dim=3)
+
+
+class Core(nn.Module):
+    """Causal attention of queries, keys and values [N, heads, T, d]."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.flash, self.grouped = shape.flash, shape.kv_heads < shape.heads
+        self.scale = (shape.hidden // shape.heads) ** -0.5
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        if self.flash:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.grouped)
+        scores = torch.matmul(query, key.transpose(2, 3)) * self.scale
+        return torch.matmul((scores + mask).softmax(3), value)
+
+
+class Attention(nn.Module):
+    """Causal self-attention [N, T, D] to the same; with grouped heads query, key and value are products apart."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        head = shape.hidden // shape.heads
+        self.heads, self.kv_heads = shape.heads, shape.kv_heads
+        self.query = nn.Linear(shape.hidden, shape.hidden, bias=shape.biases)
+        self.key = nn.Linear(shape.hidden, shape.kv_heads * head, bias=shape.biases)
+        self.value = nn.Linear(shape.hidden, shape.kv_heads * head, bias=shape.biases)
+        self.project = nn.Linear(shape.hidden, shape.hidden, bias=shape.biases)
+        self.rotary = Rotary() if shape.positions == "rotary" else None
+        self.core = Core(shape)
+
+    def forward(self, x: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+        query, key, value = (
+            each(x).unflatten(2, (heads, -1)).transpose(1, 2)
+            for each, heads in ((self.query, self.heads), (self.key, self.kv_heads), (self.value, self.kv_heads))
+        )
+        if self.rotary is not None:
+            query, key = self.rotary(query, key, tables[0], tables[1])
+        mask = None if self.core.flash else tables[2]
+        result: Tensor = self.project(self.core(query, key, value, mask).transpose(1, 2).flatten(2))
+        return result
+
+
+class Activation(nn.Module):
+    """What stands between the products of the feed-forward network."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.kind = shape.activation
+
+    def forward(self, x: Tensor, expanded: Tensor | None = None) -> Tensor:
+        if self.kind == "relu2":
+            result = F.relu(x).square()
+        else:
+            result = F.gelu(x) if self.kind == "gelu" else F.silu(x)
+        return result if expanded is None else result * expanded
+
+
+class Inner(nn.Module):
+    """The feed-forward network [N, T, D] to the same."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate = nn.Linear(shape.hidden, shape.inner, bias=shape.biases)
+        self.expand = nn.Linear(shape.hidden, shape.inner, bias=shape.biases) if shape.gate else None
+        self.activation = Activation(shape)
+        self.contract = nn.Linear(shape.inner, shape.hidden, bias=shape.biases)
+
+    def forward(self, x: Tensor) -> Tensor:
+        expanded = None if self.expand is None else self.expand(x)
+        result: Tensor = self.contract(self.activation(self.gate(x), expanded))
+        return result
+
+
+class Layer(nn.Module):
+    """Attention and a feed-forward network, each on normalised inputs and added to them."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm_attention, self.attention = _norm(shape), Attention(shape)
+        self.norm_inner, self.inner = _norm(shape), Inner(shape)
+
+    def forward(self, x: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+        x = x + self.attention(self.norm_attention(x), tables)
+        result: Tensor = x + self.inner(self.norm_inner(x))
+        return result
+
+
+class Transformer(nn.Module):
+    """Words and labels [N, T] to the mean cross-entropy."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.word_embedding = nn.Embedding(shape.vocabulary, shape.hidden)
+        learned = shape.positions == "learned"
+        self.position_embedding = nn.Embedding(shape.tokens, shape.hidden) if learned else None
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.norm = _norm(shape)
+        self.output = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
+        if shape.tied:
+            self.output.weight = self.word_embedding.weight
+        half = shape.hidden // shape.heads // 2
+        for name, table in (("cosine", torch.zeros(shape.tokens, half)), ("sine", torch.zeros(shape.tokens, half))):
+            self.register_buffer(name, table, persistent=False)
+        mask = None if shape.flash else torch.zeros(shape.tokens, shape.tokens)
+        self.register_buffer("mask", mask, persistent=False)
+        self.register_buffer("places", torch.arange(shape.tokens) if learned else None, persistent=False)
+
+    def forward(self, words: Tensor, labels: Tensor) -> Tensor:
+        x = self.word_embedding(words)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(self.places)
+        for layer in self.layers:
+            x = layer(x, (self.cosine, self.sine, self.mask))
+        logits = self.output(self.norm(x))
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+def _norm(shape: Shape) -> nn.Module:
+    return nn.RMSNorm(shape.hidden, eps=1e-5) if shape.norm == "rms" else nn.LayerNorm(shape.hidden)
+
+
+@lru_cache(maxsize=4)
+def captured(shape: Shape, batch: int) -> OpGraph:
+    """The graph of one training step on `batch` sequences, bfloat16, AdamW."""
+    with torch.device("meta"):
+        model = Transformer(shape).to(torch.bfloat16)
+        words = torch.empty(batch, shape.tokens, dtype=torch.long)
+    return placement.capture(model, (words, words), train=True, optimizer="adamw")

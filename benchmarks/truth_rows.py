@@ -1,0 +1,309 @@
+"""Files of measured training runs, and each of their rows as a user would write it: a model, a strategy, a machine.
+
+The formats are those of public tables: MosaicML's llm-foundry, PyTorch's torchtitan, NVIDIA's dgxc-benchmarking,
+SimuMax's Megatron iterations and BigScience's BLOOM topologies, each a CSV file that is known by its columns. Nothing
+is fitted: what a row does not say follows from the framework that ran it, and is written down here.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from truth_models import Shape
+
+GIB = 2**30
+# torchtitan's selective recompute: what is not a product or attention, and every second product of a layer.
+SELECTIVE = (
+    "+".join(
+        f"layers.*.{name}"
+        for name in ("norm_attention", "attention.key", "attention.rotary", "attention.project", "norm_inner")
+    )
+    + "+layers.*.inner.expand+layers.*.inner.activation"
+)
+FULL = "layers.*"
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measured run.
+
+    Attributes:
+        name: model, machine and layout in short.
+        shape: of the model.
+        batch: sequences of one step.
+        micro_batch: sequences of one micro-batch on one replica.
+        replicas: how many there are.
+        strategy: text without micro-batches, which `micro_batches` says.
+        cluster: name of a preset, ``"HOSTSx8x..."`` for several hosts.
+        stack: how ops become kernels.
+        measured_s: seconds of a step.
+        measured_bytes: peak of the fullest device; None where nobody said.
+        asks_memory: what the peak counts: ``"allocated"`` or ``"reserved"``.
+    """
+
+    name: str
+    shape: Shape
+    batch: int
+    micro_batch: int
+    replicas: int
+    strategy: str
+    cluster: str
+    stack: str
+    gpus: int
+    measured_s: float
+    measured_bytes: float | None = None
+    asks_memory: str = "allocated"
+
+    @property
+    def micro_batches(self) -> int:
+        return max(round(self.batch / (self.micro_batch * self.replicas)), 1)
+
+    @property
+    def workload(self) -> tuple[object, ...]:
+        """What is trained on what: runs of one workload are layouts of it."""
+        return replace(self.shape), self.batch, self.gpus, self.cluster
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that cannot be built, and why."""
+
+    name: str
+    reason: str
+
+
+def read(path: Path) -> list[Run | Skipped] | None:
+    """All rows of a file; None where its columns are those of no format.
+
+    Raises:
+        ValueError: a row without a number where one is needed; says which.
+    """
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        columns = set(reader.fieldnames or ())
+        found = next((each for needed, each in FORMATS if needed <= columns), None)
+        if found is None:
+            return None
+        return [_row(found, row, path, number) for number, row in enumerate(reader, 2)]
+
+
+def _row(build: Callable[[Row], Run | Skipped], row: Row, path: Path, line: int) -> Run | Skipped:
+    try:
+        return build(row)
+    except (KeyError, ValueError) as error:
+        return Skipped(f"line {line}", f"{path.name}, line {line}: {error!s:.100}")
+
+
+# -- formats --------------------------------------------------------------------------------------------------------
+
+
+def _llm_foundry(row: Row) -> Run | Skipped:
+    """MPT under FSDP: biases, learned positions, tied head; blocks are recomputed whole or not at all."""
+    gpus, tokens, micro = int(row["# GPUs"]), int(row["SeqLen (T)"]), int(row["MicroBatchSize"])
+    gpu = row["GPU"].lower()
+    name = f"MPT-{row['Model']} {tokens} tokens, {gpus} {gpu}, micro-batch {micro}"
+    if row["Precision"] != "amp_bf16":
+        return Skipped(name, f"{row['Precision']}: fp8 has no recipe yet")
+    sharded = {"FULL_SHARD": "zero3", "SHARD_GRAD_OP": "zero2", "NO_SHARD": ""}.get(row["Sharding Strategy"])
+    if sharded is None or row["Activation CPUOffload"] == "True":
+        return Skipped(name, f"{row['Sharding Strategy']}, offload {row['Activation CPUOffload']}: not modelled")
+    hidden = int(row["d_model"])
+    shape = Shape(
+        int(row["n_layers"]),
+        hidden,
+        int(row["expansion_ratio"]) * hidden,
+        int(row["n_heads"]),
+        int(row["n_heads"]),
+        int(row["vocab_size"]),
+        tokens,
+        gate=False,
+        activation="gelu",
+        norm="layer",
+        positions="learned",
+        biases=True,
+        tied=True,
+        flash=row.get("attn_impl_in_yaml", "flash") in ("flash", "triton"),
+    )
+    batch = int(row["GlobalBatchSize"])
+    measured_s = float(row["step_s_from_T/s"]) if row.get("step_s_from_T/s") else 0.0
+    measured_s = measured_s or batch * tokens / float(row["Throughput (T/s)"])
+    cluster = _hosts(gpus, {"h100_80gb": "H100", "a100_80gb": "A100", "a100_40gb": "A100-40gb"}[gpu])
+    words = [
+        f"dp{gpus} {sharded}".strip() if gpus > 1 else "",
+        _again(FULL if _true(row["Activation Checkpointing"]) else ""),
+    ]
+    return Run(name, shape, batch, micro, gpus, _joined(words), cluster, "eager", gpus, measured_s)
+
+
+def _torchtitan(row: Row) -> Run | Skipped:
+    """Llama 3 under FSDP2: parameters float32, computed in bfloat16."""
+    gpus, tokens = int(row["gpus"]), int(row["seq"])
+    name = f"{row['model']} {tokens} tokens, {gpus} {row['gpu']}, {'compiled' if row['compile'] == '1' else 'eager'}"
+    if row["precision"] != "bf16":
+        return Skipped(name, f"{row['precision']}: fp8 has no recipe yet")
+    shape = LLAMA.get(row["model"])
+    if shape is None:
+        return Skipped(name, f"no model {row['model']!r}")
+    shard, tensor, stages, context = (int(row[key] or 1) for key in ("dp_shard(fsdp)", "tp", "pp", "cp"))
+    if stages > 1:
+        return Skipped(name, f"pipeline schedule {row['pp_schedule']!r} of torchtitan is not built")
+    again = row["activation_checkpointing"]
+    words = [
+        f"dp{shard} zero3" if shard > 1 else "",
+        f"cp{context}" if context > 1 else "",
+        f"tp{tensor} sp" if tensor > 1 else "",
+        _again(SELECTIVE if again.startswith("selective") else FULL if again == "full" else ""),
+    ]
+    batch, local = int(row["global_batch"]), int(row["local_batch"])
+    seconds = batch * tokens / (float(row["tokens_per_s_per_gpu"]) * gpus)
+    kind = "H100-96gb" if "96GB" in row["gpu"] else row["gpu"].split()[0].split("-")[0]
+    stack = "compiled" if row["compile"] == "1" else "eager"
+    memory = float(row["peak_memory_GiB"]) * GIB if row["peak_memory_GiB"] else None
+    return Run(
+        *(name, replace(shape, tokens=tokens), batch, local, max(shard, 1), _joined(words), _hosts(gpus, kind), stack),
+        *(gpus, seconds, memory, "reserved"),
+    )
+
+
+def _dgxc(row: Row) -> Run | Skipped:
+    """NeMo on Megatron-LM: distributed optimizer, sequence parallel with tensor parallel, no recompute."""
+    gpus = int(row["gpus"])
+    tensor, stages, context = (int(row[key] or 1) for key in ("tp", "pp", "cp"))
+    chunks = int(row["vp"]) if (row["vp"] or "").isdigit() else 1
+    name = (
+        f"{row['model']} {row['precision']} {gpus} GPUs: tp{tensor} pp{stages} cp{context} vp{chunks} gbs{row['gbs']}"
+    )
+    if row["precision"].lower() != "bf16":
+        return Skipped(name, f"{row['precision']}: fp8 has no recipe yet")
+    if "NeMo" not in row["framework"] or row["fsdp"] or (row["experts"] or "0") not in ("", "0", "1"):
+        return Skipped(name, f"{row['framework']}, {row['fsdp'] or 'experts'}: not built")
+    gated = row["model"].startswith("llama")
+    gpt3 = row["model"].startswith("gpt3")
+    shape = Shape(
+        *(int(row[key]) for key in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")),
+        gate=gated,
+        activation="silu" if gated else "gelu" if gpt3 else "relu2",
+        norm="rms" if gated else "layer",
+        positions="learned" if gpt3 else "rotary",
+        biases=gpt3,
+    )
+    replicas = gpus // (tensor * stages * context)
+    words = _megatron_words(replicas, tensor, context, stages, chunks)
+    return Run(
+        *(name, shape, int(row["gbs"]), int(row["mbs"]), replicas, _joined(words)),
+        *(_hosts(gpus, "H100"), "fused", gpus, float(row["step_s"])),
+    )
+
+
+def _simumax(row: Row) -> Run | Skipped:
+    """Megatron-LM with Transformer Engine on one host: distributed optimizer, no recompute, nothing overlaps."""
+    gpus = int(row["gpus"])
+    tensor, stages, context, replicas = (int(row[key] or 1) for key in ("tp", "pp", "cp", "dp"))
+    if (row["experts"] or "0") not in ("", "0", "1"):
+        return Skipped(row["case"], "experts are not built")
+    shape = Shape(*(int(row[key]) for key in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")))
+    kind = row["gpu"].split("-")[0]
+    words = _megatron_words(replicas, tensor, context, stages, 1)
+    return Run(
+        *(row["case"], shape, int(row["global_batch"]), int(row["micro_batch"]), replicas, _joined(words)),
+        *(_hosts(gpus, kind), "fused", gpus, float(row["step_ms"]) / 1e3, float(row["max_alloc_gib"]) * GIB),
+    )
+
+
+def _bloom(row: Row) -> Run | Skipped:
+    """Megatron-DeepSpeed of 2022: ZeRO-1, full recompute, 1F1B; scores and softmax are kernels of their own."""
+    gpus = int(row["gpus"])
+    sizes = {key: int(row[key] or 0) for key in ("nlayers", "nhidden", "nheads", "dp", "tp", "pp", "mbs", "gbs")}
+    name = f"line {row['line']}: {sizes['nlayers']} x {sizes['nhidden']}, {sizes['nheads']} heads, {gpus} GPUs: "
+    name += f"tp{sizes['tp']} pp{sizes['pp']} dp{sizes['dp']}, micro-batch {sizes['mbs']}, batch {sizes['gbs']}"
+    try:
+        measured_s = float(row["sec_per_iteration"])
+    except ValueError:
+        return Skipped(name, "no time was measured")
+    if not sizes["nlayers"]:  # what the size that is stated comes to
+        sizes["nlayers"] = round(float(row["nlayers_implied_by_size"]))
+    if sizes["dp"] * sizes["tp"] * sizes["pp"] != gpus:
+        return Skipped(name, "its layout is one of another number of GPUs")
+    if sizes["nhidden"] % sizes["nheads"]:
+        return Skipped(name, f"{sizes['nheads']} heads do not divide {sizes['nhidden']}")
+    shape = Shape(
+        *(sizes["nlayers"], sizes["nhidden"], 4 * sizes["nhidden"], sizes["nheads"], sizes["nheads"]),
+        *(250_880, 2048),
+        gate=False,
+        activation="gelu",
+        norm="layer",
+        positions="alibi",
+        biases=True,
+        tied=True,
+        flash=False,
+    )
+    words = [*_megatron_words(sizes["dp"], sizes["tp"], 1, sizes["pp"], 1, sequence=False), _again(FULL)]
+    try:
+        memory = float(row["memory_GB"]) * 1e9
+    except ValueError:
+        memory = None
+    return Run(
+        *(name, shape, sizes["gbs"], sizes["mbs"], sizes["dp"], _joined(words)),
+        *(f"{-(-gpus // 8)}x8xA100-omnipath", "fused", gpus, measured_s, memory),
+    )
+
+
+FORMATS: tuple[tuple[set[str], Callable[[Row], Run | Skipped]], ...] = (
+    ({"MicroBatchSize", "GradAccum", "Sharding Strategy", "expansion_ratio", "Throughput (T/s)"}, _llm_foundry),
+    ({"local_batch", "dp_shard(fsdp)", "activation_checkpointing", "tokens_per_s_per_gpu", "compile"}, _torchtitan),
+    ({"framework", "precision", "mbs", "gbs", "layers", "step_s", "vp", "kv_heads"}, _dgxc),
+    ({"case", "micro_batch", "num_microbatches", "step_ms", "max_alloc_gib", "kv_heads"}, _simumax),
+    ({"nlayers", "nhidden", "nheads", "sec_per_iteration", "zero_stage"}, _bloom),
+)
+
+# Grattafiori et al., "The Llama 3 herd of models", 2024, table 3.
+LLAMA = {
+    "llama3.1_8b": Shape(32, 4096, 14_336, 32, 8, 128_256, 8192),
+    "llama3.1_70b": Shape(80, 8192, 28_672, 64, 8, 128_256, 8192),
+    "llama3.1_405b": Shape(126, 16_384, 53_248, 128, 8, 128_256, 8192),
+}
+LLAMA |= {name.replace("llama3.1", "llama3"): shape for name, shape in LLAMA.items()}
+
+
+def _megatron_words(
+    replicas: int, tensor: int, context: int, stages: int, chunks: int, sequence: bool = True
+) -> list[str]:
+    order = f"interleaved v{chunks}" if chunks > 1 else "1f1b"
+    return [
+        f"dp{replicas} zero1" if replicas > 1 else "",
+        f"cp{context}" if context > 1 else "",
+        f"tp{tensor}{' sp' if sequence else ''}" if tensor > 1 else "",
+        f"pp{stages} {order}" if stages > 1 else "",
+    ]
+
+
+def _again(pattern: str) -> str:
+    return f"recompute={pattern}" if pattern else ""
+
+
+def _joined(words: list[str]) -> str:
+    return " | ".join(word for word in words if word)
+
+
+def _hosts(gpus: int, kind: str) -> str:
+    """The preset with so many GPUs, eight a host; a host of eight where they are fewer."""
+    hosts = math.ceil(gpus / 8)
+    return f"8x{kind}-nvswitch" if hosts == 1 else f"{hosts}x8x{kind}-ib"
+
+
+def _true(text: str) -> bool:
+    return text.strip().lower() in ("true", "1", "yes")
+
+
+def runs_in(folder: Path) -> Iterator[tuple[Path, list[Run | Skipped]]]:
+    """Every file of a folder whose format is known, by name."""
+    for path in sorted(folder.glob("*.csv")):
+        rows = read(path)
+        if rows is not None:
+            yield path, rows
