@@ -123,10 +123,7 @@ class Activation(nn.Module):
         self.kind = shape.activation
 
     def forward(self, x: Tensor, expanded: Tensor | None = None) -> Tensor:
-        if self.kind == "relu2":
-            result = F.relu(x).square()
-        else:
-            result = F.gelu(x) if self.kind == "gelu" else F.silu(x)
+        result = F.relu(x).square() if self.kind == "relu2" else F.gelu(x) if self.kind == "gelu" else F.silu(x)
         return result if expanded is None else result * expanded
 
 
