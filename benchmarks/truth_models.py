@@ -30,6 +30,8 @@ class Shape:
         biases: products have biases.
         tied: the head is the embedding.
         flash: attention is one kernel; else scores are written to memory and softmax reads them.
+        autocast: parameters are float32, and products cast to bfloat16, as ``torch.autocast`` does; else all is
+            bfloat16.
     """
 
     layers: int
@@ -46,6 +48,7 @@ class Shape:
     biases: bool = False
     tied: bool = False
     flash: bool = True
+    autocast: bool = False
 
     @property
     def parameters(self) -> int:
@@ -179,6 +182,11 @@ class Transformer(nn.Module):
         self.register_buffer("places", torch.arange(shape.tokens) if learned else None, persistent=False)
 
     def forward(self, words: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.shape.autocast):
+            return self.loss(words, labels)
+
+    def loss(self, words: Tensor, labels: Tensor) -> Tensor:
+        """What `forward` computes, in the formats of the parameters unless autocast."""
         x = self.word_embedding(words)
         if self.position_embedding is not None:
             x = x + self.position_embedding(self.places)
@@ -194,8 +202,8 @@ def _norm(shape: Shape) -> nn.Module:
 
 @lru_cache(maxsize=4)
 def captured(shape: Shape, batch: int) -> OpGraph:
-    """The graph of one training step on `batch` sequences, bfloat16, AdamW."""
+    """The graph of one training step on `batch` sequences, computed in bfloat16, AdamW."""
     with torch.device("meta"):
-        model = Transformer(shape).to(torch.bfloat16)
+        model = Transformer(shape).to(torch.float32 if shape.autocast else torch.bfloat16)
         words = torch.empty(batch, shape.tokens, dtype=torch.long)
     return placement.capture(model, (words, words), train=True, optimizer="adamw")

@@ -104,7 +104,10 @@ def _row(build: Callable[[Row], Run | Skipped], row: Row, path: Path, line: int)
 
 
 def _llm_foundry(row: Row) -> Run | Skipped:
-    """MPT under FSDP: biases, learned positions, tied head; blocks are recomputed whole or not at all."""
+    """MPT under FSDP: biases, learned positions, tied head; blocks are recomputed whole or not at all.
+
+    Composer's mixed precision DEFAULT gathers float32 parameters and computes under autocast; PURE gathers bfloat16.
+    """
     gpus, tokens, micro = int(row["# GPUs"]), int(row["SeqLen (T)"]), int(row["MicroBatchSize"])
     gpu = row["GPU"].lower()
     name = f"MPT-{row['Model']} {tokens} tokens, {gpus} {gpu}, micro-batch {micro}"
@@ -129,6 +132,7 @@ def _llm_foundry(row: Row) -> Run | Skipped:
         biases=True,
         tied=True,
         flash=row.get("attn_impl_in_yaml", "flash") in ("flash", "triton"),
+        autocast=row["MP Mode"] == "DEFAULT",
     )
     batch = int(row["GlobalBatchSize"])
     measured_s = float(row["step_s_from_T/s"]) if row.get("step_s_from_T/s") else 0.0
