@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from table import Printer, parser
+from truth_kernels import Kernels, read_kernels
 from truth_models import captured
 from truth_rows import Run, Skipped, runs_in
 
@@ -35,6 +36,7 @@ from env.simulation.simulator import Simulator
 from graphs.errors import PlacementError
 from graphs.transforms.strategy import Strategy
 
+LONG_S = 50e-6  # kernels and collectives that weigh in a step
 APART = 0.05  # layouts that differ by less are the same to a stop watch
 
 
@@ -76,14 +78,20 @@ def main() -> None:
         sys.exit(f"--rows {given.rows} is no folder; give one that holds CSV files of measured runs.")
     found = {path.name: judged(_chosen(path, rows, given.only)) for path, rows in runs_in(given.rows)}
     found = {name: rows for name, rows in found.items() if rows}
-    if not found:
+    several = {path.name: read_kernels(path) for path in sorted(given.rows.glob(f"*{given.only}*.csv"))}
+    kernels = {name: each for name, each in several.items() if each is not None}
+    if not found and not kernels:
         sys.exit(f"no file in {given.rows} has the columns of a known format; see benchmarks/truth_rows.py.")
     if given.json:
-        print(json.dumps({"files": [as_json(name, rows) for name, rows in found.items()]}, indent=1))
+        files = [as_json(name, rows) for name, rows in found.items()]
+        files += [_kernels_json(name, each) for name, each in kernels.items()]
+        print(json.dumps({"files": files}, indent=1))
         return
     show = Printer("Measured runs and predictions", given.markdown)
     for name, rows in found.items():
         _print(show, name, rows)
+    if kernels:
+        _print_kernels(show, kernels)
 
 
 def _chosen(path: Path, rows: list[Run | Skipped], word: str) -> list[Run | Skipped]:
@@ -250,6 +258,45 @@ def as_json(name: str, rows: Sequence[Judged | Skipped]) -> dict[str, Any]:
         "memory_mean_error": _mean(memory),
         "pairs_in_order": right / several if several else None,
     }
+
+
+def _kernels_json(name: str, found: Kernels) -> dict[str, Any]:
+    several = zip(found.names, found.measured_s, found.predicted_s, found.constant_s, strict=True)
+    rows = [
+        {
+            "run": each,
+            "measured_s": measured,
+            "predicted_s": predicted,
+            "error": predicted / measured - 1.0,
+            "constant_error": constant / measured - 1.0,
+            "measured_bytes": None,
+            "predicted_bytes": None,
+        }
+        for each, measured, predicted, constant in several
+    ]
+    return {
+        "file": name,
+        "rows": [*rows, *({"run": f"{n} rows", "skipped": why} for why, n in found.unknown.items())],
+        "mean_error": _mean([abs(row["error"]) for row in rows]),
+        "constant_mean_error": _mean([abs(row["constant_error"]) for row in rows]),
+        "memory_mean_error": None,
+        "pairs_in_order": None,
+    }
+
+
+def _print_kernels(show: Printer, kernels: dict[str, Kernels]) -> None:
+    lines = []
+    for name, found in kernels.items():
+        measured = np.array(found.measured_s)
+        errors = [np.abs(np.array(each) / measured - 1.0) for each in (found.predicted_s, found.constant_s)]
+        kinds = np.array([each.split(" ")[0] for each in found.names])
+        for kind in dict.fromkeys(kinds.tolist()):
+            here = kinds == kind
+            long = here & (measured > LONG_S)
+            figures = [f"{np.median(each[at]):.1%}" for each in errors for at in (here, long) if at.any()]
+            lines.append([f"{name}, {kind}", str(here.sum()), str(long.sum()), *figures])
+    columns = ["kernels", "rows", f"over {LONG_S * 1e6:.0f} us", "median error", "of long", "constant", "of long"]
+    show.table("Kernels and collectives in short runs", columns, lines)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -1,0 +1,144 @@
+"""Files of measured kernels and collectives, each row predicted by the shipped presets.
+
+Products and causal attention by shape, and collectives of one host, as NVIDIA's aiconfigurator publishes them. They are
+short runs, so the factor of long ones is left out. A column ``system`` names the device: ``h100_sxm``.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from env import gpus
+from env.cluster import Cluster
+from env.communication.times import lone_collective_s
+from env.device import Device
+from graphs.records import Work
+
+Rows = Sequence[Mapping[str, str]]
+DEVICES = {
+    "a100_sxm": (gpus.A100_SXM4, "8xA100-nvswitch"),
+    "h100_sxm": (gpus.H100, "8xH100-nvswitch"),
+    "h200_sxm": (gpus.H200, "8xH200-nvswitch"),
+    "b200_sxm": (gpus.B200, "8xB200-nvswitch"),
+    "l40s": (gpus.L40S, "8xL40S-pcie"),
+}
+DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "fp8": "float8_e4m3fn", "float32": "float32"}
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Rows of one file that have a prediction.
+
+    Attributes:
+        names: what each is.
+        measured_s, predicted_s, constant_s: of each; the last by one rate for all of a device and a dtype.
+        unknown: how many rows are left out, by reason.
+    """
+
+    names: tuple[str, ...]
+    measured_s: tuple[float, ...]
+    predicted_s: tuple[float, ...]
+    constant_s: tuple[float, ...]
+    unknown: Mapping[str, int]
+
+
+def read_kernels(path: Path) -> Kernels | None:
+    """All rows of a file of kernels; None where its columns are others."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        columns = set(reader.fieldnames or ())
+        found = next((each for needed, each in FORMATS if needed <= columns), None)
+        if found is None:
+            return None
+        rows = list(reader)
+    unknown: dict[str, int] = {}
+    known = []
+    for row in rows:
+        if row["system"] in DEVICES and DEVICES[row["system"]][0].rates is not None:
+            known.append(row)
+        else:
+            reason = f"no rates of {row['system']!r}"
+            unknown[reason] = unknown.get(reason, 0) + 1
+    groups: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+    for row in known:
+        groups.setdefault((row["system"], row.get("dtype", "bfloat16")), []).append(row)
+    parts = [(key, group, *found(*key, group)) for key, group in groups.items()]
+    names = [name for _, _, listed, _, _ in parts for name in listed]
+    measured = [1e-3 * float(row["latency_ms"]) for _, group, *_ in parts for row in group]
+    predicted = [float(s) for *_, seconds, _ in parts for s in seconds]
+    constant = [s for _, group, _, _, work in parts for s in _by_one_rate(group, work)]
+    return Kernels(tuple(names), tuple(measured), tuple(predicted), tuple(constant), unknown)
+
+
+def _by_one_rate(rows: Rows, work: np.ndarray) -> list[float]:
+    """Seconds of each by one rate of work, that of the row that suits all best."""
+    measured = np.array([1e-3 * float(row["latency_ms"]) for row in rows])
+    rates = np.sort(work / measured)
+    tried = rates[:: max(len(rates) // 200, 1)]
+    errors = np.abs(work[None, :] / tried[:, None] / measured[None, :] - 1.0).mean(axis=1)
+    return [float(s) for s in work / tried[errors.argmin()]]
+
+
+# What a format's reader returns: names, predicted seconds and work of each row.
+Found = tuple[list[str], np.ndarray, np.ndarray]
+
+
+def _products(system: str, dtype: str, rows: Rows) -> Found:
+    sizes = np.array([[1.0, *(float(row[key]) for key in ("m", "n", "k")), 0.0] for row in rows])
+    batch, m, n, k, _ = sizes.T
+    width = 1.0 if dtype == "fp8" else 2.0
+    moved = width * (m * k + k * n) + 2.0 * m * n
+    flops = 2.0 * batch * m * n * k
+    names = [f"{system} {dtype} {row['m']} x {row['n']} x {row['k']}" for row in rows]
+    return names, _seconds(system, dtype, Work.PRODUCT, sizes, flops, moved), flops
+
+
+def _attention(system: str, dtype: str, rows: Rows) -> Found:
+    batch, tokens, heads, grouped, width = (
+        np.array([float(row[key]) for row in rows]) for key in ("batch", "seq", "heads", "kv_heads", "head_dim")
+    )
+    sizes = np.column_stack([batch * heads, tokens, tokens, width, np.full(len(rows), 0.5)])
+    flops = 4.0 * batch * heads * tokens * tokens * width
+    moved = 2.0 * batch * tokens * width * (2.0 * heads + 2.0 * grouped)
+    names = [
+        f"{system} attention {row['batch']} x {row['seq']}, {row['heads']}/{row['kv_heads']} heads of {row['head_dim']}"
+        for row in rows
+    ]
+    return names, _seconds(system, dtype, Work.ATTENTION, sizes, flops, moved), flops
+
+
+def _seconds(
+    system: str, dtype: str, work: Work, sizes: np.ndarray, flops: np.ndarray, moved: np.ndarray
+) -> np.ndarray:
+    device: Device = DEVICES[system][0]
+    assert device.rates is not None
+    rates = replace(device.rates.with_fused_attention(), sustained=1.0)
+    by_op = rates.by_op([DTYPES[dtype]], np.zeros(len(flops), dtype=np.int64), device.peak_flops)
+    kinds = np.full(len(flops), int(work), dtype=np.int64)
+    return rates.floor_s + rates.seconds(kinds, sizes, flops, moved, by_op)
+
+
+def _collectives(system: str, dtype: str, rows: Rows) -> Found:
+    kinds = {"alltoall": "all_to_all"}
+    several = [(kinds.get(row["op"], row["op"]), int(row["gpus"]), int(float(row["bytes"]))) for row in rows]
+    seconds = np.array([_collective_s(DEVICES[system][1], *each) for each in several])
+    names = [f"{system} {dtype} {kind} of {size} B on {ranks}" for kind, ranks, size in several]
+    return names, seconds, np.array([float(size) for _, _, size in several])
+
+
+@lru_cache(maxsize=4096)
+def _collective_s(preset: str, kind: str, ranks: int, size: int) -> float:
+    return lone_collective_s(Cluster.preset(preset), list(range(ranks)), kind, size, "ring")
+
+
+FORMATS: tuple[tuple[set[str], Callable[[str, str, Rows], Found]], ...] = (
+    ({"system", "dtype", "m", "n", "k", "latency_ms"}, _products),
+    ({"system", "batch", "seq", "heads", "kv_heads", "head_dim", "latency_ms"}, _attention),
+    ({"system", "op", "dtype", "gpus", "bytes", "latency_ms"}, _collectives),
+)
