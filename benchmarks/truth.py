@@ -18,7 +18,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,11 @@ from baselines.strategies.folding import why_not_folded
 from env.cluster import Cluster
 from env.simulation.simulator import Simulator
 from graphs.errors import PlacementError
+from graphs.transforms.stacks import on_stack
 from graphs.transforms.strategy import Strategy
 
 LONG_S = 50e-6  # kernels and collectives that weigh in a step
+OMNIPATH_BYTES_PER_S = 6.25e9  # of each GPU: two share a port of 100 Gbit/s
 APART = 0.05  # layouts that differ by less are the same to a stop watch
 
 
@@ -139,8 +141,8 @@ def _few(run: Run) -> tuple[int, int] | None:
 @lru_cache(maxsize=256)
 def scored(run: Run, micro_batches: int) -> tuple[float, float]:
     """``(seconds, bytes)`` of a step of so many micro-batches."""
-    graph = captured(run.shape, run.micro_batch * run.replicas * micro_batches)
-    cluster = Cluster.preset(run.cluster)
+    graph = on_stack(captured(run.shape, run.micro_batch * run.replicas * micro_batches), run.stack)
+    cluster = cluster_of(run.cluster)
     strategy = Strategy.parse(with_micro_batches(run.strategy, micro_batches) or "none")
     if strategy.is_none:
         from env.plan import Plan
@@ -151,6 +153,21 @@ def scored(run: Run, micro_batches: int) -> tuple[float, float]:
         made = applied(graph, cluster, strategy, folded=not why_not_folded(cluster, strategy))
         score = Simulator(made.problem).score(made.plan)
     return score.step_time_s, float(score.peak_bytes.max())
+
+
+@lru_cache(maxsize=16)
+def cluster_of(name: str) -> Cluster:
+    """A preset; ``"48x8xA100-omnipath"`` is Jean Zay, whose hosts have four ports of 12.5 GB/s for eight GPUs."""
+    if not name.endswith("-omnipath"):
+        return Cluster.preset(name)
+    like = Cluster.preset(name.replace("-omnipath", "-ib"))
+    slow = [
+        replace(link, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, OMNIPATH_BYTES_PER_S))
+        if "infiniband" in (link.src, link.dst)
+        else link
+        for link in like.links
+    ]
+    return replace(like, name=name, links=tuple(slow))
 
 
 def with_micro_batches(text: str, number: int) -> str:

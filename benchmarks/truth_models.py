@@ -1,7 +1,7 @@
 """Transformers of published training runs: one decoder, whose configuration says which.
 
-It is captured without weights. Parts that recompute or a split may name are modules of their own: ``layers.*``,
-``layers.*.attention.core``, ``layers.*.inner.activation`` and so on.
+It is captured without weights. Parts that frameworks run again are modules of their own: ``layers.*``,
+``layers.*.post``, ``layers.*.inner.activation`` and so on.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Core(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention [N, T, D] to the same; with grouped heads query, key and value are products apart."""
+    """Causal self-attention [N, T, D] to the same, without the last product."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -102,7 +102,6 @@ class Attention(nn.Module):
         self.query = nn.Linear(shape.hidden, shape.hidden, bias=shape.biases)
         self.key = nn.Linear(shape.hidden, shape.kv_heads * head, bias=shape.biases)
         self.value = nn.Linear(shape.hidden, shape.kv_heads * head, bias=shape.biases)
-        self.project = nn.Linear(shape.hidden, shape.hidden, bias=shape.biases)
         self.rotary = Rotary() if shape.positions == "rotary" else None
         self.core = Core(shape)
 
@@ -114,20 +113,36 @@ class Attention(nn.Module):
         if self.rotary is not None:
             query, key = self.rotary(query, key, tables[0], tables[1])
         mask = None if self.core.flash else tables[2]
-        result: Tensor = self.project(self.core(query, key, value, mask).transpose(1, 2).flatten(2))
-        return result
+        return self.core(query, key, value, mask).transpose(1, 2).flatten(2)
+
+
+class Post(nn.Module):
+    """What follows attention: its last product, the sum with what came before, and the next norm."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.project = nn.Linear(shape.hidden, shape.hidden, bias=shape.biases)
+        self.norm = _norm(shape)
+
+    def forward(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        x = x + self.project(attended)
+        return x, self.norm(x)
 
 
 class Activation(nn.Module):
-    """What stands between the products of the feed-forward network."""
+    """What stands between the products of the feed-forward network; a gated one has a product of its own."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.kind = shape.activation
+        self.expand = nn.Linear(shape.hidden, shape.inner, bias=shape.biases) if shape.gate else None
 
-    def forward(self, x: Tensor, expanded: Tensor | None = None) -> Tensor:
-        result = F.relu(x).square() if self.kind == "relu2" else F.gelu(x) if self.kind == "gelu" else F.silu(x)
-        return result if expanded is None else result * expanded
+    def forward(self, gated: Tensor, x: Tensor) -> Tensor:
+        if self.kind == "relu2":
+            result = F.relu(gated).square()
+        else:
+            result = F.gelu(gated) if self.kind == "gelu" else F.silu(gated)
+        return result if self.expand is None else result * self.expand(x)
 
 
 class Inner(nn.Module):
@@ -136,13 +151,11 @@ class Inner(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.gate = nn.Linear(shape.hidden, shape.inner, bias=shape.biases)
-        self.expand = nn.Linear(shape.hidden, shape.inner, bias=shape.biases) if shape.gate else None
         self.activation = Activation(shape)
         self.contract = nn.Linear(shape.inner, shape.hidden, bias=shape.biases)
 
     def forward(self, x: Tensor) -> Tensor:
-        expanded = None if self.expand is None else self.expand(x)
-        result: Tensor = self.contract(self.activation(self.gate(x), expanded))
+        result: Tensor = self.contract(self.activation(self.gate(x), x))
         return result
 
 
@@ -151,12 +164,12 @@ class Layer(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.norm_attention, self.attention = _norm(shape), Attention(shape)
-        self.norm_inner, self.inner = _norm(shape), Inner(shape)
+        self.norm, self.attention = _norm(shape), Attention(shape)
+        self.post, self.inner = Post(shape), Inner(shape)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-        x = x + self.attention(self.norm_attention(x), tables)
-        result: Tensor = x + self.inner(self.norm_inner(x))
+        x, normed = self.post(x, self.attention(self.norm(x), tables))
+        result: Tensor = x + self.inner(normed)
         return result
 
 

@@ -16,14 +16,9 @@ from pathlib import Path
 from truth_models import Shape
 
 GIB = 2**30
-# torchtitan's selective recompute: what is not a product or attention, and every second product of a layer.
-SELECTIVE = (
-    "+".join(
-        f"layers.*.{name}"
-        for name in ("norm_attention", "attention.key", "attention.rotary", "attention.project", "norm_inner")
-    )
-    + "+layers.*.inner.expand+layers.*.inner.activation"
-)
+# torchtitan's selective recompute keeps attention and every second product of a layer: what runs again is the norms, the
+# product after attention, and that beside the gate with the activation.
+SELECTIVE = "layers.*.norm+layers.*.post+layers.*.inner.activation"
 FULL = "layers.*"
 
 Row = Mapping[str, str]
