@@ -32,13 +32,13 @@ from truth_rows import Run, Skipped, runs_in
 from baselines.strategies.applied import applied
 from baselines.strategies.folding import why_not_folded
 from env.cluster import Cluster
+from env.gpu_rates import flash_attention_1
 from env.simulation.simulator import Simulator
 from graphs.errors import PlacementError
 from graphs.transforms.stacks import on_stack
 from graphs.transforms.strategy import Strategy
 
 LONG_S = 50e-6  # kernels and collectives that weigh in a step
-OMNIPATH_BYTES_PER_S = 6.25e9  # of each GPU: two share a port of 100 Gbit/s
 APART = 0.05  # layouts that differ by less are the same to a stop watch
 
 
@@ -142,7 +142,7 @@ def _few(run: Run) -> tuple[int, int] | None:
 def scored(run: Run, micro_batches: int) -> tuple[float, float]:
     """``(seconds, bytes)`` of a step of so many micro-batches."""
     graph = on_stack(captured(run.shape, run.micro_batch * run.replicas * micro_batches), run.stack)
-    cluster = cluster_of(run.cluster)
+    cluster = cluster_of(run.cluster, run.flash_1)
     strategy = Strategy.parse(with_micro_batches(run.strategy, micro_batches) or "none")
     if strategy.is_none:
         from env.plan import Plan
@@ -155,19 +155,14 @@ def scored(run: Run, micro_batches: int) -> tuple[float, float]:
     return score.step_time_s, float(score.peak_bytes.max())
 
 
-@lru_cache(maxsize=16)
-def cluster_of(name: str) -> Cluster:
-    """A preset; ``"48x8xA100-omnipath"`` is Jean Zay, whose hosts have four ports of 12.5 GB/s for eight GPUs."""
-    if not name.endswith("-omnipath"):
-        return Cluster.preset(name)
-    like = Cluster.preset(name.replace("-omnipath", "-ib"))
-    slow = [
-        replace(link, bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s, OMNIPATH_BYTES_PER_S))
-        if "infiniband" in (link.src, link.dst)
-        else link
-        for link in like.links
-    ]
-    return replace(like, name=name, links=tuple(slow))
+@lru_cache(maxsize=8)
+def cluster_of(preset: str, flash_1: bool) -> Cluster:
+    """A preset, whose devices may have the attention of before FlashAttention 2."""
+    cluster = Cluster.preset(preset)
+    if not flash_1:
+        return cluster
+    devices = (replace(d, rates=None if d.rates is None else flash_attention_1(d.rates)) for d in cluster.devices)
+    return replace(cluster, devices=tuple(devices))
 
 
 def with_micro_batches(text: str, number: int) -> str:

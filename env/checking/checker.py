@@ -176,6 +176,7 @@ class _Checked:
     """A schedule as plain records, and one generator of complaints per rule."""
 
     def __init__(self, graph: OpGraph, cluster: Cluster, schedule: ScheduleLike) -> None:
+        self.stack = graph.origin.stack
         self.cluster = cluster
         self.op_list: list[Op]
         self.tensor_list: list[Tensor]
@@ -198,7 +199,7 @@ class _Checked:
         return self.cluster.devices[device].name
 
     def ops(self) -> Iterator[str]:
-        op_s = op_times(self.op_list, self.cluster.devices, self.device)
+        op_s = op_times(self.op_list, self.cluster.devices, self.device, self.stack)
         for i, op in enumerate(self.op_list):
             device = self.cluster.devices[self.device[i]]
             if op.pins and not any(pin and pin in (device.name, device.model, device.kind) for pin in op.pins):

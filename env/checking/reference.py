@@ -120,7 +120,7 @@ class _Step:
             self.outputs[number[tensor.producer]].append(t)
             for c in self.readers[t]:
                 self.missing[c] += 1
-        self.op_s = op_times(self.ops, self.cluster.devices, self.device)
+        self.op_s = op_times(self.ops, self.cluster.devices, self.device, self.graph.origin.stack)
         self.remaining_s = self._remaining_paths()
         self.ready_since: dict[int, float] = {}
         self.ready: list[list[tuple[float, ...]]] = [[] for _ in self.cluster.devices]  # heaps of ranks; of msr, lists

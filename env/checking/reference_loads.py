@@ -56,7 +56,7 @@ def reference_loads(
     link_s = [0.0 for _ in cluster.links]
     memory, kept = memory_numbers(cluster.devices), [0 for _ in cluster.devices]
     moved = 0
-    op_s = op_times(ops, cluster.devices, numbers)
+    op_s = op_times(ops, cluster.devices, numbers, graph.origin.stack)
     for d in range(len(cluster.devices)):
         own = [op for op in ops if place[op.name] == d]
         device_s[d] = sum(op_s[i] for i, number in enumerate(numbers) if number == d)

@@ -19,8 +19,10 @@ _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 _PRODUCTS = (Work.PRODUCT, Work.WEIGHT_GRADIENT, Work.GROUPED)
 
 
-def op_times(ops: Sequence[Op], devices: Sequence[Device], place: Sequence[int]) -> list[float]:
-    """Seconds of every op on its device, whose number ``place`` has."""
+def op_times(ops: Sequence[Op], devices: Sequence[Device], place: Sequence[int], stack: str | None) -> list[float]:
+    """Seconds of every op, by a graph's stack, on its device, whose number ``place`` has."""
+    if stack == "fused":
+        devices = [_with_hand_made_attention(device) for device in devices]
     by_device: dict[int, list[float]] = {}
     alike: list[tuple[Device, list[float]]] = []
     by_name = {key for op in ops for key in op.time_s}
@@ -31,6 +33,13 @@ def op_times(ops: Sequence[Op], devices: Sequence[Device], place: Sequence[int])
         if found is None:
             alike.append((plain, by_device[d]))
     return [by_device[d][i] for i, d in enumerate(place)]
+
+
+def _with_hand_made_attention(device: Device) -> Device:
+    rates = device.rates
+    if rates is None or rates.fused_attention is None:
+        return device
+    return replace(device, rates=replace(rates, attention=rates.fused_attention))
 
 
 def _times_on(ops: Sequence[Op], device: Device) -> list[float]:

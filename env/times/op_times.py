@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphs.arrays import FloatArray, IntArray
+from graphs.origin import FUSED
 from graphs.records import ANY_DEVICE
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class OpWork:
         extents: float64 [n, 5].
         dtypes: d names.
         dtype_of: int64 [n], index into them.
+        stack: how ops become kernels; that of hand-made kernels has attention of its own.
     """
 
     kernels: IntArray
@@ -40,6 +42,7 @@ class OpWork:
     extents: FloatArray
     dtypes: tuple[str, ...]
     dtype_of: IntArray
+    stack: str | None = None
 
     @staticmethod
     def of(graph: OpGraph) -> OpWork:
@@ -54,6 +57,7 @@ class OpWork:
             extents=graph.extents,
             dtypes=tuple(str(name) for name in names),
             dtype_of=dtype_of.reshape(-1).astype(np.int64),
+            stack=graph.origin.stack,
         )
 
     def divided(self, flops: FloatArray, bytes_moved: FloatArray, extents: FloatArray) -> OpWork:
@@ -95,7 +99,7 @@ def kernel_seconds(ops: OpWork, device: Device) -> FloatArray:
     """float64 [n]: seconds of each op's kernels; without their launches on a device with rates."""
     if device.rates is None:
         return _per_kernel(ops, device.launch_overhead_s) + roofline_seconds(ops, device)
-    rates = _reached(device, device.rates)
+    rates = _reached(device, device.rates, ops.stack)
     work_s = rates.seconds(ops.work, ops.extents, ops.flops, ops.bytes_moved, _by_op(ops, device, rates))
     result: FloatArray = _per_kernel(ops, rates.floor_s) + work_s
     return result
@@ -117,7 +121,7 @@ def least_seconds(ops: OpWork, device: Device, measured: FloatArray | None = Non
     if device.rates is None:
         once_s, work_s = _per_kernel(ops, device.launch_overhead_s), roofline_seconds(ops, device)
     else:
-        rates = _reached(device, device.rates)
+        rates = _reached(device, device.rates, ops.stack)
         once_s = _per_kernel(ops, rates.floor_s)
         work_s = rates.least_seconds(ops.work, ops.extents, ops.flops, ops.bytes_moved, _by_op(ops, device, rates))
     if measured is None:
@@ -142,8 +146,10 @@ def _per_kernel(ops: OpWork, seconds: float) -> FloatArray:
     return result
 
 
-def _reached(device: Device, rates: Rates) -> Rates:
-    """Rates with the device's efficiencies, which count on top."""
+def _reached(device: Device, rates: Rates, stack: str | None = None) -> Rates:
+    """Rates on a stack, with the device's efficiencies, which count on top."""
+    if stack == FUSED:
+        rates = rates.with_fused_attention()
     if device.compute_efficiency == 1.0 and device.bandwidth_efficiency == 1.0:
         return rates
     return rates.scaled(device.compute_efficiency, device.bandwidth_efficiency)

@@ -267,7 +267,7 @@ def test_efficiencies_scale_the_roofline_alone() -> None:
     half = device("a", compute_efficiency=0.5, bandwidth_efficiency=0.25, launch_overhead_s=1.0)
     ops = [Op("c", flops=3.0), Op("m", bytes_moved=3.0), Op("t", time_s={"*": 7.0})]
     assert Problem(OpGraph.build(ops, []), Cluster("one", (half,))).op_s[:, 0].tolist() == [7.0, 13.0, 7.0]
-    assert op_times(ops, (half,), [0, 0, 0]) == [7.0, 13.0, 7.0]
+    assert op_times(ops, (half,), [0, 0, 0], None) == [7.0, 13.0, 7.0]
 
 
 def test_a_memory_fraction_replaces_the_reserve_but_where_memory_is_not_modelled() -> None:

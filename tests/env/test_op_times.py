@@ -43,9 +43,24 @@ def chain(*moved: float, **fields: object) -> OpGraph:
 @settings(deadline=None, max_examples=40)
 @given(opgraphs(pins=False), st.sampled_from(DEVICES))
 def test_fast_and_plain_op_times_are_equal(graph: OpGraph, device: Device) -> None:
+    _check_equal(graph, device)
+
+
+@settings(deadline=None, max_examples=20)
+@given(opgraphs(pins=False), st.sampled_from(DEVICES))
+def test_hand_made_kernels_have_attention_of_their_own(graph: OpGraph, device: Device) -> None:
+    on_stack = replace(graph, origin=replace(graph.origin, stack="fused"))
+    _check_equal(on_stack, device)
+    if device.rates is not None:
+        given = replace(device, rates=device.rates.with_fused_attention())
+        at_hand = op_seconds(OpWork.of(on_stack), device).tolist()
+        assert at_hand == op_seconds(OpWork.of(graph), given).tolist()
+
+
+def _check_equal(graph: OpGraph, device: Device) -> None:
     problem_times = op_seconds(OpWork.of(graph), device, None if not graph.time_keys else _measured(graph, device))
     ops, _ = graph.records()
-    assert problem_times.tolist() == op_times(ops, (device,), [0] * graph.n_ops)
+    assert problem_times.tolist() == op_times(ops, (device,), [0] * graph.n_ops, graph.origin.stack)
 
 
 def _measured(graph: OpGraph, device: Device) -> np.ndarray:
