@@ -157,7 +157,8 @@ def _products(rates: Rates, dtype: str, kernels: Sequence[MeasuredKernel], devic
         return rates
     seconds = np.array([one.seconds for one in kernels])
     reached = float(np.max([one.flops / one.seconds for one in kernels]))
-    start = rates.products.get(dtype) or _first_rate(reached, device)
+    starts = [_first_rate(reached, device)]
+    starts += [rates.products[dtype]] if dtype in rates.products else []
     has_gradients = is_first and any(one.work == Work.WEIGHT_GRADIENT for one in kernels)
 
     def made(logs: Array) -> Rates:
@@ -167,13 +168,21 @@ def _products(rates: Rates, dtype: str, kernels: Sequence[MeasuredKernel], devic
         products = {**rates.products, dtype: rate}
         return replace(rates, products=products, floor_s=floor_s if is_first else rates.floor_s, weight_gradient=factor)
 
-    floor_s = min(rates.floor_s, float(np.min(seconds)))
-    first = np.log([max(start.flops_per_s, reached), max(start.depth, 1.0), max(start.edge, 0.1), start.bytes_per_s,
-                    max(floor_s, 1e-8), 0.05])  # fmt: skip
+    floor_s = max(min(rates.floor_s, float(np.min(seconds))), 1e-8)
     most = np.full(6, math.inf)
     most[0] = math.log(device.peak_flops.get(dtype, math.inf))
     most[3] = math.log(device.memory_bytes_per_s)
-    return made(_least_squares(lambda logs: _seconds(made(logs), kernels, device), seconds, first, most))
+
+    def found_from(start: ProductRate) -> Rates:
+        figures = (max(start.flops_per_s, reached), max(start.depth, 1.0), max(start.edge, 0.1), start.bytes_per_s)
+        first = np.log([*figures, floor_s, 0.05])
+        return made(_least_squares(lambda logs: _seconds(made(logs), kernels, device), seconds, first, most))
+
+    def error(found: Rates) -> float:
+        return float(np.median(np.abs(np.log(_seconds(found, kernels, device) / seconds))))
+
+    # The loss has valleys of its own for outliers: what it finds depends on where it begins.
+    return min(map(found_from, starts), key=error)
 
 
 def _attention(rates: Rates, kernels: Sequence[MeasuredKernel], device: Device) -> Rates:

@@ -46,9 +46,10 @@ def test_mfu_counts_the_flops_of_the_model_once(strategy: str) -> None:
 
 
 def test_rates_of_files_are_best_cases_and_measured_ones_are_not() -> None:
-    own = replace(CLUSTER, name="mine", source="")
-    measured = replace(CLUSTER, source="measured 2026-01-01")
-    found = [optimize(GRAPH, cluster, strategy="dp2") for cluster in (CLUSTER, own, measured)]
+    at_peak = CLUSTER.at_peak()
+    own = replace(at_peak, name="mine", source="")
+    measured = replace(at_peak, source="measured 2026-01-01")
+    found = [optimize(GRAPH, cluster, strategy="dp2") for cluster in (at_peak, own, measured)]
     assert [one.basis for one in found] == [BEST_CASE, BEST_CASE, ""]
     assert [BEST_CASE in one.summary() for one in found] == [True, True, False]
     assert found[0].to_dict()["basis"] == BEST_CASE
