@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.arrays import FloatArray, IntArray
 from graphs.errors import ClusterError
 
 # What an op does, as `graphs.records.Work` counts it.
@@ -161,15 +161,15 @@ class Rates:
             rates: of each op's dtype (`Rates.by_op`).
         """
         moving_s = bytes_moved / self.bytes_per_s
-        result = np.maximum(flops * self.sustained / rates.flops_per_s, moving_s)
-        at = np.flatnonzero(_are_products(work, extents))
+        result = np.maximum(flops * self.sustained / rates["flops_per_s"], moving_s)
+        at = _products_at(work, extents)
         if len(at):
             there = rates.of(at)
             compute_s = self._products_s(extents[at], there) * self._times_as_long(work[at], extents[at], flops[at])
-            result[at] = _together(compute_s, bytes_moved[at] / there.bytes_per_s)
+            result[at] = _together(compute_s, bytes_moved[at] / there["bytes_per_s"])
         at = self._attention_at(work, extents)
         if len(at) and self.attention is not None:
-            compute_s = self._attention_s(self.attention, work[at], extents[at], rates.share[at])
+            compute_s = self._attention_s(self.attention, work[at], extents[at], rates["share"][at])
             result[at] = _together(compute_s, moving_s[at])
         return result
 
@@ -180,18 +180,19 @@ class Rates:
 
         Neither is so of `seconds`, as a part may fill its last wave of tiles better. Arguments as there.
         """
-        is_product = _are_products(work, extents)
-        moving_s = bytes_moved / np.where(is_product, rates.bytes_per_s, self.bytes_per_s)
+        is_product = np.zeros(len(work), dtype=np.bool_)
+        is_product[_products_at(work, extents)] = True
+        moving_s = bytes_moved / np.where(is_product, rates["bytes_per_s"], self.bytes_per_s)
         factor = np.full(len(work), self.sustained)
         for kind, longer in ((WEIGHT_GRADIENT, self.weight_gradient), (GROUPED, self.grouped)):
             factor[(work == kind) & is_product] *= longer
         # A part's depth is no greater, so that the start of a tile costs it as much for each FLOP, or more.
-        started = rates.flops_per_s / (1.0 + rates.depth / np.where(is_product, extents[:, 3], np.inf))
-        compute_s = flops * factor / np.where(is_product, np.maximum(started, rates.untiled), rates.flops_per_s)
+        started = rates["flops_per_s"] / (1.0 + rates["depth"] / np.where(is_product, extents[:, 3], np.inf))
+        compute_s = flops * factor / np.where(is_product, np.maximum(started, rates["untiled"]), rates["flops_per_s"])
         at = self._attention_at(work, extents)
         if len(at) and self.attention is not None:
             heads, queries, keys, width, density = extents[at].T
-            per_s = _head_rate(self.attention, width) * rates.share[at]
+            per_s = _head_rate(self.attention, width) * rates["share"][at]
             compute_s[at] = 4.0 * heads * queries * keys * width * density / per_s * _passes(self.attention, work[at])
         result: FloatArray = np.maximum(compute_s, moving_s)
         return result
@@ -202,15 +203,15 @@ class Rates:
         at_once, high, wide = float(self.multiprocessors), _HIGH, _WIDE  # float64 [tiles, 1]: all tiles at a time
         tiles = batch * np.ceil(rows / high - _HAIR) * np.ceil(columns / wide - _HAIR)
         # A tile's FLOPs, slower by its edges than one of the first tiles.
-        slower = (1.0 + rates.edge * (1.0 / high + 1.0 / wide)) / (1.0 + rates.edge * (1.0 / 256 + 1.0 / 128))
-        wave_s = at_once * (2.0 * high * wide) * slower / rates.flops_per_s
-        whole_s = np.ceil(tiles / at_once) * wave_s * (depth + rates.depth)
+        slower = (1.0 + rates["edge"] * (1.0 / high + 1.0 / wide)) / (1.0 + rates["edge"] * (1.0 / 256 + 1.0 / 128))
+        wave_s = at_once * (2.0 * high * wide) * slower / rates["flops_per_s"]
+        whole_s = np.ceil(tiles / at_once) * wave_s * (depth + rates["depth"])
         splits = np.clip(np.floor(at_once / np.maximum(tiles, 1.0)), 1.0, MOST_SPLITS)
         # Parts are added up in float32: each is written and read.
-        added_s = 8.0 * splits * batch * rows * columns / rates.bytes_per_s
-        cut_s = wave_s * (np.ceil(depth / splits) + rates.depth) + added_s
+        added_s = 8.0 * splits * batch * rows * columns / rates["bytes_per_s"]
+        cut_s = wave_s * (np.ceil(depth / splits) + rates["depth"]) + added_s
         best = np.where(splits > 1.0, np.minimum(whole_s, cut_s), whole_s).min(axis=0)
-        best = np.minimum(best, 2.0 * batch * rows * columns * depth / rates.untiled)
+        best = np.minimum(best, 2.0 * batch * rows * columns * depth / rates["untiled"])
         result: FloatArray = best * self.sustained
         return result
 
@@ -237,7 +238,9 @@ class Rates:
         """Numbers of the ops whose time is that of attention."""
         if self.attention is None:
             return np.zeros(0, dtype=np.int64)
-        return np.flatnonzero((work >= ATTENTION) & (extents > 0.0).all(axis=1))
+        at = np.flatnonzero(work >= ATTENTION)
+        result: IntArray = at[(extents[at] > 0.0).all(axis=1)]
+        return result
 
     # -- Rates of dtypes ----------------------------------------------------------------------------------------
 
@@ -262,8 +265,7 @@ class Rates:
             share = min(flops_per_s / self.products[usual].flops_per_s, 1.0)
             untiled = min(flops_per_s, UNTILED * peak_flops["float32"])
             figures.append((flops_per_s, rate.depth, rate.edge, rate.bytes_per_s, share, untiled))
-        table = np.array(figures, dtype=np.float64).reshape(-1, 6)
-        return ProductRates(*table[dtype_of].T)
+        return ProductRates(np.array(figures, dtype=np.float64).reshape(-1, 6).T, dtype_of)
 
     # -- Files --------------------------------------------------------------------------------------------------
 
@@ -302,23 +304,30 @@ class Rates:
         return made
 
 
+# Of `ProductRate`; the share of attention's FLOP/s, and the FLOP/s of products too narrow for tiles.
+_CONSTANTS = ("flops_per_s", "depth", "edge", "bytes_per_s", "share", "untiled")
+
+
 @dataclass(frozen=True, eq=False)
 class ProductRates:
-    """Constants of `ProductRate` for each of n ops, float64 [n].
+    """Constants of the dtypes of n ops: ``rates["depth"]`` is float64 [n].
 
-    ``share``: of attention's FLOP/s. ``untiled``: FLOP/s of products too narrow for tiles.
+    Attributes:
+        table: float64 [6, d], constants of d dtypes.
+        dtype_of: int64 [n].
     """
 
-    flops_per_s: FloatArray
-    depth: FloatArray
-    edge: FloatArray
-    bytes_per_s: FloatArray
-    share: FloatArray
-    untiled: FloatArray
+    table: FloatArray
+    dtype_of: IntArray
 
     def of(self, ops: IntArray) -> ProductRates:
         """Those of some ops."""
-        return ProductRates(*(getattr(self, each.name)[ops] for each in fields(self)))
+        return ProductRates(self.table, self.dtype_of[ops])
+
+    def __getitem__(self, constant: str) -> FloatArray:
+        """float64 [n]."""
+        result: FloatArray = self.table[_CONSTANTS.index(constant)][self.dtype_of]
+        return result
 
 
 def _together(compute_s: FloatArray, moving_s: FloatArray) -> FloatArray:
@@ -329,8 +338,10 @@ def _together(compute_s: FloatArray, moving_s: FloatArray) -> FloatArray:
     return result
 
 
-def _are_products(work: IntArray, extents: FloatArray) -> BoolArray:
-    result: BoolArray = (work >= PRODUCT) & (work <= GROUPED) & (extents[:, :4] > 0.0).all(axis=1)
+def _products_at(work: IntArray, extents: FloatArray) -> IntArray:
+    """Numbers of the products whose sizes are known."""
+    at = np.flatnonzero((work >= PRODUCT) & (work <= GROUPED))
+    result: IntArray = at[(extents[at, :4] > 0.0).all(axis=1)]
     return result
 
 

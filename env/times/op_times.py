@@ -52,11 +52,11 @@ class OpWork:
             kernels=graph.kernels,
             work=graph.work,
             stream=graph.stream,
-            flops=graph.flops.astype(np.float64),
-            bytes_moved=graph.bytes_moved.astype(np.float64),
+            flops=graph.flops.astype(np.float64, copy=False),
+            bytes_moved=graph.bytes_moved.astype(np.float64, copy=False),
             extents=graph.extents,
             dtypes=tuple(str(name) for name in names),
-            dtype_of=dtype_of.reshape(-1).astype(np.int64),
+            dtype_of=dtype_of.reshape(-1).astype(np.int64, copy=False),
             stack=graph.origin.stack,
         )
 

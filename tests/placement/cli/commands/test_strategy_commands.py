@@ -156,7 +156,7 @@ def test_a_placement_that_is_best_has_its_command_too(call: Call) -> None:
 def test_the_advice_comes_first_also_where_nothing_is_searched(call: Call) -> None:
     save_graph(heavy(), "g.json")
     save_graph(mlp(), "light.json")
-    on = ("--cluster", "8xA100-nvswitch")
+    on = ("--cluster", "8xA100-nvswitch", "--rates", "peak")
     for words, advice, how in (
         (("optimize", "g.json", *on, "--strategy", "dp2 zero1"), "data parallel on 2 with ZeRO-1: 2.00x one", "'dp2 z"),
         (("optimize", "light.json", *on, "--strategy", "dp2 zero1"), "one device is faster: 65 us, ", "none"),
