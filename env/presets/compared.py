@@ -2,12 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from env import gpus
+from env.device import Device
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
+
 NOT_COMPARED = "not compared with public runs yet"
 
-COMPARED: dict[str, str] = {}
+
+@dataclass(frozen=True)
+class Compared:
+    """Public training runs on a kind of GPU, beside what the shipped figures say of them.
+
+    Attributes:
+        runs: how many.
+        off: mean of the absolute errors of their step times, as a share.
+        what: whose runs.
+    """
+
+    runs: int
+    off: float
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.runs} public training runs ({self.what}) were {self.off:.0%} off in the mean"
 
 
-def compared(models: list[str]) -> str:
+def is_model(value: object, model: str) -> bool:
+    """Whether something is the record of a model of device."""
+    return isinstance(value, Device) and value.model == model
+
+
+COMPARED: dict[str, Compared] = {}
+
+
+def compared(models: Iterable[str]) -> str:
     """A sentence for a cluster of devices of these models."""
-    found = dict.fromkeys(COMPARED[model] for model in models if model in COMPARED)
+    found = dict.fromkeys(str(COMPARED[model]) for model in models if model in COMPARED)
     return "; ".join(found) or NOT_COMPARED
+
+
+def compared_runs(cluster: Cluster) -> Compared | None:
+    """The runs that tell how sure predictions on a cluster are; of several kinds of GPU the least sure.
+
+    None where a device has other figures than its kind, or a kind was not compared.
+    """
+    found = []
+    for device in {id(d.rates): d for d in (cluster.devices[k] for k in cluster.compute_devices.tolist())}.values():
+        shipped = next((each.rates for each in vars(gpus).values() if is_model(each, device.model)), None)
+        if device.model not in COMPARED or device.rates is None or device.rates != shipped:
+            return None
+        found.append(COMPARED[device.model])
+    return max(found, key=lambda each: each.off, default=None)

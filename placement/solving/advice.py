@@ -13,6 +13,7 @@ from placement.solving.strategies.words import family_in_words, in_words
 
 _OTHERS = 2  # next best ways that are told
 _FAR = 4.0  # times the answer: slower ways are none to choose from
+_STEPS = 5  # that tell which of two ways is faster
 _SAME = 1.005  # speed-ups below are none, for a reader
 
 
@@ -105,6 +106,31 @@ def _one_device(result: Result, which: str) -> str:
         return f"one device does not fit{'' if _is_searched(result) else ' as it is'}"
     how = which if one.name == ONE_DEVICE else f" with {show_line(one.strategy)}"
     return f"one device takes {format_seconds(one.step_time_s)}{how}"
+
+
+def ties(result: Result) -> str:
+    """The next best ways that predictions cannot tell from the answer, and what would; empty where there are none.
+
+    Args:
+        result: as of `advice`.
+    """
+    answer, off = result.answer, result.uncertainty
+    if answer is None or off is None:
+        return ""
+    mine = PLACEMENT if result.strategy == NO_STRATEGY else result.strategy
+    near = [
+        one
+        for one in best_of_each(result.alternatives)
+        if mine not in (one.strategy, one.name)
+        and one.name != ONE_DEVICE
+        and one.step_time_s is not None
+        and abs(one.step_time_s / answer.objective_s - 1.0) <= off
+    ]
+    if not near:
+        return ""
+    told = ", ".join(f"{one.strategy} {format_seconds(one.step_time_s or 0.0)}" for one in near)
+    steps_s = _STEPS * (answer.objective_s + sum(one.step_time_s or 0.0 for one in near))
+    return f"{told}: within {off:.0%}; {_STEPS} steps of each tell, {format_seconds(steps_s)} in all"
 
 
 def beside(result: Result) -> list[str]:

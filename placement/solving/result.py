@@ -26,7 +26,7 @@ from graphs.records import LANE
 from graphs.transforms.coverage import repeats_first
 from placement.solving.alternatives import Alternative
 from placement.solving.answer import Answer, agreed_bound_s, check_answer, relative_gap
-from placement.solving.utilisation import Utilisation, basis, utilisation
+from placement.solving.utilisation import Utilisation, basis, uncertainty, utilisation
 
 if TYPE_CHECKING:
     from env.simulation.simulator import Schedule, Score
@@ -204,6 +204,11 @@ class Result:
         return basis(self.graph, self.cluster)
 
     @property
+    def uncertainty(self) -> float | None:
+        """The mean error of predictions of this kind, as a share; None where none were compared."""
+        return uncertainty(self.graph, self.cluster)
+
+    @property
     def scope(self) -> str:
         """The placements among which bound and gap hold, in words."""
         if self.bounds:
@@ -325,10 +330,11 @@ class Result:
         if repeats:
             head = f"not shared   {show_line(repeats)}\n{head}"
         if self.alternatives:
-            from placement.solving.advice import advice, beside
+            from placement.solving.advice import advice, beside, ties
 
             head = f"{show_line(advice(self))}\n{head}"
             others = [f"{'best of each' if k == 0 else '':<13}{row}" for k, row in enumerate(beside(self))]
+            others += [f"ties         {show_line(line)}" for line in (ties(self),) if line]
         lines = [
             head,
             f"step time    {', '.join(filter(None, (f'{format_seconds(answer.step_time_s)} on {used}', rates)))}",
@@ -373,7 +379,12 @@ class Result:
         """JSON-ready fields without the graph and the cluster themselves, only their names and hashes, and rates."""
         from placement.solving.result_json import result_to_dict
 
-        return {**result_to_dict(self), **dataclasses.asdict(self.utilisation), "basis": self.basis}
+        return {
+            **result_to_dict(self),
+            **dataclasses.asdict(self.utilisation),
+            "basis": self.basis,
+            "uncertainty": self.uncertainty,
+        }
 
     def to_json(self) -> str:
         """The result with its graph and cluster as JSON text; `from_json` of it equals this result."""

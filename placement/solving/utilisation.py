@@ -11,6 +11,7 @@ import numpy as np
 
 from env.cluster import Cluster
 from env.device import Device
+from env.presets.compared import NOT_COMPARED, compared_runs
 from graphs.opgraph import OpGraph
 
 BEST_CASE = "at peak rates: a best case"
@@ -102,15 +103,31 @@ def utilisation(
 
 
 def basis(graph: OpGraph, cluster: Cluster) -> str:
-    """`BEST_CASE` where op times come from rates that no kernel reaches; what calibrated ones are; else empty.
+    """What op times rest on: `BEST_CASE`, a calibration, or kernels' rates and how far off those were; else empty.
 
-    The former are the figures of a cluster that nobody measured, without rates, with efficiencies of 1.
+    The first are the figures of a cluster that nobody measured, without rates, with efficiencies of 1.
     """
-    measured = ~np.isnan(graph.time_s).all(axis=1)
-    is_modelled = bool((~measured & ((graph.flops > 0) | (graph.bytes_moved > 0))).any())
-    if not is_modelled or cluster.source.startswith("measured "):
+    if not _is_modelled(graph) or cluster.source.startswith("measured "):
         return ""
     computing = [cluster.devices[number] for number in cluster.compute_devices.tolist()]
     if any(one.rates is None and one.compute_efficiency == one.bandwidth_efficiency == 1 for one in computing):
         return BEST_CASE
-    return cluster.source.partition(":")[0] if cluster.source.startswith("calibrated on ") else ""
+    if cluster.source.startswith("calibrated on "):
+        return cluster.source.partition(":")[0]
+    if not all(one.rates is not None for one in computing):
+        return ""
+    runs = compared_runs(cluster) if graph.is_training else None
+    return f"predicted by rates of kernels, {NOT_COMPARED}" if runs is None else f"predicted; {runs}"
+
+
+def uncertainty(graph: OpGraph, cluster: Cluster) -> float | None:
+    """The mean error of predictions of this kind, as a share; None where nobody compared any with what was measured."""
+    if not _is_modelled(graph) or not graph.is_training or cluster.source.startswith(("measured ", "calibrated on ")):
+        return None
+    runs = compared_runs(cluster)
+    return None if runs is None else runs.off
+
+
+def _is_modelled(graph: OpGraph) -> bool:
+    measured = ~np.isnan(graph.time_s).all(axis=1)
+    return bool((~measured & ((graph.flops > 0) | (graph.bytes_moved > 0))).any())
