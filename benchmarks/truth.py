@@ -31,7 +31,7 @@ from truth_rows import Run, Skipped, runs_in
 
 from baselines.strategies.applied import applied
 from baselines.strategies.folding import why_not_folded
-from env.cluster import Cluster
+from env.cluster import BLOCKING, Cluster
 from env.gpu_rates import flash_attention_1
 from env.simulation.simulator import Simulator
 from graphs.errors import PlacementError
@@ -80,7 +80,7 @@ def main() -> None:
         sys.exit(f"--rows {given.rows} is no folder; give one that holds CSV files of measured runs.")
     found = {path.name: judged(_chosen(path, rows, given.only)) for path, rows in runs_in(given.rows)}
     found = {name: rows for name, rows in found.items() if rows}
-    several = {path.name: read_kernels(path) for path in sorted(given.rows.glob(f"*{given.only}*.csv"))}
+    several = {path.name: read_kernels(path) for path in sorted(given.rows.glob("*.csv")) if given.only in path.name}
     kernels = {name: each for name, each in several.items() if each is not None}
     if not found and not kernels:
         sys.exit(f"no file in {given.rows} has the columns of a known format; see benchmarks/truth_rows.py.")
@@ -133,8 +133,12 @@ def predicted(run: Run) -> tuple[float, float]:
 
 def _few(run: Run) -> tuple[int, int] | None:
     """Two numbers of micro-batches that tell the time of any more; None where the run has few."""
-    stages = Strategy.parse(run.strategy).stages if run.strategy else 1
-    few = (2 * stages, 3 * stages) if stages > 1 else (2, 3)
+    strategy = Strategy.parse(run.strategy) if run.strategy else Strategy()
+    stages = strategy.stages
+    if stages == 1:
+        few = (2, 3)
+    else:  # the pipeline is full; stages in turns take micro-batches by groups
+        few = (stages, 2 * stages if strategy.virtual_stages > stages else stages + max(stages // 4, 2))
     return few if run.micro_batches > few[1] else None
 
 
@@ -142,7 +146,7 @@ def _few(run: Run) -> tuple[int, int] | None:
 def scored(run: Run, micro_batches: int) -> tuple[float, float]:
     """``(seconds, bytes)`` of a step of so many micro-batches."""
     graph = on_stack(captured(run.shape, run.micro_batch * run.replicas * micro_batches), run.stack)
-    cluster = cluster_of(run.cluster, run.flash_1)
+    cluster = cluster_of(run.cluster, run.flash_1, run.blocking)
     strategy = Strategy.parse(with_micro_batches(run.strategy, micro_batches) or "none")
     if strategy.is_none:
         from env.plan import Plan
@@ -156,9 +160,11 @@ def scored(run: Run, micro_batches: int) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=8)
-def cluster_of(preset: str, flash_1: bool) -> Cluster:
-    """A preset, whose devices may have the attention of before FlashAttention 2."""
+def cluster_of(preset: str, flash_1: bool, blocking: bool) -> Cluster:
+    """A preset, maybe with the attention of before FlashAttention 2, maybe without overlap of communication."""
     cluster = Cluster.preset(preset)
+    if blocking:
+        cluster = replace(cluster, communication=BLOCKING)
     if not flash_1:
         return cluster
     devices = (replace(d, rates=None if d.rates is None else flash_attention_1(d.rates)) for d in cluster.devices)

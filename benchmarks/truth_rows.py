@@ -41,6 +41,7 @@ class Run:
         measured_bytes: peak of the fullest device; None where nobody said.
         asks_memory: what the peak counts: ``"allocated"`` or ``"reserved"``.
         flash_1: attention is FlashAttention 1, half as fast as what torch has now.
+        blocking: nothing is computed while collectives run.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Run:
     measured_bytes: float | None = None
     asks_memory: str = "allocated"
     flash_1: bool = False
+    blocking: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -215,6 +217,7 @@ def _simumax(row: Row) -> Run | Skipped:
     return Run(
         *(row["case"], shape, int(row["global_batch"]), int(row["micro_batch"]), replicas, _joined(words)),
         *(_hosts(gpus, kind), "fused", gpus, float(row["step_ms"]) / 1e3, float(row["max_alloc_gib"]) * GIB),
+        blocking=True,
     )
 
 
@@ -222,14 +225,14 @@ def _bloom(row: Row) -> Run | Skipped:
     """Megatron-DeepSpeed of 2022: ZeRO-1, full recompute, 1F1B; scores and softmax are kernels of their own."""
     gpus = int(row["gpus"])
     sizes = {key: int(row[key] or 0) for key in ("nlayers", "nhidden", "nheads", "dp", "tp", "pp", "mbs", "gbs")}
+    if not sizes["nlayers"]:  # what the size that is stated comes to
+        sizes["nlayers"] = round(float(row["nlayers_implied_by_size"] or 0))
     name = f"line {row['line']}: {sizes['nlayers']} x {sizes['nhidden']}, {sizes['nheads']} heads, {gpus} GPUs: "
     name += f"tp{sizes['tp']} pp{sizes['pp']} dp{sizes['dp']}, micro-batch {sizes['mbs']}, batch {sizes['gbs']}"
     try:
         measured_s = float(row["sec_per_iteration"])
     except ValueError:
         return Skipped(name, "no time was measured")
-    if not sizes["nlayers"]:  # what the size that is stated comes to
-        sizes["nlayers"] = round(float(row["nlayers_implied_by_size"]))
     if sizes["dp"] * sizes["tp"] * sizes["pp"] != gpus:
         return Skipped(name, "its layout is one of another number of GPUs")
     if sizes["nhidden"] % sizes["nheads"]:

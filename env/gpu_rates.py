@@ -6,9 +6,11 @@
 * **H100, float8 products**: 5,280 shapes of the same, 13 % off; the quantising of activations that these times contain
   was fitted apart and is no part of the product.
 * **Long runs**: A100-PCIe products of Megatron layers (MooreThreads/SimuMax, commit 4dcaae5) take 1.21 times as long,
-  and weight gradients 1.05 times as long again; with both, 1.5 % off in the median of 183. At 400 W, 1.16. H100: what
-  is left for products of NeMo's bfloat16 steps on 8 to 2,048 GPUs (NVIDIA/dgxc-benchmarking, commit 143b90d), 620 to
-  650 TFLOP/s: 1.34; single large products reach 720 (SemiAnalysis, MI300X against H100 and H200, December 2024).
+  and weight gradients 1.05 times as long again; with both, 1.5 % off in the median of 183. At 400 W, 1.16. H100: one
+  factor, 1.28, for steps of NeMo (NVIDIA/dgxc-benchmarking, commit 143b90d) and FSDP (mosaicml/llm-foundry, commit
+  8c8dd48f) on 8 to 2,048 GPUs, which leaves products some 670 TFLOP/s; single large ones reach 720 (SemiAnalysis,
+  MI300X against H100 and H200, December 2024). With HBM2e at 500 W, 1.65, from four steps of pytorch/torchtitan
+  (commit b5bcd76c).
 * **B200**: one rate for twelve steps of Megatron-LM (SimuMax, as above): 1,030 TFLOP/s of large products, which leaves
   these steps 8 % off in the mean when layers are added up by hand. Of that 1.36 for the long run.
 * **Attention**: A100, FlashAttention 2: 2,616 shapes of aiconfigurator, and SimuMax for the level and the backward pass
@@ -73,7 +75,7 @@ H100 = Rates(
     bytes_per_s=3.0e12,
     floor_s=2.6e-6,
     products={**_half(856e12, 2.88e12, _HOPPER), "float8_e4m3fn": _H100_FP8, "float8_e5m2": _H100_FP8},
-    sustained=1.34,
+    sustained=1.28,
     weight_gradient=1.05,
     grouped=1.10,
     attention=_FLASH_2,
@@ -92,7 +94,7 @@ _HBM2E_FP8 = replace(_H100_FP8, bytes_per_s=2.06e12)
 H100_HBM2E = replace(
     H100,
     bytes_per_s=2.1e12,
-    sustained=1.45,
+    sustained=1.65,
     products={**_half(856e12, 2.06e12, _HOPPER), "float8_e4m3fn": _HBM2E_FP8, "float8_e5m2": _HBM2E_FP8},
     source=f"as H100, memory in proportion to the peaks, 500 W assumed to cost 8 %; {H100.source}",
 )

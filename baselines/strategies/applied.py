@@ -13,7 +13,7 @@ from baselines.strategies.devices import recomputed
 from baselines.strategies.folding import check_folded, folded_note, grid_of, with_lone_collectives, with_shared_links
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order, order_of
 from baselines.strategies.stage_cuts import recomputed_in_stages
-from env.cluster import LANE, Cluster
+from env.cluster import BLOCKING, LANE, Cluster
 from env.communication.formulas import buffer_bytes, fused_s
 from env.communication.times import quickest
 from env.plan import Plan
@@ -126,7 +126,9 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
     if folded:
         used = part_of(cluster, devices[:, 0])
         devices = np.array([[used.device_index[cluster.devices[d].name]] for d in devices[:, 0].tolist()])
-    target = used.with_lanes() if exchanged.collectives else used
+    # Where devices do nothing else while they communicate, collectives run on the devices themselves.
+    has_lanes = bool(exchanged.collectives) and cluster.communication != BLOCKING
+    target = used.with_lanes() if has_lanes else used
     if exchanged.collectives:
         unordered = _without_lanes(unordered, target)
     spelt_out, numbers = unordered, None

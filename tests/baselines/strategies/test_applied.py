@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from training_steps import mlp
 from baselines.strategies.applied import applied
 from env.checking.checker import check_schedule
 from env.checking.reference import simulate_reference
+from env.cluster import Cluster
 from env.communication.formulas import EXPANDED_RANKS
 from env.simulation.simulator import Simulator
 from graphs.capture import capture
@@ -108,3 +111,14 @@ def test_gradients_of_single_rows_are_not_cut_into_stretches() -> None:
     assert applied(graph, cluster, Strategy.parse("dp2")).derived.graph.n_ops > graph.n_ops
     with pytest.raises(StrategyError, match="makes one of single rows; make the embedding with sparse=False"):
         applied(graph, cluster, Strategy.parse("dp2 zero2"))
+
+
+def test_where_communication_blocks_collectives_run_on_the_devices() -> None:
+    graph, cluster = mlp(layers=4), Cluster.preset("4xA100-nvswitch")
+    blocking = replace(cluster, communication="blocking")
+    beside, alone = (applied(graph, each, Strategy.parse("dp4")) for each in (cluster, blocking))
+    assert not any(device.kind == "lane" for device in alone.problem.cluster.devices)
+    both = [Simulator(each.problem).score(each.plan) for each in (beside, alone)]
+    assert both[1].step_time_s > both[0].step_time_s
+    reference = simulate_reference(alone.problem.graph, alone.problem.cluster, alone.plan)
+    assert reference.step_time_s == pytest.approx(both[1].step_time_s, rel=1e-12)

@@ -1,0 +1,57 @@
+"""The judge of predictions reads rows of public tables, and says what it cannot build."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SIMUMAX = (
+    "case,gpu,gpus,model,layers,hidden,ffn,heads,kv_heads,vocab,experts,seq,tp,cp,pp,ep,dp,micro_batch,"
+    "num_microbatches,global_batch,step_ms,max_alloc_gib\n"
+    "a,B200-SXM,8,m,2,1024,4096,8,8,1000,,512,2,1,1,1,4,1,4,16,40.0,3.0\n"
+    "b,B200-SXM,8,m,2,1024,4096,8,8,1000,,512,1,1,2,1,4,1,8,32,60.0,3.0\n"
+    "c,B200-SXM,8,m,2,1024,4096,8,8,1000,8,512,1,1,1,1,8,1,4,32,60.0,3.0\n"
+)
+PRODUCTS = (
+    "system,device,dtype,m,n,k,latency_ms\nh100_sxm,H100,bfloat16,4096,4096,4096,0.2\nx9,X9,bfloat16,64,64,64,0.1\n"
+)
+
+
+def _judge(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "truth.py"), "--rows", str(folder), *options]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_rows_are_predicted_and_those_that_cannot_be_built_say_why(tmp_path: Path) -> None:
+    (tmp_path / "steps.csv").write_text(SIMUMAX, encoding="utf-8")
+    (tmp_path / "products.csv").write_text(PRODUCTS, encoding="utf-8")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    found = _judge(tmp_path, "--json")
+    assert found.returncode == 0, found.stderr
+    files = {each["file"]: each for each in json.loads(found.stdout)["files"]}
+    assert sorted(files) == ["products.csv", "steps.csv"]
+    rows = files["steps.csv"]["rows"]
+    assert [row["run"] for row in rows] == ["a", "b", "c"]
+    assert "experts" in rows[2]["skipped"]
+    for row in rows[:2]:
+        assert row["error"] == pytest.approx(row["predicted_s"] / row["measured_s"] - 1.0)
+        assert 0 < row["predicted_s"] < 1
+        assert row["predicted_bytes"] > 0
+    assert files["steps.csv"]["mean_error"] == pytest.approx(sum(abs(row["error"]) for row in rows[:2]) / 2)
+    # The constant is the best of one for both rows, so one of them has no error.
+    assert min(abs(row["constant_error"]) for row in rows[:2]) < 1e-9
+    (product, unknown) = files["products.csv"]["rows"]
+    assert 100e-6 < product["predicted_s"] < 400e-6
+    assert "x9" in unknown["skipped"]
+
+
+def test_a_folder_without_known_files_is_one_sentence(tmp_path: Path) -> None:
+    found = _judge(tmp_path)
+    assert found.returncode == 1
+    assert found.stderr.count("\n") == 1
+    assert "known format" in found.stderr
