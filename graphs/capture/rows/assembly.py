@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from graphs.capture.drafts import DraftCall, DraftRow, Drafts, Operand, Root
 from graphs.capture.rows import dtensor
 from graphs.capture.rows.apart import APART
+from graphs.capture.rows.attention import ATTENTION
 from graphs.capture.rows.counted import Counted
 from graphs.capture.rows.dispatch import Places
 from graphs.capture.rows.layers import LAYERS
@@ -143,7 +144,7 @@ def _names(target: OpOverload) -> tuple[str, ...]:
 def _rule(target: OpOverload) -> Rule | None:
     """Our rule for an operator; None where we have none."""
     name = target._schema.name.partition("::")[2]
-    for table in (LAYERS, RULES, APART):
+    for table in (LAYERS, ATTENTION, RULES, APART):
         if name in table.by_name:
             return table.by_name[name]
     return (lambda call: pointwise(call.inputs, call)) if is_pointwise(name) else None
@@ -247,7 +248,7 @@ def _rows(
                 break
             parts.append((cut.operand, part))
         else:
-            row = _row(word, parts, call, inputs)
+            row = _row(word, _widened(parts, inputs) if one.letter.is_wide else parts, call, inputs)
             if row is not None:
                 for operand in one.partial if not one.letter.is_named else ():
                     if operand.value is not None and operand not in inputs:
@@ -273,6 +274,14 @@ def _sum_rows(one: Spelled, inputs: tuple[Operand, ...], sums: dict[int, set[str
             if operand.value is not None:
                 sums.setdefault(operand.value, set()).add(word)
         yield DraftRow(word, values, {}, is_whole=True)
+
+
+def _widened(parts: list[tuple[Operand, Part]], inputs: tuple[Operand, ...]) -> list[tuple[Operand, Part]]:
+    """The parts without cuts of arguments whose tensor another argument reads in full."""
+    named = {id(operand) for operand, _ in parts}
+    whole = {operand.value for operand in inputs if id(operand) not in named and operand.value is not None}
+    given = {id(operand) for operand in inputs}
+    return [(operand, part) for operand, part in parts if id(operand) not in given or operand.value not in whole]
 
 
 def _row(

@@ -1,8 +1,7 @@
-"""Rules for layers of networks: convolution, pooling, normalisation, attention, embeddings, recurrence and losses."""
+"""Rules for layers of networks: convolution, pooling, normalisation, embeddings, recurrence and losses."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from string import ascii_lowercase
@@ -248,39 +247,7 @@ def _has(letter: Letter, slot: Slot, dim: int) -> bool:
     return any(cut.slot == slot.number and cut.dims == (dim,) for cut in letter.cuts)
 
 
-# -- attention and embeddings ------------------------------------------------------------------------------------------
-
-
-@LAYERS.on(
-    *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"),
-    *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention"),
-    *("_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_flash_attention_backward"),
-    *("_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward"),
-    *("_scaled_dot_product_fused_attention_overrideable", "_scaled_dot_product_attention_math_for_mps"),
-    *("_scaled_dot_product_fused_attention_overrideable_backward",),
-)
-def _attention(call: Call) -> list[Letter]:
-    """Samples and heads; the queries of a sequence where it is one product of all keys, forward."""
-    query, key = call["query"], call["key"]
-    if query.ndim != 4:
-        return []
-    batch, heads = query.shape[:2]
-    groups = math.gcd(heads, key.shape[1])
-    by_batch, by_head = [], []
-    for slot in (*call.inputs, *(out for out in call.outputs if out is not None)):
-        if slot.ndim in (3, 4) and slot.shape[0] == batch:
-            by_batch.append(Cut(slot.number, (0,)))
-        if slot.ndim in (3, 4) and slot.shape[1] in (heads, key.shape[1]):
-            by_head.append(Cut(slot.number, (1,), slot.shape[1] // groups))
-    letters = [Letter(batch, tuple(by_batch)), Letter(groups, tuple(by_head), word="heads")]
-    if "backward" in call.name or call["is_causal"]:
-        return letters
-    length, mask = query.shape[2], call["attn_mask"]
-    results = [out for out in call.outputs if out is not None and out.ndim > 2 and out.shape[2] == length]
-    cuts = [Cut(slot.number, (2,)) for slot in (query, *results)]
-    if isinstance(mask, Slot) and mask.ndim > 1 and mask.shape[-2] == length:
-        cuts.append(Cut(mask.number, (mask.ndim - 2,)))
-    return [*letters, Letter(length, tuple(cuts), word="sequence")]
+# -- embeddings --------------------------------------------------------------------------------------------------------
 
 
 @LAYERS.on("embedding")

@@ -55,6 +55,8 @@ class Letter:
         partial: numbers of the tensors that are sums over it.
         word: what it is, where the call says so: ``"heads"``, ``"channels"`` ...
         is_named: it is that and nothing else, whatever its dimensions are elsewhere.
+        is_wide: an argument that is cut may be read in full where others that are not are slices of the same tensor:
+            query, key and value of one product.
     """
 
     size: int
@@ -62,6 +64,7 @@ class Letter:
     partial: tuple[int, ...] = ()
     word: str = ""
     is_named: bool = False
+    is_wide: bool = False
 
 
 @dataclass(frozen=True)

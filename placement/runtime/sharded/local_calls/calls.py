@@ -22,6 +22,7 @@ from graphs.capture.rows.letters import Letter
 from graphs.capture.trace import Layout, flat, layouts, row_major, value_of
 from placement.runtime.program.functional import after, uninitialised
 from placement.runtime.sharded.layouts import PartCut, PartLayout
+from placement.runtime.sharded.local_calls.attention_calls import ATTENTION
 from placement.runtime.sharded.local_calls.dispatch_calls import DISPATCHES
 from placement.runtime.sharded.local_calls.group_calls import GROUPS
 from placement.runtime.sharded.local_calls.loss_calls import LOSSES, label_weight, label_weight_call
@@ -41,7 +42,7 @@ from placement.runtime.sharded.local_calls.window_calls import WINDOWS, borders_
 
 __all__ = ["Extras", "LocalCall", "bn_sums_call", "borders_needed", "label_weight", "label_weight_call", "local_call"]
 
-_TABLES = (VIEWS, SHAPES, LOSSES, TABLES, DISPATCHES, GROUPS, NORMS, WINDOWS)
+_TABLES = (VIEWS, SHAPES, LOSSES, TABLES, DISPATCHES, GROUPS, NORMS, WINDOWS, ATTENTION)
 _HANDLERS = {name: handler for table in _TABLES for name, handler in table.by_name.items()}
 # They read the shape of an argument alone, however it is cut.
 _SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
