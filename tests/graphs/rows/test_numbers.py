@@ -33,6 +33,8 @@ def check(calls: list[RecordedCall]) -> set[str]:
                 continue  # sums handed on, copies in another shape
             if call.target._schema.name.replace("::", ".") in BATCH_STATISTICS and letter.word != "channels":
                 continue  # other statistics
+            if letter.is_wide and True in call.args:
+                continue  # stretches of queries of causal attention, which look at the keys before them
             if all(cut.slot >= n_inputs for cut in letter.cuts) and n_inputs:
                 continue  # rows of a table: a part makes all of it and keeps its own
             is_window = letter.word in ("height", "width", "sequence") and ("conv" in name or "pool" in name)
