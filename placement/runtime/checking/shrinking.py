@@ -117,7 +117,8 @@ def candidates(use: Use) -> Iterator[Smaller]:
         of_images = {size for shape in shapes if len(shape) > 3 for size in shape[2:]}
         small, medium = ({size for size in cuts if size <= limit} for limit in (_SMALL, _MEDIUM))
         if "attention" in str(use.node.target):  # kernels divide numbers of heads by each other unseen
-            small |= {size for shape in shapes if len(shape) > 2 for size in shape[1:-1]}
+            of_heads = slice(1, 2 if "scaled_dot_product" in str(use.node.target) else -1)
+            small |= {size for shape in shapes if len(shape) > 2 for size in shape[of_heads]}
             medium |= small
         several = [_smaller(cuts, small), _smaller(cuts, small, products=True)]
         several += [_smaller(cuts, small | of_images), _smaller(cuts, medium, products=True)]
