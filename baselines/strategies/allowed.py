@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from env.cluster import Cluster
 from graphs.arrays import BoolArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
+from graphs.records import Work
 from graphs.rows import op_with_statistics
 from graphs.transforms.coverage import unshared
 from graphs.transforms.recomputing import unmatched
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from baselines.strategies.estimating.cuts import AxisCut
 
 FLUSHING = "gpipe"  # the order whose backward passes follow all forward passes
+_DENSITY = 4  # of attention's extents
 _MUCH = 1.25  # times the FLOPs: worth a remark
 
 
@@ -134,8 +137,8 @@ def remarks(before: OpGraph, after: OpGraph, cluster: Cluster, strategy: Strateg
         places: of a mesh, for how many of them each op of `after` stands.
     """
     cannot = unshared(before) if strategy.devices > 1 and any(before.split_rows) else ""
-    found = [*_uneven(before, strategy), *_repeated(before, after, places), *_left_out(cluster, strategy)]
-    return " ".join(filter(None, [cannot, *found]))
+    found = [*_uneven(before, strategy), *_causal(before, strategy), *_repeated(before, after, places)]
+    return " ".join(filter(None, [cannot, *found, *_left_out(cluster, strategy)]))
 
 
 def _left_out(cluster: Cluster, strategy: Strategy) -> Iterator[str]:
@@ -177,6 +180,18 @@ def _uneven(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     for word, count in parts.items():
         if extents.get(word, count) % count and not (word == "batch" and shared is not None):
             yield f"The {word} of {extents[word]} is cut into {count} uneven parts."
+
+
+def _causal(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
+    """A sentence where later stretches of a sequence see more keys than earlier ones."""
+    count = math.prod(rule.size for rule in strategy.mesh if "sequence" in rule.words)
+    is_causal = np.isin(graph.work, (Work.ATTENTION, Work.ATTENTION_BACKWARD)) & (graph.extents[:, _DENSITY] < 1)
+    rows = (row for op in np.flatnonzero(is_causal).tolist() for row in graph.split_rows[op])
+    if count > 1 and any(row.axis == "sequence" for row in rows):
+        yield (
+            f"Causal attention counts as balanced; as it is run here, the last of {count} stretches has "
+            f"{2 - 1 / count:.2f} times the mean of its work."
+        )
 
 
 def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:

@@ -65,6 +65,46 @@ def test_heads_are_found_in_blocks_of_one_product(attention: OpGraph) -> None:
     assert rows(attention, "out/addmm")[2] == "heads: S(2,2),S(1,2),P->P"
 
 
+class CausalAttention(nn.Module):
+    """In one call; query, key and value of one product or of three."""
+
+    def __init__(self, is_fused: bool) -> None:
+        super().__init__()
+        self.inputs = nn.ModuleList(nn.Linear(8, 24 if is_fused else 8) for _ in range(1 if is_fused else 3))
+
+    def forward(self, x: torch.Tensor, keys: int = 5, dropout: float = 0.0) -> torch.Tensor:
+        parts = self.inputs[0](x).split(8, 2) if len(self.inputs) == 1 else [one(x) for one in self.inputs]
+        q, k, v = (part.unflatten(2, (2, 4)).transpose(1, 2) for part in parts)
+        attend = nn.functional.scaled_dot_product_attention
+        return attend(q, k[:, :, :keys], v[:, :, :keys], dropout_p=dropout, is_causal=True)
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_causal_attention_is_cut_by_its_queries(is_fused: bool) -> None:
+    """Forward and backward; a tensor that has keys too is read in full."""
+    graph = capture(CausalAttention(is_fused), (torch.zeros(3, 5, 8),), train=True)
+    of_sequence = {
+        graph.kinds[op].removeprefix("aten._scaled_dot_product_"): [
+            str(row).partition(" whole")[0] for row in of_op if row.axis == "sequence"
+        ]
+        for op, of_op in enumerate(graph.split_rows)
+        if "attention" in graph.kinds[op]
+    }
+    given = "R" if is_fused else "S(0,5,0,3),R,R"
+    assert of_sequence["flash_attention_for_cpu"] == [f"sequence: {given}->S(2,5),S(2,5)"]
+    (backward,) = of_sequence["flash_attention_for_cpu_backward"]
+    assert backward.startswith(f"sequence: {given},S(2,5),S(2,5)")
+    assert backward.endswith("->S(2,5),P,P")
+
+
+@pytest.mark.parametrize("settings", [(4,), (5, 0.5)])
+def test_causal_attention_that_stays_whole(settings: tuple[float, ...]) -> None:
+    """Fewer keys than queries, or dropout."""
+    graph = capture(CausalAttention(False), (torch.zeros(3, 5, 8), *settings))
+    name = next(name for name in graph.op_names if "attention" in name)
+    assert [row.partition(":")[0] for row in rows(graph, name)] == ["batch", "heads"]
+
+
 def test_gradients_are_sums_over_samples_and_lie_as_their_parameters(attention: OpGraph) -> None:
     gradient = next(i for i, name in enumerate(attention.op_names) if name.startswith("joint/mm"))
     assert "batch: S(0,3),S(0,3),R->P" in rows(attention, attention.op_names[gradient])

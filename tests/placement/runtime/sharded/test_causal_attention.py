@@ -1,0 +1,105 @@
+"""Context parallelism shares causal attention: stretches of the queries, and the numbers of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from parallel.sharded_models import check, check_inference, check_steps, planned
+from placed_models import one_thread
+from torch import Tensor, nn
+from torch.nn import functional
+
+from graphs.capture import capture_program
+from graphs.records import Work
+from graphs.zoo import build
+
+LENGTH, WIDTH, HEADS = 12, 16, 4
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        torch.manual_seed(0)
+        yield
+
+
+class Layer(nn.Module):
+    """Causal attention: query, key and value of one product, or of their own with fewer heads of keys."""
+
+    def __init__(self, is_fused: bool) -> None:
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        widths = (3 * WIDTH,) if is_fused else (WIDTH, WIDTH // 2, WIDTH // 2)
+        self.inputs = nn.ModuleList(nn.Linear(WIDTH, width) for width in widths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [one(self.norm(x)) for one in self.inputs]
+        parts = parts[0].chunk(3, -1) if len(parts) == 1 else parts
+        q, k, v = (part.unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in parts)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=len(self.inputs) > 1)
+        result: Tensor = x + self.out(attended.transpose(1, 2).flatten(2))
+        return result
+
+
+class Words(nn.Module):
+    """Two layers and the logits of the next word [N * T, V]."""
+
+    def __init__(self, is_fused: bool) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(20, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.layers = nn.ModuleList(Layer(is_fused) for _ in range(2))
+        self.head = nn.Linear(WIDTH, 20)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.table(words) + self.places(torch.arange(LENGTH))
+        for layer in self.layers:
+            x = layer(x)
+        result: Tensor = self.head(x)
+        return result
+
+
+def _words() -> tuple[Tensor]:
+    return (torch.randint(0, 20, (4, LENGTH)),)
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize(
+    "strategy",
+    ["cp2", "cp5", "dp2 zero3 | cp2", "cp2 | mb2", "cp2 | recompute=layers.*", "cp2 | tp2 sp", "pp2 1f1b mb2 | cp2"],
+)
+def test_training(strategy: str, is_fused: bool) -> None:
+    check(Words(is_fused), _words(), strategy)
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_two_steps(is_fused: bool) -> None:
+    check_steps(Words(is_fused), _words(), "dp2 | cp2", lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9), 2)
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_inference(is_fused: bool) -> None:
+    check_inference(Words(is_fused), _words(), "cp3")
+
+
+@pytest.mark.parametrize("strategy", ["cp2", "dp2 | cp2"])
+def test_llama(strategy: str) -> None:
+    made = build("llama3_8b", device="cpu", small=True, batch_size=4)
+    check(made.model, made.train_args, strategy)
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_each_part_has_its_share_of_the_work(is_fused: bool) -> None:
+    program = capture_program(Words(is_fused), _words(), {}, True)
+    applied = planned(program, "cp2").values.applied
+    assert "the last of 2 stretches has 1.50 times the mean of its work" in applied.note
+    cut = applied.problem.graph
+    attention = (Work.ATTENTION, Work.ATTENTION_BACKWARD)
+    before, after = (
+        [one.extents[op].tolist() for op in range(one.n_ops) if Work(one.work[op]) in attention]
+        for one in (program.graph, cut)
+    )
+    assert len(after) == 2 * len(before) == 8
+    assert {tuple(one) for one in before} == {(16.0, 12.0, 12.0, 4.0, 0.5)}
+    assert {tuple(one) for one in after} == {(16.0, 6.0, 12.0, 4.0, 0.5)}
