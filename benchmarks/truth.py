@@ -136,9 +136,9 @@ def _few(run: Run) -> tuple[int, int] | None:
     strategy = Strategy.parse(run.strategy) if run.strategy else Strategy()
     stages = strategy.stages
     if stages == 1:
-        few = (2, 3)
-    else:  # the pipeline is full; stages in turns take micro-batches by groups
-        few = (stages, 2 * stages if strategy.virtual_stages > stages else stages + max(stages // 4, 2))
+        few = (4, 8)
+    else:  # the pipeline is full, and what the replicas exchange at the end of the step is in both
+        few = (2 * stages, 4 * stages) if strategy.virtual_stages > stages else (stages, 2 * stages)
     return few if run.micro_batches > few[1] else None
 
 

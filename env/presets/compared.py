@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from env import gpus
 from env.device import Device
-
-if TYPE_CHECKING:
-    from env.cluster import Cluster
 
 NOT_COMPARED = "not compared with public runs yet"
 
@@ -33,11 +29,6 @@ class Compared:
         return f"{self.runs} public training runs ({self.what}) were {self.off:.0%} off in the mean"
 
 
-def is_model(value: object, model: str) -> bool:
-    """Whether something is the record of a model of device."""
-    return isinstance(value, Device) and value.model == model
-
-
 COMPARED: dict[str, Compared] = {}
 
 
@@ -47,15 +38,19 @@ def compared(models: Iterable[str]) -> str:
     return "; ".join(found) or NOT_COMPARED
 
 
-def compared_runs(cluster: Cluster) -> Compared | None:
-    """The runs that tell how sure predictions on a cluster are; of several kinds of GPU the least sure.
+def compared_runs(devices: Iterable[Device]) -> Compared | None:
+    """The runs that tell how sure predictions for devices are; of several kinds of GPU the least sure.
 
     None where a device has other figures than its kind, or a kind was not compared.
     """
     found = []
-    for device in {id(d.rates): d for d in (cluster.devices[k] for k in cluster.compute_devices.tolist())}.values():
-        shipped = next((each.rates for each in vars(gpus).values() if is_model(each, device.model)), None)
+    for device in {id(each.rates): each for each in devices}.values():
+        shipped = next((each.rates for each in vars(gpus).values() if _is_model(each, device.model)), None)
         if device.model not in COMPARED or device.rates is None or device.rates != shipped:
             return None
         found.append(COMPARED[device.model])
     return max(found, key=lambda each: each.off, default=None)
+
+
+def _is_model(value: object, model: str) -> bool:
+    return isinstance(value, Device) and value.model == model

@@ -116,7 +116,7 @@ def basis(graph: OpGraph, cluster: Cluster) -> str:
         return cluster.source.partition(":")[0]
     if not all(one.rates is not None for one in computing):
         return ""
-    runs = compared_runs(cluster) if graph.is_training else None
+    runs = compared_runs(computing) if graph.is_training else None
     return f"predicted by rates of kernels, {NOT_COMPARED}" if runs is None else f"predicted; {runs}"
 
 
@@ -124,7 +124,7 @@ def uncertainty(graph: OpGraph, cluster: Cluster) -> float | None:
     """The mean error of predictions of this kind, as a share; None where nobody compared any with what was measured."""
     if not _is_modelled(graph) or not graph.is_training or cluster.source.startswith(("measured ", "calibrated on ")):
         return None
-    runs = compared_runs(cluster)
+    runs = compared_runs(cluster.devices[number] for number in cluster.compute_devices.tolist())
     return None if runs is None else runs.off
 
 
