@@ -39,6 +39,7 @@ from graphs.transforms.stacks import on_stack
 from graphs.transforms.strategy import Strategy
 
 LONG_S = 50e-6  # kernels and collectives that weigh in a step
+WHOLE = 64  # micro-batches of a pipeline that are scored as they are
 APART = 0.05  # layouts that differ by less are the same to a stop watch
 
 
@@ -139,7 +140,7 @@ def _few(run: Run) -> tuple[int, int] | None:
         few = (4, 8)
     else:  # the pipeline is full, and what the replicas exchange at the end of the step is in both
         few = (2 * stages, 4 * stages) if strategy.virtual_stages > stages else (stages, 2 * stages)
-    return few if run.micro_batches > few[1] else None
+    return few if run.micro_batches > max(few[1], WHOLE if stages > 1 else 0) else None
 
 
 @lru_cache(maxsize=256)

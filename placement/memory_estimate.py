@@ -23,6 +23,7 @@ from placement.solving.methods import check_cluster, check_graph
 
 PLAIN, RECOMPUTED, ONE_SAMPLE = "plain", "recomputed", "one_sample"
 WAYS = (PLAIN, RECOMPUTED, ONE_SAMPLE)
+_USUAL = "H100-SXM5-80GB"  # the GPU that most people count in
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,10 @@ class MemoryEstimate:
         held = next(a for a in self.activations if a.precision == self.precision)
         what = f"training with {self.optimizer}" if self.optimizer else "inference"
         needs = format_bytes(kept.total_bytes + held.plain_bytes)
-        largest = self.devices[-1]
+        usual = next((device for device in self.devices if device.model == _USUAL), self.devices[-1])
         return (
             f"{show(self.graph.name)} has {_amount(self.parameters)} parameters; {what} in {self.precision} needs "
-            f"{needs} at batch {self.samples}: at least {self._on(largest)}."
+            f"{needs} at batch {self.samples}: at least {self._on(usual)}."
         )
 
     def _on(self, device: LeastDevices) -> str:

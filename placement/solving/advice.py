@@ -84,8 +84,10 @@ def _best(result: Result) -> str:
 
 
 def _time(result: Result, time_s: float) -> str:
-    how = " a step in steady state" if result.objective == THROUGHPUT else ""
-    return " ".join(filter(None, (f"{format_seconds(time_s)}{how}", stack_word(result.graph))))
+    off = result.uncertainty
+    sure = "" if off is None else f"± {off:.0%}"
+    how = "a step in steady state" if result.objective == THROUGHPUT else ""
+    return " ".join(filter(None, (format_seconds(time_s), sure, how, stack_word(result.graph))))
 
 
 def _told(one: Alternative, one_s: float | None) -> str:

@@ -23,6 +23,7 @@ from env.presets import PRESETS
 from env.presets.papers import DGX1_NVLINKS
 from env.problem import Problem
 from env.published import neurips_cluster
+from env.rates import Rates
 from env.simulation.simulator import Simulator
 from graphs.errors import ClusterError, InfeasibleError, UnknownNameError
 from graphs.opgraph import Op, OpGraph, Tensor
@@ -307,7 +308,11 @@ def test_every_preset_survives_toml(name: str, tmp_path: Path) -> None:
 @given(clusters())
 def test_every_cluster_survives_toml(cluster: Cluster) -> None:
     data = tomllib.loads(cluster.to_toml())
-    assert [Device(**entry) for entry in data["devices"]] == list(cluster.devices)
+    devices = [
+        {**entry, "rates": Rates.from_dict("d", entry["rates"]) if "rates" in entry else None}
+        for entry in data["devices"]
+    ]
+    assert [Device(**entry) for entry in devices] == list(cluster.devices)
     assert [Link(**entry) for entry in data.get("links", [])] == list(cluster.links)
 
 

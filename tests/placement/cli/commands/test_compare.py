@@ -193,7 +193,10 @@ def test_no_chosen_method_fits_exits_1(call: Call, tmp_path: Path) -> None:
 
 def test_bad_options(call: Call, graph_file: Path) -> None:
     for words, fragments in {
-        f"compare {graph_file}": ["graph 'branches' does not say which devices there are", "4xV100-pcie"],
+        f"compare {graph_file}": [
+            "graph 'branches' does not say which devices there are",
+            "`placement clusters` lists",
+        ],
         f"compare {graph_file} --cluster 4xV100": ["unknown cluster '4xV100', did you mean '4xV100-pcie'?"],
         f"compare {graph_file} --cluster 4xV100-pcie --methods heff": ["unknown method 'heff', did you mean 'heft'?"],
         f"compare {graph_file} --cluster 4xV100-pcie --methods ,": ["--methods names no method"],

@@ -1,0 +1,57 @@
+"""How far off predictions of a kind were, and what they cannot tell apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import placement
+from env.cluster import Cluster
+from env.presets.compared import COMPARED, NOT_COMPARED
+from graphs.opgraph import Op, OpGraph
+from graphs.origin import Origin
+from placement.solving.advice import advice, ties
+from placement.solving.alternatives import ONE_DEVICE, Alternative
+from placement.solving.utilisation import BEST_CASE, basis, uncertainty
+
+H100 = Cluster.preset("2xH100-nvswitch")
+RUNS = COMPARED["H100-SXM5-80GB"]
+
+
+def step(train: bool = True) -> OpGraph:
+    ops = [Op(name, flops=1e12, bytes_moved=1e9, dtype="bfloat16") for name in "ab"]
+    return OpGraph.build(ops, [], "step", Origin(train=train))
+
+
+def test_only_training_by_shipped_rates_was_compared() -> None:
+    assert basis(step(), H100) == f"predicted; {RUNS}"
+    assert uncertainty(step(), H100) == RUNS.off
+    device = H100.devices[0]
+    assert device.rates is not None
+    other = replace(H100, devices=tuple(replace(d, rates=replace(device.rates, sustained=2.0)) for d in H100.devices))
+    for graph, cluster in ((step(train=False), H100), (step(), other), (step(), Cluster.preset("2xL40S-pcie"))):
+        assert NOT_COMPARED in basis(graph, cluster)
+        assert uncertainty(graph, cluster) is None
+    assert basis(step(), H100.at_peak()) == BEST_CASE
+    assert uncertainty(step(), H100.at_peak()) is None
+    calibrated = replace(H100, source="calibrated on 2026-01-02, GPU, torch 2.13: products")
+    assert basis(step(), calibrated) == "calibrated on 2026-01-02, GPU, torch 2.13"
+    assert uncertainty(step(), calibrated) is None
+
+
+def test_what_lies_within_the_error_is_a_tie() -> None:
+    result = placement.optimize(step(), H100, strategy="none", seed=0, evaluations=100)
+    best_s = result.answered().objective_s
+    near, far = best_s * (1 + RUNS.off / 2), best_s * (1 + 2 * RUNS.off)
+    others = (
+        Alternative("dp", "dp2", near, 10),
+        Alternative("tp", "tp2", far, 10),
+        Alternative(ONE_DEVICE, "none", near, 10),
+    )
+    told = ties(replace(result, alternatives=others))
+    assert "dp2" in told
+    assert "tp2" not in told
+    assert told.count(";") == 1
+    assert f"within {RUNS.off:.0%}" in told
+    assert f"± {RUNS.off:.0%}" in advice(replace(result, alternatives=others))
+    assert ties(replace(result, alternatives=others[1:])) == ""
+    assert ties(replace(result, cluster=H100.at_peak(), alternatives=others)) == ""
