@@ -289,11 +289,9 @@ class _Split:
         result = np.column_stack(columns)
         if layout.chunks is not None:  # several cut copies are simply all read
             result[layout.chunks.written[tensors] > SUM, -1] = False
-        if layout.mesh:
-            axis = self.storage.axis
-            if axis is not None:
-                result[:, axis] &= ~self.storage.takes(tensors, consumers)
-                result[:, -1] &= ~self.storage.takes(tensors, consumers)
+        if layout.mesh and self.storage.axis is not None:
+            # Split storage makes all exchanges of these, along every axis, once for all micro-batches.
+            result[self.storage.takes(tensors, consumers)] = False
         return result
 
     def _across(self, consumers: IntArray, tensors: IntArray, edge: IntArray) -> BoolArray:
