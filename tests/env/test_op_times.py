@@ -115,7 +115,10 @@ def test_no_op_is_faster_than_its_least_seconds(graph: OpGraph, device: Device) 
 def test_without_facts_an_op_is_at_the_reached_roofline() -> None:
     device, ops = DEVICES[0], [Op("p", flops=1e12, dtype="bfloat16"), Op("m", bytes_moved=3e9, dtype="bfloat16")]
     product, moving = kernel_seconds(OpWork.of(OpGraph.build(ops, [])), device)
-    assert product == pytest.approx(2.6e-6 + 1e12 * 1.34 / 856e12)
+    assert product == pytest.approx(2.6e-6 + 1e12 * gpu_rates.H100.sustained / 856e12)
     assert moving == pytest.approx(2.6e-6 + 1e-3)
     known = Op("p", flops=2.0 * 8192**3, dtype="bfloat16", work=Work.PRODUCT, extents=(1.0, 8192.0, 8192.0, 8192.0, 0))
-    assert kernel_seconds(OpWork.of(OpGraph.build([known], [])), device)[0] > 2 * 8192**3 * 1.34 / 856e12
+    assert (
+        kernel_seconds(OpWork.of(OpGraph.build([known], [])), device)[0]
+        > 2 * 8192**3 * gpu_rates.H100.sustained / 856e12
+    )
