@@ -122,3 +122,14 @@ def test_where_communication_blocks_collectives_run_on_the_devices() -> None:
     assert both[1].step_time_s > both[0].step_time_s
     reference = simulate_reference(alone.problem.graph, alone.problem.cluster, alone.plan)
     assert reference.step_time_s == pytest.approx(both[1].step_time_s, rel=1e-12)
+
+
+def test_split_storage_exchanges_each_gradient_once_beside_another_axis() -> None:
+    net = build("llama3_8b", small=True, batch_size=8)
+    graph = capture(net.model, net.train_args, train=True)
+    what = applied(graph, Cluster.preset("4xA100-nvswitch"), Strategy.parse("dp2 zero1 | cp2 | mb2"))
+    summed = [each for each in what.exchanged.collectives if (each.kind, each.axis) == ("all_reduce", "cp")]
+    assert summed
+    # Once for the whole step, not once for each micro-batch, and not a second time for the update.
+    assert all((what.exchanged.micro_batch[list(each.ops)] < 0).all() for each in summed)
+    assert sum(each.bytes for each in summed) <= 2 * graph.gradient_bytes.sum()
