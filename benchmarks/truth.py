@@ -32,7 +32,9 @@ from truth_rows import Run, Skipped, runs_in
 from baselines.strategies.applied import applied
 from baselines.strategies.folding import why_not_folded
 from env.cluster import BLOCKING, Cluster
-from env.gpu_rates import flash_attention_1
+from env.plan import Plan
+from env.problem import Problem
+from env.rates import Rates
 from env.simulation.simulator import Simulator
 from graphs.errors import PlacementError
 from graphs.transforms.stacks import on_stack
@@ -134,7 +136,7 @@ def predicted(run: Run) -> tuple[float, float]:
 
 def _few(run: Run) -> tuple[int, int] | None:
     """Two numbers of micro-batches that tell the time of any more; None where the run has few."""
-    strategy = Strategy.parse(run.strategy) if run.strategy else Strategy()
+    strategy = Strategy.parse(run.strategy or "none")
     stages = strategy.stages
     if stages == 1:
         few = (4, 8)
@@ -148,11 +150,8 @@ def scored(run: Run, micro_batches: int) -> tuple[float, float]:
     """``(seconds, bytes)`` of a step of so many micro-batches."""
     graph = on_stack(captured(run.shape, run.micro_batch * run.replicas * micro_batches), run.stack)
     cluster = cluster_of(run.cluster, run.flash_1, run.blocking)
-    strategy = Strategy.parse(with_micro_batches(run.strategy, micro_batches) or "none")
+    strategy = Strategy.parse(with_micro_batches(run.strategy, micro_batches))
     if strategy.is_none:
-        from env.plan import Plan
-        from env.problem import Problem
-
         score = Simulator(Problem(graph, cluster)).score(Plan(np.zeros(graph.n_ops, dtype=np.int64)))
     else:
         made = applied(graph, cluster, strategy, folded=not why_not_folded(cluster, strategy))
@@ -168,21 +167,20 @@ def cluster_of(preset: str, flash_1: bool, blocking: bool) -> Cluster:
         cluster = replace(cluster, communication=BLOCKING)
     if not flash_1:
         return cluster
-    devices = (replace(d, rates=None if d.rates is None else flash_attention_1(d.rates)) for d in cluster.devices)
+    devices = (replace(d, rates=None if d.rates is None else _with_flash_1(d.rates)) for d in cluster.devices)
     return replace(cluster, devices=tuple(devices))
+
+
+def _with_flash_1(rates: Rates) -> Rates:
+    """Rates with FlashAttention 1 in place of 2, half as fast (Dao, FlashAttention-2, 2023, abstract)."""
+    if rates.attention is None:
+        return rates
+    return replace(rates, attention=replace(rates.attention, flops_per_s=rates.attention.flops_per_s / 2))
 
 
 def with_micro_batches(text: str, number: int) -> str:
     """A strategy's text with so many micro-batches."""
-    if number == 1:
-        return text
-    words = text.split(" | ") if text else []
-    pipeline = [k for k, word in enumerate(words) if word.startswith("pp")]
-    if pipeline:
-        words[pipeline[0]] += f" mb{number}"
-    else:
-        words.append(f"mb{number}")
-    return " | ".join(words)
+    return replace(Strategy.parse(text or "none"), micro_batches=number).text
 
 
 def _with_constants(rows: list[Judged | Skipped]) -> list[Judged | Skipped]:
@@ -259,14 +257,10 @@ def as_json(name: str, rows: Sequence[Judged | Skipped]) -> dict[str, Any]:
             {"run": row.name, "skipped": row.reason}
             if isinstance(row, Skipped)
             else {
-                "run": row.run.name,
+                **_figures(row.run.name, row.run.measured_s, row.predicted_s, row.constant_s),
                 "strategy": with_micro_batches(row.run.strategy, row.run.micro_batches),
                 "cluster": row.run.cluster,
                 "stack": row.run.stack,
-                "measured_s": row.run.measured_s,
-                "predicted_s": row.predicted_s,
-                "error": row.error,
-                "constant_error": row.constant_error,
                 "measured_bytes": row.run.measured_bytes,
                 "predicted_bytes": row.predicted_bytes,
             }
@@ -279,20 +273,20 @@ def as_json(name: str, rows: Sequence[Judged | Skipped]) -> dict[str, Any]:
     }
 
 
+def _figures(name: str, measured_s: float, predicted_s: float, constant_s: float) -> dict[str, Any]:
+    """What every row says, a step's or a kernel's."""
+    return {
+        "run": name,
+        "measured_s": measured_s,
+        "predicted_s": predicted_s,
+        "error": predicted_s / measured_s - 1.0,
+        "constant_error": constant_s / measured_s - 1.0,
+    }
+
+
 def _kernels_json(name: str, found: Kernels) -> dict[str, Any]:
     several = zip(found.names, found.measured_s, found.predicted_s, found.constant_s, strict=True)
-    rows = [
-        {
-            "run": each,
-            "measured_s": measured,
-            "predicted_s": predicted,
-            "error": predicted / measured - 1.0,
-            "constant_error": constant / measured - 1.0,
-            "measured_bytes": None,
-            "predicted_bytes": None,
-        }
-        for each, measured, predicted, constant in several
-    ]
+    rows = [{**_figures(*each), "measured_bytes": None, "predicted_bytes": None} for each in several]
     return {
         "file": name,
         "rows": [*rows, *({"run": f"{n} rows", "skipped": why} for why, n in found.unknown.items())],
@@ -327,7 +321,7 @@ def _print(show: Printer, name: str, rows: Sequence[Judged | Skipped]) -> None:
     lines = [
         [
             row.run.name,
-            with_micro_batches(row.run.strategy, row.run.micro_batches) or "one device",
+            with_micro_batches(row.run.strategy, row.run.micro_batches),
             row.run.stack,
             f"{row.run.measured_s:.4g}",
             f"{row.predicted_s:.4g}",

@@ -6,13 +6,13 @@ short runs, so the factor of long ones is left out. A column ``system`` names th
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from truth_rows import with_reader
 
 from env import gpus
 from env.cluster import Cluster
@@ -50,13 +50,10 @@ class Kernels:
 
 def read_kernels(path: Path) -> Kernels | None:
     """All rows of a file of kernels; None where its columns are others."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        columns = set(reader.fieldnames or ())
-        found = next((each for needed, each in FORMATS if needed <= columns), None)
-        if found is None:
-            return None
-        rows = list(reader)
+    matched = with_reader(path, FORMATS)
+    if matched is None:
+        return None
+    found, rows = matched
     unknown: dict[str, int] = {}
     known = []
     for row in rows:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from truth_models import Shape
 
+T = TypeVar("T")
 GIB = 2**30
 # torchtitan's selective recompute keeps attention and every second product of a layer: what runs again is the norms,
 # the product after attention, and that beside the gate with the activation.
@@ -38,8 +40,7 @@ class Run:
         cluster: name of a preset, ``"HOSTSx8x..."`` for several hosts.
         stack: how ops become kernels.
         measured_s: seconds of a step.
-        measured_bytes: peak of the fullest device; None where nobody said.
-        asks_memory: what the peak counts: ``"allocated"`` or ``"reserved"``.
+        measured_bytes: peak of the fullest device, allocated or, by torchtitan, reserved; None where nobody said.
         flash_1: attention is FlashAttention 1, half as fast as what torch has now.
         blocking: nothing is computed while collectives run.
     """
@@ -55,7 +56,6 @@ class Run:
     gpus: int
     measured_s: float
     measured_bytes: float | None = None
-    asks_memory: str = "allocated"
     flash_1: bool = False
     blocking: bool = False
 
@@ -66,7 +66,7 @@ class Run:
     @property
     def workload(self) -> tuple[object, ...]:
         """What is trained on what: runs of one workload are layouts of it."""
-        return replace(self.shape), self.batch, self.gpus, self.cluster
+        return self.shape, self.batch, self.gpus, self.cluster
 
 
 @dataclass(frozen=True)
@@ -78,18 +78,21 @@ class Skipped:
 
 
 def read(path: Path) -> list[Run | Skipped] | None:
-    """All rows of a file; None where its columns are those of no format.
+    """All rows of a file; None where its columns are those of no format."""
+    found = with_reader(path, FORMATS)
+    if found is None:
+        return None
+    build, rows = found
+    return [_row(build, row, path, number) for number, row in enumerate(rows, 2)]
 
-    Raises:
-        ValueError: a row without a number where one is needed; says which.
-    """
+
+def with_reader(path: Path, formats: Sequence[tuple[set[str], T]]) -> tuple[T, list[dict[str, str]]] | None:
+    """What belongs to the first format whose columns a CSV file has, and its rows; None where there is none."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         columns = set(reader.fieldnames or ())
-        found = next((each for needed, each in FORMATS if needed <= columns), None)
-        if found is None:
-            return None
-        return [_row(found, row, path, number) for number, row in enumerate(reader, 2)]
+        found = next((each for needed, each in formats if needed <= columns), None)
+        return None if found is None else (found, list(reader))
 
 
 def _row(build: Callable[[Row], Run | Skipped], row: Row, path: Path, line: int) -> Run | Skipped:
@@ -171,7 +174,7 @@ def _torchtitan(row: Row) -> Run | Skipped:
     memory = float(row["peak_memory_GiB"]) * GIB if row["peak_memory_GiB"] else None
     return Run(
         *(name, replace(shape, tokens=tokens), batch, local, max(shard, 1), _joined(words), _hosts(gpus, kind), stack),
-        *(gpus, seconds, memory, "reserved"),
+        *(gpus, seconds, memory),
     )
 
 

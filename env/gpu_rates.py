@@ -16,7 +16,6 @@
 * **Attention**: A100, FlashAttention 2: 2,616 shapes of aiconfigurator, and SimuMax for the level and the backward pass
   (24 shapes). H100: FlashAttention 3, 5,182 shapes of aiconfigurator; what torch runs there is FlashAttention 2, at
   some 370 TFLOP/s (Shah et al., FlashAttention-3, 2024, figure 5), so `attention` is that, `fused_attention` the other.
-  FlashAttention 1, for runs of before July 2023: half as fast as 2 (Dao, FlashAttention-2, 2023, abstract).
 * **Bytes/s** of ops that only move them: additions of Llama layers, microsoft/vidur (commit 7d475133): 1.80 TB/s on
   A100; 0.9 of the peak on H100, where these tensors were partly in its cache.
 * **Others**: what is published of single large products, and depth, edge and heads of the nearest GPU above. V100: Jia
@@ -37,13 +36,6 @@ _SIMUMAX = "MooreThreads/SimuMax 4dcaae5, Megatron-LM 23e00ed0, torch 2.10 (long
 _PUBLISHED = "single large products as published (env/gpu_rates.py); the rest as of the nearest GPU that was measured"
 # Depth and edge of products: on A100, and on H100.
 _AMPERE, _HOPPER = (195.0, 24.4), (164.0, 1.85)
-
-
-def flash_attention_1(rates: Rates) -> Rates:
-    """Rates with the attention of FlashAttention 1 in place of 2."""
-    if rates.attention is None:
-        return rates
-    return replace(rates, attention=replace(rates.attention, flops_per_s=rates.attention.flops_per_s / 2))
 
 
 def _half(flops_per_s: float, bytes_per_s: float, shape: tuple[float, float]) -> Mapping[str, ProductRate]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from env import gpus
 from env.device import Device
+from env.gpus import A100_SXM4, B200, H100, H100_HBM2E
 
 NOT_COMPARED = "not compared with public runs yet"
 
@@ -16,11 +16,13 @@ class Compared:
     """Public training runs on a kind of GPU, beside what the shipped figures say of them.
 
     Attributes:
+        device: the GPU, with these figures.
         runs: how many.
         off: mean of the absolute errors of their step times, as a share.
         what: whose runs.
     """
 
+    device: Device
     runs: int
     off: float
     what: str
@@ -29,12 +31,15 @@ class Compared:
         return f"{self.runs} public training runs ({self.what}) were {self.off:.0%} off in the mean"
 
 
-# Means of the rows in docs/results/truth.md; the constants of devices were fitted to some of them (env/gpu_rates.py).
+# Means of all rows in docs/results/truth.md; the constants of devices were fitted to some of them (env/gpu_rates.py).
 COMPARED: dict[str, Compared] = {
-    "A100-SXM4-80GB": Compared(15, 0.05, "FSDP on 8 A100"),
-    "H100-SXM5-80GB": Compared(42, 0.06, "FSDP and Megatron on 8 to 2,048 H100"),
-    "H100-96GB-HBM2e-500W": Compared(4, 0.07, "FSDP2 on 8 and 128 of them"),
-    "B200-SXM-180GB": Compared(12, 0.05, "Megatron on 8 B200"),
+    each.device.model: each
+    for each in (
+        Compared(A100_SXM4, 88, 0.24, "FSDP on 8 A100, Megatron of 2022 on 320 to 384"),
+        Compared(H100, 42, 0.05, "FSDP and Megatron on 8 to 2,048 H100"),
+        Compared(H100_HBM2E, 4, 0.07, "FSDP2 on 8 and 128 of them"),
+        Compared(B200, 12, 0.05, "Megatron on 8 B200"),
+    )
 }
 
 
@@ -51,12 +56,8 @@ def compared_runs(devices: Iterable[Device]) -> Compared | None:
     """
     found = []
     for device in {id(each.rates): each for each in devices}.values():
-        shipped = next((each.rates for each in vars(gpus).values() if _is_model(each, device.model)), None)
-        if device.model not in COMPARED or device.rates is None or device.rates != shipped:
+        runs = COMPARED.get(device.model)
+        if runs is None or device.rates is None or device.rates != runs.device.rates:
             return None
-        found.append(COMPARED[device.model])
+        found.append(runs)
     return max(found, key=lambda each: each.off, default=None)
-
-
-def _is_model(value: object, model: str) -> bool:
-    return isinstance(value, Device) and value.model == model

@@ -11,7 +11,7 @@ import numpy as np
 
 from env.cluster import Cluster
 from env.device import Device
-from env.presets.compared import NOT_COMPARED, compared_runs
+from env.presets.compared import NOT_COMPARED, Compared, compared_runs
 from graphs.opgraph import OpGraph
 
 BEST_CASE = "at peak rates: a best case"
@@ -109,23 +109,32 @@ def basis(graph: OpGraph, cluster: Cluster) -> str:
     """
     if not _is_modelled(graph) or cluster.source.startswith("measured "):
         return ""
-    computing = [cluster.devices[number] for number in cluster.compute_devices.tolist()]
+    computing = _computing(cluster)
     if any(one.rates is None and one.compute_efficiency == one.bandwidth_efficiency == 1 for one in computing):
         return BEST_CASE
     if cluster.source.startswith("calibrated on "):
         return cluster.source.partition(":")[0]
     if not all(one.rates is not None for one in computing):
         return ""
-    runs = compared_runs(computing) if graph.is_training else None
+    runs = _compared(graph, cluster)
     return f"predicted by rates of kernels, {NOT_COMPARED}" if runs is None else f"predicted; {runs}"
 
 
 def uncertainty(graph: OpGraph, cluster: Cluster) -> float | None:
     """The mean error of predictions of this kind, as a share; None where nobody compared any with what was measured."""
-    if not _is_modelled(graph) or not graph.is_training or cluster.source.startswith(("measured ", "calibrated on ")):
-        return None
-    runs = compared_runs(cluster.devices[number] for number in cluster.compute_devices.tolist())
+    runs = _compared(graph, cluster) if _is_modelled(graph) else None
     return None if runs is None else runs.off
+
+
+def _compared(graph: OpGraph, cluster: Cluster) -> Compared | None:
+    """Public runs of this kind: training, by the figures that presets have."""
+    if not graph.is_training or cluster.source.startswith(("measured ", "calibrated on ")):
+        return None
+    return compared_runs(_computing(cluster))
+
+
+def _computing(cluster: Cluster) -> list[Device]:
+    return [cluster.devices[number] for number in cluster.compute_devices.tolist()]
 
 
 def _is_modelled(graph: OpGraph) -> bool:
