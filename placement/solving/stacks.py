@@ -68,15 +68,12 @@ def compiled_words(result: Result) -> str:
 
 
 def _compiled_s(result: Result, graph: OpGraph, cluster: Cluster) -> float:
-    from env.simulation.simulator import Simulator  # loads the compiler
-
     placed = asked_for(graph, COMPILED)
     if result.strategy == _NONE:
+        from env.simulation.simulator import Simulator  # loads the compiler
+
         return Simulator(Problem(placed, result.cluster)).score(result.plan()).step_time_s
-    from baselines.strategies.applied import applied
-    from baselines.strategies.folding import is_to_be_folded
+    from baselines.strategies.searching.scoring import scored
     from graphs.transforms.strategy import Strategy
 
-    strategy, devices = Strategy.parse(result.strategy), without_lanes(cluster)
-    made = applied(placed, devices, strategy, folded=is_to_be_folded(placed, devices, strategy))
-    return Simulator(made.problem).score(made.plan).step_time_s
+    return scored(placed, without_lanes(cluster), Strategy.parse(result.strategy)).step_time_s
