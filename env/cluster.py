@@ -353,12 +353,10 @@ def _named(each: MeasuredCollective) -> str:
 
 
 def _fabric_lines(fabric: Fabric) -> list[str]:
-    lines = ["", "[fabric]", f"overlap = {_number(fabric.overlap)}", f"source = {_quoted(fabric.source)}"]
-    for row in fabric.to_dict()["protocols"]:
-        lines += ["", "[[fabric.protocols]]"]
-        lines += [
-            f"{key} = {_quoted(value) if isinstance(value, str) else _number(value)}" for key, value in row.items()
-        ]
+    table = fabric.to_dict()
+    lines = ["", "[fabric]", *_value_lines(table)]
+    for row in table["protocols"]:
+        lines += ["", "[[fabric.protocols]]", *_value_lines(row)]
     return lines
 
 
@@ -429,14 +427,20 @@ def _refuse_twice(names: Iterable[str], message: str) -> None:
 
 def _table_lines(name: str, table: Mapping[str, Any]) -> list[str]:
     """A TOML table of numbers, texts and tables; those in it come last."""
-    lines = ["", f"[{name}]"]
-    for key, value in table.items():
-        if not isinstance(value, Mapping):
-            lines.append(f"{_key(key)} = {_quoted(value) if isinstance(value, str) else _number(value)}")
+    lines = ["", f"[{name}]", *_value_lines(table)]
     for key, value in table.items():
         if isinstance(value, Mapping):
             lines += _table_lines(f"{name}.{_key(key)}", value)
     return lines
+
+
+def _value_lines(table: Mapping[str, Any]) -> list[str]:
+    """Lines of the texts and numbers of a table."""
+    return [
+        f"{_key(key)} = {_quoted(value) if isinstance(value, str) else _number(value)}"
+        for key, value in table.items()
+        if not isinstance(value, Mapping | list)
+    ]
 
 
 def _key(key: str) -> str:

@@ -48,8 +48,6 @@ def on_given_stack(source: Source, stack: str | None) -> Source:
     Raises:
         UnknownNameError, GraphError: as `graphs.transforms.on_stack`.
     """
-    if stack is None:
-        return source
-    from graphs.transforms.stacks import on_stack
+    from placement.solving.stacks import asked_for
 
-    return dataclasses.replace(source, graph=on_stack(source.graph, stack))
+    return dataclasses.replace(source, graph=asked_for(source.graph, stack))
