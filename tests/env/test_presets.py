@@ -144,5 +144,5 @@ def test_hosts_of_whole_groups_use_all_ports_and_strided_ones_their_own() -> Non
 
 def test_how_far_off_public_runs_were_is_said_in_one_place() -> None:
     assert compared(["a model of nobody"]) == "not compared with public runs yet"
-    for model, text in COMPARED.items():
-        assert compared([model, model]) == text
+    for model, runs in COMPARED.items():
+        assert compared([model, model]) == str(runs)
