@@ -75,7 +75,7 @@ def optimize(
             answer is the fastest, as measured, of what it found, the best heuristics and one device. Where strategies
             are searched, the best of each family is run, too. The runs come on top of the budget.
         strategy: None searches strategies; ``"none"`` places the graph as it is; any other text, e.g.
-            ``"dp4 zero1 | pp2 1f1b mb8"`` (docs/parallelism.md), fixes one. That says itself where and in which order
+            ``"dp4 zero1 | pp2 1f1b mb8"`` (docs/strategies.md), fixes one. That says itself where and in which order
             ops run, so the other arguments keep their defaults. Where a strategy is the answer, the result's graph is
             the rewritten one, and its cluster has lanes where that communicates.
         progress: called by a search over strategies with what it does now, how much of it is done, and of how much.

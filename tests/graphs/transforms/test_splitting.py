@@ -1,4 +1,4 @@
-"""Splitting and chunking: the laws of docs/parallelism.md on a step with rows written by hand."""
+"""Splitting and chunking: the laws of docs/rows.md on a step with rows written by hand."""
 
 from __future__ import annotations
 
