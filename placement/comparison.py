@@ -18,6 +18,7 @@ from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from placement.learning.by_name import learned
+from placement.runtime.checking.check import check
 from placement.solving.answer import Answer
 from placement.solving.interruption import as_keyboard_interrupt
 from placement.solving.methods import AUTO, SINGLE, check_options, check_problem, default_methods, supports
@@ -148,7 +149,6 @@ def compare(
             graph.
         BoundError: one method's placement beats another one's lower bound.
     """
-    from placement.runtime.checking.check import check  # keeps chains of imports short
     from placement.solving.strategies.search import beside_placements, has_strategies
 
     asked = default_methods(objective) if methods is None else methods
@@ -208,7 +208,6 @@ def _strategies_alone(
     graph: OpGraph, cluster: Cluster, seed: int, limits: tuple[float | None, int | None], reason: str
 ) -> Comparison:
     """The comparison where the graph as it is fits nowhere, which a strategy may change."""
-    from placement.runtime.checking.check import check  # keeps chains of imports short
     from placement.solving.strategies.search import beside_placements
 
     nothing = without_answer(graph, cluster, seed, AUTO, reason)

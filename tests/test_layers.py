@@ -130,7 +130,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_chains_of_imports_are_short() -> None:
     chain = nx.dag_longest_path(import_graph(at_load=True))
-    assert len(chain) <= 12, " -> ".join(chain)
+    assert len(chain) <= 16, " -> ".join(chain)
 
 
 def test_the_walk_sees_nested_imports() -> None:

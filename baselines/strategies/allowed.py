@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,13 +18,10 @@ from graphs.transforms.coverage import unshared
 from graphs.transforms.recomputing import unmatched
 from graphs.transforms.splitting.cutting import check_parts
 from graphs.transforms.splitting.masks import of_integer_inputs
-from graphs.transforms.splitting.sharding import Sharding, differing, reads_shape, shares
+from graphs.transforms.splitting.sharding import differing, reads_shape, shares
 from graphs.transforms.splitting.splitter import in_micro_batches
 from graphs.transforms.splitting.whereabouts import from_inputs
 from graphs.transforms.strategy import Strategy
-
-if TYPE_CHECKING:
-    from baselines.strategies.estimating.cuts import AxisCut
 
 FLUSHING = "gpipe"  # the order whose backward passes follow all forward passes
 _DENSITY = 4  # of attention's extents
@@ -85,19 +81,21 @@ def check_flush(strategy: Strategy, joined: tuple[str, str] | None) -> None:
         )
 
 
-def joins_micro_batches(graph: OpGraph, is_chunked: BoolArray, chunks: Sharding | AxisCut) -> tuple[str, str] | None:
+def joins_micro_batches(
+    graph: OpGraph, is_chunked: BoolArray, written: IntArray, read: IntArray
+) -> tuple[str, str] | None:
     """``(writer, reader)`` where backward passes of micro-batches wait for those of all; None for nowhere.
 
     What the arguments alone say of all samples is known before the step.
 
     Args:
         is_chunked: bool [n], ops that run for each micro-batch.
-        chunks: the cut into these.
+        written, read: of the cut into these, as of `Sharding`.
     """
     ptr, tensors = graph.inputs
     consumer, producer = np.repeat(np.arange(graph.n_ops), np.diff(ptr)), graph.tensor_producer[tensors]
     joined = is_chunked[producer] & (graph.phase[producer] == graph.phase[consumer])
-    joined &= ~is_chunked[consumer] | differing(chunks.written[tensors], chunks.read)
+    joined &= ~is_chunked[consumer] | differing(written[tensors], read)
     shapes = np.array([reads_shape(kind) for kind in graph.kinds], dtype=np.bool_)
     joined &= ~(of_integer_inputs(graph) | from_inputs(graph))[producer] & ~shapes[consumer]
     if not joined.any():

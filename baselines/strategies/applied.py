@@ -115,7 +115,9 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
     is_synchronised = strategy.statistics == "sync" and graph.is_training
     copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded)
     if strategy.stages > 1 and copies is not None and copies.chunks is not None:
-        check_flush(strategy, joins_micro_batches(again.graph, copies.is_chunked, copies.chunks))
+        check_flush(
+            strategy, joins_micro_batches(again.graph, copies.is_chunked, copies.chunks.written, copies.chunks.read)
+        )
     identity = Derived.identity(again.graph)
     whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole

@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import graphs
 from graphs.errors import GraphError
 from graphs.files import load_json_graph, save_graph
 from graphs.opgraph import OpGraph
@@ -88,7 +87,7 @@ def _with_step(graph: OpGraph, name: str, train: bool, granularity: str, batch_s
 def _stamp() -> str:
     """Changes with torch and with our own source, so that a graph of another version is never taken for this one's."""
     digest = hashlib.sha256(importlib.metadata.version("torch").encode())
-    root = Path(graphs.__file__).parent
+    root = Path(__file__).parents[1]  # package graphs
     for source in sorted(root.rglob("*.py")):
         digest.update(str(source.relative_to(root)).encode() + source.read_bytes())
     return digest.hexdigest()[:16]

@@ -17,6 +17,7 @@ from graphs.disk import temporary_folder
 from graphs.errors import MismatchError
 from graphs.records import ANY_DEVICE
 from placement.measuring.figures import relative_spread
+from placement.measuring.profiling import check_gradients
 from placement.measuring.repeats import Repeats, beforehand
 from placement.processes.processes import orderly_end, usable_cores
 from placement.processes.progress import StepProgress
@@ -221,8 +222,6 @@ def try_out(
             there are more devices than this machine has, or Adam cannot read a gradient.
         RankError: a process failed, with its reason.
     """
-    from placement.measuring.profiling import check_gradients  # keeps chains of imports short
-
     names = _device_names(result)
     places = {name: str(place) for name, place in places_of(result, ranks=names).items()}
     places = {name: places[name] for name in names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import networkx as nx
@@ -12,8 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("graphs", "env", "baselines", "placement")
 
 
-def imported_names(source: str, at_load: bool = False) -> Iterator[str]:
-    """Every module a file imports, wherever in the file (or at load: when it is imported itself), and every name."""
+def imported_names(source: str, at_load: bool = False, known: Container[str] = ()) -> Iterator[str]:
+    """Every module a file imports, wherever in the file (or at load: when it is imported itself), and every name.
+
+    Args:
+        known: modules; a statement that takes nothing but these from a package needs them, not the package that lists
+            them.
+    """
     waiting: list[ast.AST] = [ast.parse(source)]
     while waiting:
         node = waiting.pop()
@@ -23,8 +28,10 @@ def imported_names(source: str, at_load: bool = False) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide the layer"
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)  # the name may be a module
+            names = [f"{node.module}.{alias.name}" for alias in node.names]  # each may be a module
+            if not all(name in known for name in names):
+                yield node.module or ""
+            yield from names
         waiting += ast.iter_child_nodes(node)
 
 
@@ -39,9 +46,7 @@ def import_graph(at_load: bool) -> nx.DiGraph:
     graph = nx.DiGraph()
     graph.add_nodes_from(files)
     for name, path in files.items():
-        found = files.keys() & set(imported_names(path.read_text(encoding="utf-8"), at_load))
-        # A module taken from a package by name needs that module, not the package that lists it.
-        found -= {other.rpartition(".")[0] for other in found}
+        found = files.keys() & set(imported_names(path.read_text(encoding="utf-8"), at_load, files))
         graph.add_edges_from((name, other) for other in found - {name})
     return graph
 

@@ -131,7 +131,7 @@ class Estimator:
         """As `joins_micro_batches`."""
         key = source, is_chunked.tobytes(), chunks.key
         if key not in self._joined:
-            self._joined[key] = joins_micro_batches(source.graph, is_chunked, chunks)
+            self._joined[key] = joins_micro_batches(source.graph, is_chunked, chunks.written, chunks.read)
         return self._joined[key]
 
     def network(self, grid: IntArray, axes: tuple[str, ...]) -> CollectiveCosts:

@@ -18,6 +18,7 @@ from graphs.capture.costs import signature
 from graphs.capture.trace import flat, layouts, value_of
 from graphs.rows import BATCH_STATISTICS
 from graphs.transforms.splitting.sharding import SUM, WHOLE
+from placement.runtime.checking.probe import Probe
 from placement.runtime.program.functional import draws_by_data
 from placement.runtime.sharded.layouts import PartLayout
 from placement.runtime.sharded.plan import StrategyPlan
@@ -99,8 +100,6 @@ def uses_of(plan: StrategyPlan) -> Iterator[KindOfUse]:
     Raises:
         StrategyError: a program cannot be written.
     """
-    from placement.runtime.checking.probe import Probe  # keeps chains of imports short
-
     met: set[str] = set()
     for row in range(plan.n_rows):
         writer = Probe(plan, plan.rank(row, 0))

@@ -18,6 +18,7 @@ from graphs.capture.rows.memory import Elsewhere, digits
 from graphs.capture.trace import TensorInfo
 from graphs.errors import StrategyError
 from graphs.rows import Shard
+from graphs.transforms.splitting.sharding import shares
 
 _PLACES = "take a size that divides both evenly"
 
@@ -244,8 +245,6 @@ def _across(part: PartLayout, view: TensorInfo) -> StrategyError:
 def _ends(extent: int, size: int, weights: tuple[int, ...]) -> list[int]:
     """Where the parts of an extent begin, and where the last one ends."""
     ends = [0]
-    from graphs.transforms.splitting.sharding import shares  # keeps chains of imports short
-
     for share in shares(extent, size, weights).tolist():
         ends.append(ends[-1] + round(share * extent))
     return ends

@@ -21,6 +21,7 @@ from placement.runtime.sharded.exchanging.collectives import Collectives
 from placement.runtime.sharded.layouts import PartLayout
 from placement.runtime.sharded.plan import StrategyPlan
 from placement.runtime.sharded.storing.samples import own_arguments
+from placement.runtime.sharded.writing.writer import write
 from placement.runtime.transport.channels import channels_of
 
 _FIRST_TAG = 7 << 24  # beyond those of placements
@@ -43,8 +44,6 @@ class RankProgram:
         place: torch.device,
         stored: Callable[[str], torch.Tensor | None],
     ) -> None:
-        from placement.runtime.sharded.writing.writer import write  # keeps chains of imports short
-
         check_size(group.size, plan.n_ranks)
         check_same_plan(group, plan)
         self._plan, self._group, self._place, self._stored = plan, group, place, stored
