@@ -117,10 +117,7 @@ _HOME = {
 
 refuse_namesakes()
 # By name: what stands above could be another package of these names.
-_registration = importlib.import_module("env.gym.registration")
-_registration.register_environments(
-    {**_registration.ENTRY_POINTS, "placement/Strategy-v0": "placement.learning.strategies.environment:StrategyEnv"}
-)
+importlib.import_module("env.gym.registration").register_environments()
 importlib.import_module("env.local").register_measurer("placement.measuring.machine:local_cluster")
 
 

@@ -12,7 +12,7 @@ from env.problem import LATENCY
 from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.learning.by_name import learned, proposer
+from placement.learning.by_name import learned
 from placement.runtime.checking.check import check
 from placement.solving.interruption import as_keyboard_interrupt
 from placement.solving.methods import AUTO, LOCAL_SEARCH, METHODS, check_options, check_problem
@@ -53,8 +53,8 @@ def optimize(
     """Find out how to run `graph` on `cluster`: which strategy, and which op on which device.
 
     Strategies are searched where `method`, `objective` and `priority` have their defaults and ops of the graph have
-    split rows, as captured ones have; also where `method` is a policy file that was trained to search them. One device
-    and the placements that ``"auto"`` finds for the graph as it is are always candidates.
+    split rows, as captured ones have. One device and the placements that ``"auto"`` finds for the graph as it is are
+    always candidates.
 
     Args:
         method: a name in `METHODS`; ``"auto"`` tries the heuristics, one device among them, and improves the best by
@@ -138,12 +138,9 @@ def _optimized(
     check_problem(graph, cluster)
     usual = (objective, priority, scorer) == (LATENCY, Priority.LONGEST_PATH.value, "simulate")
     plain = usual and method == AUTO
-    if strategy is None and usual and has_strategies(graph):
-        propose = proposer(method)
-        if plain or propose is not None:
-            aids = SearchAids(check, propose)
-            found = best_of_all(graph, cluster, seed, budget_s, evaluations, progress, aids)
-            return dataclasses.replace(found, method=method)
+    if strategy is None and plain and has_strategies(graph):
+        found = best_of_all(graph, cluster, seed, budget_s, evaluations, progress, SearchAids(check))
+        return dataclasses.replace(found, method=method)
     asked = (
         strategy if isinstance(strategy, Strategy) else Strategy.parse(NO_STRATEGY if strategy is None else strategy)
     )
@@ -205,7 +202,7 @@ def _by_workers(
     check_problem(graph, cluster)
     usual = (objective, priority, method, strategy) == (LATENCY, Priority.LONGEST_PATH.value, AUTO, None)
     if usual and has_strategies(graph):
-        aids = SearchAids(check, None, island_search(runner), partial(many_scored, runner))
+        aids = SearchAids(check, island_search(runner), partial(many_scored, runner))
         return best_of_all(graph, cluster, seed, *limits, progress, aids=aids)
     solver = Solver(graph, cluster, seed, objective, priority)
     solver.search_by(LOCAL_SEARCH, island_search(runner))

@@ -81,8 +81,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "networks",
         "policies",
         "learners",
-        "strategies",
-        "by_name checkpoint event_log islands placing session training strategy_training",
+        "by_name checkpoint event_log islands placing session training",
         "__init__",
     ),
 }

@@ -23,7 +23,7 @@ def training_display() -> Iterator[tuple[Callable[[Session], None], Callable[[St
     def begin(session: Session) -> None:
         sessions.append(session)
         if session.resumed_from:
-            note(f"going on from {session.files.checkpoint}, {session.resumed_from:,} {session.samples_are} in.")
+            note(f"going on from {session.files.checkpoint}, {session.resumed_from:,} placements in.")
 
     if not is_terminal(sys.stderr):
         yield begin, None
@@ -56,7 +56,7 @@ def _table(session: Session, status: Status) -> RenderableType:
         table.add_row(show(label), *figures, gap)
     update = status.update
     line = (
-        f"{update.samples:,} {session.samples_are}, {status.samples_per_s:,.0f} a second; "
+        f"{update.samples:,} placements, {status.samples_per_s:,.0f} a second; "
         f"entropy {update.entropy:.2f}, {update.feasible:.0%} fit; {_clock(status.left_s)} left"
     )
     return Group(table, line)

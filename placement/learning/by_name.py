@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from env.problem import Problem
-from placement.solving.methods import POLICY_FILE, Place, is_learned
-
-if TYPE_CHECKING:
-    from placement.solving.strategies.search import Propose
+from placement.solving.methods import Place, is_learned
 
 
 def learned(problem: Problem, method: str) -> Place | None:
@@ -23,17 +18,3 @@ def learned(problem: Problem, method: str) -> Place | None:
     from placement.learning.placing import prepared  # loads torch
 
     return prepared(problem, method)
-
-
-def proposer(method: str) -> Propose | None:
-    """What a policy over strategies in a file proposes to begin a search with; None for every other method.
-
-    Raises:
-        PolicyFileError: a policy file that cannot be read.
-    """
-    if not method.startswith(POLICY_FILE):
-        return None
-    from placement.learning.strategies.saved import Proposer, load_strategy_policy  # loads torch
-
-    policy = load_strategy_policy(method.removeprefix(POLICY_FILE))
-    return None if policy is None else Proposer(policy)

@@ -170,7 +170,6 @@ class Session:
         targets: P, one for each problem of the learner.
         most_samples, most_s: it ends there; infinite without such a limit.
         command: for the record.
-        samples_are: in words.
         proves: step times are those of the cost model, so that one at its bound is proven optimal.
         curve: every update so far.
         interrupted: it was asked to stop.
@@ -185,7 +184,6 @@ class Session:
     most_samples: float
     most_s: float
     command: str
-    samples_are: str = "placements"
     proves: bool = True
     curve: list[Point] = field(default_factory=list)
     interrupted: bool = False

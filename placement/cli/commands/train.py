@@ -15,7 +15,7 @@ from placement.cli import completion, options
 from placement.cli.executing import HowToScore, check_scorer, executed
 from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json, usage_errors
 from placement.cli.reading import on_given_stack
-from placement.cli.records import again, is_default, option_of
+from placement.cli.records import again, is_default
 from placement.cli.training_display import training_display
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from placement.cli.executing import Running
     from placement.learning.training import Training
-
-
-_STRATEGIES, _OVER_STRATEGIES = "placement/Strategy-v0", ("hierarchical", "graph")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +62,6 @@ class TrainOptions(HowToScore):
             help="hierarchical, seq2seq, graph or ppo.",
         ),
     ] = "hierarchical"
-    env: Annotated[
-        str | None,
-        typer.Option(
-            "--env",
-            metavar="NAME",
-            show_default=False,
-            help="placement/Strategy-v0 trains hierarchical or graph to search strategies; left out, to place ops.",
-        ),
-    ] = None
     preset: Annotated[
         str,
         typer.Option(
@@ -90,8 +78,7 @@ class TrainOptions(HowToScore):
             metavar="COUNT",
             show_default=False,
             min=0,
-            help="How many placements to score, or with --env moves to make: the same policy on any run with the same "
-            "seed.",
+            help="How many placements to score: the same policy on any run with the same seed.",
         ),
     ] = None
     budget_s: Annotated[
@@ -141,9 +128,6 @@ def train(given: TrainOptions) -> None:
     given = dataclasses.replace(given, cluster=names)
     _check(given, names)
     graphs, targets = _read(given, names)
-    if given.env is not None:
-        _report(given, _on_strategies(given, graphs, targets))
-        return
     running: Running = contextlib.nullcontext(given.scorer)
     if not is_default(given, "scorer"):
         running = executed(given.graphs, targets, given)
@@ -174,37 +158,18 @@ def train(given: TrainOptions) -> None:
     _report(given, found)
 
 
-def _on_strategies(given: TrainOptions, graphs: list[OpGraph], targets: list[Cluster]) -> Training:
-    """A policy that searches strategies."""
-    from placement.learning.strategy_training import RunOptions, train_on_strategies
-
-    how = RunOptions(
-        output=given.output,
-        seed=given.seed,
-        evaluations=given.evaluations,
-        budget_s=given.budget_s,
-        checkpoint_every_s=given.checkpoint_every_s,
-        restart=given.restart,
-        workers=given.workers,
-        address=given.address,
-        command=command_of(given),
-    )
-    with reason_as_json(given.as_json), training_display() as (begin, show):
-        return train_on_strategies(graphs, targets, given.policy, how, begin, show)
-
-
 def _report(given: TrainOptions, found: Training) -> None:
     if given.as_json:
         emit_json(_to_dict(found))
     else:
-        emit("\n".join(_summary(found, "placements" if given.env is None else "moves")))
+        emit("\n".join(_summary(found)))
     _refuse_empty(found)
 
 
 def command_of(given: TrainOptions) -> str:
     """The command line that trains the same policy, into the same file."""
     fields = (
-        *("cluster", "policy", "env", "preset", "evaluations", "budget_s", "seed", "from_scratch", "scorer", "from_"),
+        *("cluster", "policy", "preset", "evaluations", "budget_s", "seed", "from_scratch", "scorer", "from_"),
         *("train", "granularity", "output", "log_dir", "dim", "stack", "rates", "workers"),
     )
     return again("train", given.graphs, given, fields)
@@ -215,8 +180,6 @@ def _check(given: TrainOptions, clusters: list[str]) -> None:
     check_outputs(given.output, inputs=[*given.graphs, *clusters, given.from_])
     if given.log_dir is not None and given.log_dir.exists() and not given.log_dir.is_dir():
         raise typer.BadParameter(f"--log-dir {given.log_dir} is a file; give a folder.")
-    if given.env is not None:
-        _check_env(given)
     with progress("importing"):
         from placement.learning.training import check_training
     with usage_errors():
@@ -224,19 +187,6 @@ def _check(given: TrainOptions, clusters: list[str]) -> None:
             given.policy, given.preset, given.seed, given.evaluations, given.budget_s, given.checkpoint_every_s
         )
     check_scorer(given)
-
-
-def _check_env(given: TrainOptions) -> None:
-    """Refuse what there is for placements alone."""
-    if given.env != _STRATEGIES:
-        raise typer.BadParameter(f"--env is {given.env!r}; expected {_STRATEGIES}, or leave it out to place ops.")
-    if given.policy not in _OVER_STRATEGIES:
-        raise typer.BadParameter(
-            f"--policy {given.policy} does not search strategies; expected {' or '.join(_OVER_STRATEGIES)}."
-        )
-    for name in ("preset", "from_scratch", "scorer", "from_", "log_dir"):
-        if not is_default(given, name):
-            raise typer.BadParameter(f"{option_of(name)} is for placements; leave it out with --env {_STRATEGIES}.")
 
 
 def _read(given: TrainOptions, clusters: list[str]) -> tuple[list[OpGraph], list[Cluster]]:
@@ -292,22 +242,21 @@ def _measured(found: Training) -> tuple[float | None, ...]:
     return found.measured_s or (None,) * len(found.results)
 
 
-def _summary(found: Training, samples_are: str) -> Iterator[str]:
+def _summary(found: Training) -> Iterator[str]:
     from env.problem import LATENCY, scope
     from graphs.formatting import format_seconds, show
 
     rows = zip(found.labels, found.results, found.result_files, _measured(found), strict=True)
     for label, result, path, measured_s in rows:
         if result is not None and (answer := result.answer) is not None:
-            how = f"found by {result.chosen}" if result.strategy == "none" else result.strategy
-            figures = f"{format_seconds(answer.step_time_s)}, gap {answer.gap:.1%}, {how}"
+            figures = f"{format_seconds(answer.step_time_s)}, gap {answer.gap:.1%}, found by {result.chosen}"
             if measured_s is not None:
                 predicted = format_seconds(answer.step_time_s)
                 figures = f"{format_seconds(measured_s)} measured, {predicted} predicted, found by {result.chosen}"
             yield f"{show(label)}: {figures}: {path}"
     proven = f"proven optimal {scope(LATENCY)} after"
     how = proven if found.proven else "interrupted after" if found.interrupted else "trained on"
-    yield f"{how} {found.samples:,} {samples_are} in {format_seconds(found.seconds)}"
+    yield f"{how} {found.samples:,} placements in {format_seconds(found.seconds)}"
     yield f"policy: {found.policy_file} (use it with --method policy:{found.policy_file})"
     if found.interrupted:
         yield "the same command goes on from here"

@@ -15,7 +15,7 @@ from placement.learning.policies.archive import Kind, read_archive, write_archiv
 from placement.learning.policies.policy import PlacementPolicy
 from placement.learning.policies.registry import POLICIES
 
-OF_STRATEGIES = "searches"  # a key of the description: the policy makes moves between strategies
+_OF_STRATEGIES = "searches"  # a key in files of versions whose policies could make moves between strategies
 _KIND = Kind("a policy file", "policy.json", "placement.policy", 1)
 
 
@@ -57,22 +57,9 @@ def save_policy(path: str | os.PathLike[str], policy: PlacementPolicy, origin: P
     Raises:
         OSError: the folder does not exist or cannot be written.
     """
-    write_policy(path, policy.state_dict(), {"policy": policy.name, "config": policy.config()}, origin)
-
-
-def write_policy(
-    path: str | os.PathLike[str], weights: Mapping[str, Tensor], about: Mapping[str, Any], origin: PolicyOrigin
-) -> None:
-    """Write a policy file of any kind, atomically.
-
-    Args:
-        about: what the policy is, JSON-ready; its name is under ``"policy"``.
-
-    Raises:
-        OSError: as `save_policy`.
-    """
     record: dict[str, Any] = {
-        **about,
+        "policy": policy.name,
+        "config": policy.config(),
         "preset": origin.preset,
         "warm_start": origin.warm_start,
         "seed": origin.seed,
@@ -84,7 +71,7 @@ def write_policy(
     }
     if origin.note:
         record["note"] = origin.note
-    write_archive(path, _KIND, record, weights)
+    write_archive(path, _KIND, record, policy.state_dict())
 
 
 def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
@@ -95,11 +82,13 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
             does not have, or whose weights do not fit its configuration.
     """
     where = os.fspath(path)
-    record, weights = read_policy(path)
-    if OF_STRATEGIES in record:
+    record, weights = read_archive(path, _KIND)
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
+        raise PolicyFileError(f"{where} has weights that are no numbers (NaN or infinite); train it again.")
+    if _OF_STRATEGIES in record:
         raise PolicyFileError(
-            f"{where} holds a policy that searches strategies and places no op; it serves `placement optimize --method"
-            " policy:FILE` without --strategy none."
+            f"{where} holds a policy that searches strategies, which this version does not have; leave it out, and "
+            "strategies are searched without one."
         )
     try:
         origin = _origin(record)
@@ -111,18 +100,6 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
             f"{where} holds a policy {name!r}, which this version does not have; it has {', '.join(POLICIES)}."
         )
     return LoadedPolicy(_policy(name, config, weights, where), origin)
-
-
-def read_policy(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The description and the weights of a policy file of any kind.
-
-    Raises:
-        PolicyFileError: no such file, no policy file, cut short, of another version, or weights that are no numbers.
-    """
-    record, weights = read_archive(path, _KIND)
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
-        raise PolicyFileError(f"{os.fspath(path)} has weights that are no numbers (NaN or infinite); train it again.")
-    return record, weights
 
 
 def _origin(record: Mapping[str, Any]) -> PolicyOrigin:
@@ -147,7 +124,7 @@ def _policy(name: str, config: dict[str, Any], weights: Mapping[str, Tensor], wh
     # A layer has at least as many weights as it is wide: larger numbers could only be there to fill the memory.
     most = sum(tensor.numel() for tensor in weights.values())
     if any(isinstance(value, int | float) and not -most <= value <= most for value in config.values()):
-        raise misfit(where)
+        raise _misfit(where)
     try:
         with torch.random.fork_rng(devices=[]):  # what it draws for its first weights is nobody else's business
             policy = POLICIES[name](**config)
@@ -155,10 +132,10 @@ def _policy(name: str, config: dict[str, Any], weights: Mapping[str, Tensor], wh
     except PlacementError:
         raise
     except (TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError, ArithmeticError, AssertionError):
-        raise misfit(where) from None
+        raise _misfit(where) from None
     return policy.eval()
 
 
-def misfit(where: str) -> PolicyFileError:
+def _misfit(where: str) -> PolicyFileError:
     """The weights of a file are not those of its policy."""
     return PolicyFileError(f"{where} has weights that do not fit its configuration; it is damaged, train it again.")

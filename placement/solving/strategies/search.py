@@ -6,7 +6,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from baselines.strategies.searching.search import ScoreMany
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
-Propose = Callable[[OpGraph, Cluster, int, Budget], Sequence[Strategy]]  # what to begin with, given seed and budget
 
 _SCORING_SHARE = 0.9  # of the rest goes into the search over strategies; then the best is carried out once more
 _QUICK_S = 1.0  # for strategies, whatever the budget
@@ -61,13 +59,11 @@ class SearchAids:
 
     Attributes:
         check: what is known of a strategy before it is the answer.
-        propose: what the search over strategies begins with, beside what it always does; part of the budget.
         local_search, score_many: workers that search placements and score strategies; None: this process does it all,
             one after the other.
     """
 
     check: Check = unchecked
-    propose: Propose | None = None
     local_search: Search | None = None
     score_many: ScoreMany | None = None
 
@@ -110,7 +106,7 @@ def best_of_all(
 
     def searched(rival: Rival) -> StrategyOutcome:
         part = budget.part_s(_SCORING_SHARE * budget.left_s())
-        outcome = find_strategies(graph, cluster, seed, part, progress, aids.propose, aids.score_many, rival)
+        outcome = find_strategies(graph, cluster, seed, part, progress, aids.score_many, rival)
         budget.absorb(part)
         return outcome
 
@@ -172,7 +168,6 @@ def find_strategies(
     seed: int,
     budget: Budget,
     progress: Progress | None = None,
-    propose: Propose | None = None,
     score_many: ScoreMany | None = None,
     rival: Rival | None = None,
 ) -> StrategyOutcome:
@@ -189,9 +184,7 @@ def find_strategies(
         own.interrupted = True
 
     with on_interrupt(stop):
-        proposed = () if propose is None else propose(graph, cluster, seed, own)
-        begins = chain(starts(graph, cluster), proposed)
-        outcome = search_strategies(graph, cluster, seed, own, progress, begins, score_many, rival)
+        outcome = search_strategies(graph, cluster, seed, own, progress, starts(graph, cluster), score_many, rival)
     budget.interrupted |= own.interrupted or outcome.interrupted
     return outcome
 

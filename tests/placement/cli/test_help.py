@@ -117,7 +117,7 @@ OPTIONS = {
     "train": [
         *COMMON,
         *HOW_FAST,
-        *["--address", "--budget-s", "--checkpoint-every-s", "--cluster", "--env", "--evaluations", "--from-scratch"],
+        *["--address", "--budget-s", "--checkpoint-every-s", "--cluster", "--evaluations", "--from-scratch"],
         *["--log-dir", "--workers", "--output", "--policy", "--from", "--preset", "--restart", "--scorer", "--seed"],
         *["-o", "GRAPHS"],
     ],

@@ -301,6 +301,10 @@ def no_numbers(path: Path) -> None:
         ),
         (lambda path: rewrite(path, lambda r: r.update(schema="x")), "is not a policy file"),
         (lambda path: rewrite(path, lambda r: r.update(policy="x")), "holds a policy 'x', which this version does not"),
+        (
+            lambda path: rewrite(path, lambda r: r.update(searches="x")),
+            "searches strategies, which this version does not",
+        ),
         (lambda path: rewrite(path, lambda r: r.pop("config")), "lacks part of its description"),
         (lambda path: rewrite(path, lambda r: r.update(graphs=[1])), "lacks part of its description"),
         (lambda path: rewrite(path, lambda r: r["config"].update(units=10**9)), "weights that do not fit its config"),

@@ -24,8 +24,6 @@ from placement.cli import run
 from placement.learning import islands
 from placement.learning.islands import Islands, Learning
 from placement.learning.learners.registry import make_learner
-from placement.learning.strategies.environment import StrategyEnv
-from placement.learning.strategies.reinforce import StrategyLearner
 from placement.workers import ray_runner
 from placement.workers.runner import LocalRunner
 
@@ -35,13 +33,11 @@ pytestmark = [
 ]
 CLUSTER = placement.Cluster.preset("4xV100-pcie")
 PROBLEMS = [(layered(20, seed), CLUSTER) for seed in (0, 1)]
-KINDS = ["hierarchical", "ppo", "strategies"]  # one for each class of learners
+KINDS = ["hierarchical", "ppo"]  # one for each class of learners
 
 
 def made(kind: str) -> Any:
-    """A learner of placements, or of strategies, before its first update."""
-    if kind == "strategies":
-        return StrategyLearner(StrategyEnv(mlp(layers=3), CLUSTER, 3, masks="possible"), "graph", 0)
+    """A learner of placements before its first update."""
     return make_learner(kind, [Problem(*pair) for pair in PROBLEMS], 0)
 
 
@@ -142,7 +138,6 @@ def test_a_policy_is_the_same_whoever_makes_it_though_a_worker_is_killed(
 def test_the_command_line_takes_workers(ray_of_two: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     save_graph(mlp(layers=3), tmp_path / "g.json")
     words = ["train", str(tmp_path / "g.json"), "--cluster", "4xV100-pcie", "-o", str(tmp_path / "p.zip")]
-    words += ["--env", "placement/Strategy-v0", "--policy", "graph"]
     assert run([*words, "--evaluations", "64", "--workers", "2", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["samples"] >= 64

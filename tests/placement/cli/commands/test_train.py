@@ -8,19 +8,13 @@ import shlex
 import signal
 import sys
 import time
-import zipfile
 from pathlib import Path
 
 import pytest
 from command_lines import Call, process, refused
-from training_steps import mlp
 
-from env.cluster import Cluster
 from graphs.files import load_graph, save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
-from placement.learning.checkpoint import Checkpoint, save_checkpoint
-from placement.learning.strategies.environment import StrategyEnv
-from placement.learning.strategies.reinforce import MASKS, StrategyLearner
 from placement.solving.result import Result
 
 
@@ -143,69 +137,3 @@ def test_a_killed_training_goes_on_to_the_same_policy(call: Call, fan_file: Path
     one, two = (Result.load(folder / "policy.best.json") for folder in (cut, tmp_path))
     assert one == two
     assert not (cut / "policy.checkpoint").exists()
-
-
-@pytest.fixture
-def network_file(tmp_path: Path) -> Path:
-    """A small network's training step, whose ops can be split."""
-    save_graph(mlp(batch=8, layers=2), tmp_path / "network.json")
-    return tmp_path / "network.json"
-
-
-SEARCH = ("--cluster", "4xV100-pcie", "--env", "placement/Strategy-v0", "-o", "moves.zip")
-
-
-def test_train_on_strategies_then_search_with_the_policy(call: Call, network_file: Path, fan_file: Path) -> None:
-    code, out, err = call("train", network_file, *SEARCH, "--evaluations", 96, "--json")
-    assert (code, err) == (0, "")
-    document = json.loads(out)
-    assert (document["samples"], document["resumed_from"], document["proven"]) == (96, 0, False)
-    code, out, _ = call("verify", "moves.best.json", "--graph", network_file, "--json")
-    assert code == 0
-    assert json.loads(out)["step_time_s"] == pytest.approx(document["problems"][0]["step_time_s"])
-    optimized = ("optimize", network_file, *SEARCH[:2], "--method", "policy:moves.zip", "--evaluations", 400, "--json")
-    code, out, err = call(*optimized)
-    assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert found["method"] == "policy:moves.zip"
-    assert {alternative["name"] for alternative in found["alternatives"]} >= {"one device", "placement"}
-    refused(call(*optimized[:-1], "--strategy", "none"), "searches strategies and places no op")
-    refused(call("optimize", fan_file, *optimized[2:6]), "searches strategies and places no op")
-
-
-def test_training_on_strategies_goes_on(call: Call, network_file: Path, tmp_path: Path) -> None:
-    """After an end by --evaluations there is nothing to go on with; a checkpoint of another run is refused."""
-    whole = ("train", network_file, *SEARCH[:4], "--policy", "graph", "--checkpoint-every-s", 0)
-    assert call(*whole, "--evaluations", 192, "-o", "whole.zip")[0] == 0
-    kept = (tmp_path / "whole.zip").read_bytes()
-    env = StrategyEnv(load_graph(network_file), Cluster.preset("4xV100-pcie"), 12, masks=MASKS)
-    learner = StrategyLearner(env, "graph", 0)
-    learner.update()
-    run = {"policy": "graph", "environment": SEARCH[3], "preset": "default", "warm start": False, "seed": 0}
-    graph, cluster = learner.env.tasks[0].graph, learner.env.tasks[0].cluster
-    run |= {"graphs": [f"{graph.name} ({graph.hash[:12]})"], "clusters": [f"{cluster.name} ({cluster.hash[:12]})"]}
-    save_checkpoint(tmp_path / "again.checkpoint", Checkpoint(run, 1.0, [], learner.state()))
-    code, out, err = call(*whole, "--evaluations", 192, "-o", "again.zip", "--json")
-    assert code == 0
-    assert "going on from again.checkpoint, 96 moves in" in err
-    assert json.loads(out)["resumed_from"] == 96
-    assert weights(tmp_path / "again.zip") == weights(tmp_path / "whole.zip")
-    assert kept == (tmp_path / "whole.zip").read_bytes()
-    save_checkpoint(tmp_path / "other.checkpoint", Checkpoint(run | {"seed": 1}, 1.0, [], learner.state()))
-    refused(call(*whole, "--evaluations", 192, "-o", "other.zip"), "is of another run (seed 1 there, 0 here)")
-
-
-def weights(path: Path) -> bytes:
-    with zipfile.ZipFile(path) as archive:
-        return archive.read("weights.safetensors")
-
-
-def test_what_is_for_placements_alone_is_refused(call: Call, network_file: Path) -> None:
-    train = ("train", network_file, *SEARCH)
-    for words, fragment in {
-        ("--env", "placement/Group-v0"): "expected placement/Strategy-v0",
-        ("--policy", "ppo"): "expected hierarchical or graph",
-        ("--preset", "paper"): "--preset is for placements; leave it out with --env placement/Strategy-v0",
-        ("--log-dir", "logs"): "--log-dir is for placements",
-    }.items():
-        refused(call(*train, *words), fragment)

@@ -1,1 +1,0 @@
-"""How do agents search over strategies? The environment ``placement/Strategy-v0``."""
