@@ -1,9 +1,9 @@
-"""Exported device maps and pipelines of full-size decoders: bytes of each device beside the memory that it has.
+"""Exported device maps of full-size decoders: bytes of each device beside the memory that it has.
 
     python benchmarks/exports.py --seed 0        # writes docs/results/exports.md; needs transformers and accelerate
 
-The models are on `meta`: shapes without data. A map is read by accelerate, a pipeline is cut by
-torch.distributed.pipelining, and the bytes of what they give each device are counted there, not by us.
+The models are on `meta`: shapes without data. A map is read by accelerate, and the bytes that it gives each device are
+counted there, not by us.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate.utils import check_device_map, compute_module_sizes
 from table import parser
 from torch import nn
-from torch.distributed.pipelining import pipeline
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import placement
@@ -34,8 +32,7 @@ CLUSTERS = {
     LLAMA: ("4xV100-pcie", "8xV100-nvlink", "mixed-gpus", "8xA100-nvswitch"),
     MIXTRAL: ("4xV100-pcie", "8xV100-nvlink", "8xA100-nvswitch", "8xH100-nvswitch"),  # 93 GB: more than 4 V100 have
 }
-# A map from a plan for one step, as most people make it; a pipeline from one that is contiguous.
-PLANS = {"device_map": ("m_sct", "latency"), "pipeline": ("dp_contiguous", "throughput")}
+METHOD = "m_sct"  # for one step, as most people place
 
 
 def main() -> None:
@@ -44,10 +41,9 @@ def main() -> None:
     rows = []
     for name, clusters in CLUSTERS.items():
         graph = placement.capture(_model(name), (_tokens(),))
-        for target in PLANS:
-            for cluster in clusters:
-                rows.append([name, cluster, target, *_row(name, graph, cluster, target, options.seed)])
-                print(" | ".join(rows[-1]), flush=True)
+        for cluster in clusters:
+            rows.append([name, cluster, *_row(name, graph, cluster, options.seed)])
+            print(" | ".join(rows[-1]), flush=True)
     OUTPUT.write_text(_page(rows), encoding="utf-8")
 
 
@@ -62,27 +58,23 @@ def _tokens() -> torch.Tensor:
     return torch.empty(1, TOKENS, dtype=torch.long, device="meta")
 
 
-def _row(name: str, graph: OpGraph, preset: str, target: str, seed: int) -> list[str]:
+def _row(name: str, graph: OpGraph, preset: str, seed: int) -> list[str]:
     """What each device gets, in GB, of what it has; and how many ops moved."""
     cluster, model = Cluster.preset(preset, rates="peak"), _model(name)
-    method, objective = PLANS[target]
     try:
-        result = placement.optimize(
-            graph, cluster, method, seed=seed, objective=objective, budget_s=10, strategy="none"
-        )
-        found = placement.export(result, target, model=model)
+        result = placement.optimize(graph, cluster, METHOD, seed=seed, budget_s=10, strategy="none")
+        found = placement.export(result, "device_map", model=model)
     except InfeasibleError as error:
         return [f"refused: {error}", ""]
-    held = _map_bytes(model, found, result) if target == "device_map" else _stage_bytes(model, found)
+    held = _map_bytes(model, found, result)
     usable = Problem(graph, cluster).capacity_bytes.tolist()
     for device, size in held.items():
         assert size <= usable[cluster.device_index[device]], (name, preset, device)
-    ops = found.ops if target == "device_map" else sum(stage.ops for stage in found.stages)
     texts = [
         f"{device} {size / 1e9:.1f} of {usable[cluster.device_index[device]] / 1e9:.1f}"
         for device, size in held.items()
     ]
-    return [", ".join(texts), f"{found.moved_ops} of {ops}"]
+    return [", ".join(texts), f"{found.moved_ops} of {found.ops}"]
 
 
 def _map_bytes(model: nn.Module, device_map: Mapping[str, int | str], result: Result) -> dict[str, int]:
@@ -97,18 +89,6 @@ def _map_bytes(model: nn.Module, device_map: Mapping[str, int | str], result: Re
     return found
 
 
-def _stage_bytes(model: nn.Module, split: Any) -> dict[str, int]:
-    """Bytes by device of the parameters and buffers of the stages that torch makes."""
-    pipe = pipeline(model, mb_args=(_tokens(),), split_spec=split.split_spec)
-    assert pipe.num_stages == len(split.stages)
-    found = {}
-    for number, stage in enumerate(split.stages):
-        module = pipe.get_stage_module(number)
-        tensors = {id(tensor): tensor.nbytes for tensor in [*module.parameters(), *module.buffers()]}
-        found[stage.device] = sum(tensors.values())
-    return found
-
-
 def _page(rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(
@@ -118,13 +98,11 @@ def _page(rows: Sequence[Sequence[str]]) -> str:
             "`python benchmarks/exports.py --seed 0`",
             "",
             f"`LlamaConfig()` and `MixtralConfig()` of transformers on `meta`, inference of {TOKENS} tokens. GB of",
-            "weights that each device gets, of the GB that it has. Those of a device map are counted by accelerate,",
-            "those of a pipeline in the stages that torch.distributed.pipelining makes; room for activations comes on",
-            "top. Device maps are made from `m_sct` for the latency of one step, so that many ops move;",
-            "pipelines from `dp_contiguous` for the throughput.",
+            "weights that each device gets, of the GB that it has, as accelerate counts them; room for activations",
+            f"comes on top. The maps are made from `{METHOD}` for the latency of one step, so that many ops move.",
             "",
-            "| model | cluster | target | GB of each device | ops moved |",
-            "| --- | --- | --- | --- | ---: |",
+            "| model | cluster | GB of each device | ops moved |",
+            "| --- | --- | --- | ---: |",
             *lines,
             "",
         ]

@@ -42,7 +42,7 @@ PRIORITIES = ("longest_path", "fifo", "msr")
 SCORERS = ("simulate", "execute")
 GRANULARITIES = ("op", "module", "auto")
 OPTIMIZERS = ("adam", "adamw", "momentum", "adafactor", "sgd")
-TARGETS = ("device_map", "pipeline", "json", "torch", "accelerate", "deepspeed")
+TARGETS = ("device_map", "json", "torch", "accelerate", "deepspeed")
 FIT_METHODS = (
     *("sync", "parameter_server", "downpour", "gossip", "elastic", "local_sgd", "diloco", "sandblaster", "pipedream"),
     *("none", "qsgd", "one_bit", "top_k", "power_sgd", "sgd", "adagrad", "adam", "linear", "lars", "lamb"),

@@ -262,7 +262,7 @@ class _Modules:
         moved_s = np.zeros((len(self._places), len(groups)))
         for place, row in enumerate(moved_s):
             np.add.at(row, part[ops], np.where(numbers[ops] == place, 0.0, seconds))
-        found = nearest(needed, moved_s, self._usable(needed), chain(numbers[ops]), trains=False)
+        found = nearest(needed, moved_s, self._usable(needed), chain(numbers[ops]))
         if any(found.missing):
             raise InfeasibleError(self._misfit(found))
         place_of_part = found.device_of_part()

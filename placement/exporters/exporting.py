@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from placement.exporters.device_map import DeviceMap, device_map, module_seconds
-from placement.exporters.pipeline import PipelineSplit, pipeline_split
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,10 +15,10 @@ if TYPE_CHECKING:
     from placement.solving.answer import Answer
     from placement.solving.result import Result
 
-DEVICE_MAP, PIPELINE, JSON = "device_map", "pipeline", "json"  # of placements
+DEVICE_MAP, JSON = "device_map", "json"  # of placements
 TORCH, ACCELERATE, DEEPSPEED = "torch", "accelerate", "deepspeed"  # of strategies
 OF_STRATEGIES = (TORCH, ACCELERATE, DEEPSPEED)
-TARGETS = (DEVICE_MAP, PIPELINE, JSON, *OF_STRATEGIES)
+TARGETS = (DEVICE_MAP, JSON, *OF_STRATEGIES)
 SCHEMA = "placement.export"
 VERSION = 1
 
@@ -28,8 +27,6 @@ VERSION = 1
 def export(
     result: Result, to: Literal["device_map"], *, model: nn.Module | None = ..., no_split: Iterable[str] | None = ...
 ) -> DeviceMap: ...
-@overload
-def export(result: Result, to: Literal["pipeline"], *, model: nn.Module | None = ...) -> PipelineSplit: ...
 @overload
 def export(result: Result, to: Literal["json", "accelerate", "deepspeed"]) -> dict[str, Any]: ...
 @overload
@@ -61,19 +58,18 @@ def export(
     no_split: Iterable[str] | None = None,
     graph: OpGraph | None = None,
     source: str | None = None,
-) -> dict[str, Any] | PipelineSplit | str:
+) -> dict[str, Any] | str:
     """A placement or a strategy for another tool, as docs/export.md describes.
 
     Args:
         result: a placement of a graph captured from a model, or a strategy.
         to: of a placement, ``"device_map"``: module path -> number of the GPU or ``"cpu"``, for transformers and
             accelerate, with one stretch of the modules on each device, within its memory.
-            ``"pipeline"``: stages for ``torch.distributed.pipelining``, within the memory of their devices.
             ``"json"``: everything, under a documented schema.
             Of a strategy, ``"torch"``: a script of plain PyTorch. ``"accelerate"``: a configuration file.
             ``"deepspeed"``: a configuration.
         model: the model that was placed, on any device or ``meta``. A device map then covers parameters that the step
-            does not use, too; and a pipeline is checked against the names of its modules.
+            does not use, too.
         no_split: for a device map: names of classes whose modules must stay whole, by default the model's own
             ``_no_split_modules``.
         graph: for ``"torch"``: the graph of the model that was placed. A strategy with stages or ``tp`` needs it, and
@@ -83,7 +79,7 @@ def export(
 
     Raises:
         UnknownNameError: no such target, or no module of a class in `no_split`.
-        InfeasibleError: the result has no placement, or no such map or pipeline fits; says what is missing where.
+        InfeasibleError: the result has no placement, or no such map fits; says what is missing where.
         MismatchError: a strategy rewrote the graph, and the target is for placements, or the other way round; a
             strategy that the target has no words for; or the graph does not say which modules its ops are from, or
             names modules that the model does not have; or an argument that the target has no use for.
@@ -106,8 +102,6 @@ def export(
             raise MismatchError(f"{name} is for scripts of PyTorch, and the target is {to!r}; leave it out.")
     if to == DEVICE_MAP:
         return device_map(result, model, no_split)
-    if to == PIPELINE:
-        return pipeline_split(result, model)
     if to == TORCH:
         from placement.exporters.scripts.torch_script import torch_script  # loads all transforms
 

@@ -18,62 +18,38 @@ class Needs:
     """Bytes that the parts of a program need, [parts] each, in the order in which the parts run.
 
     Attributes:
-        kept: parameters and buffers; in training gradients and optimizer state, too.
-        stored: in training, tensors that the forward pass leaves for the backward pass.
+        kept: parameters and buffers; in training also gradients, optimizer state, and what the forward pass leaves for
+            the backward pass.
         room: the most that all other tensors and the workspace take while an op of the part runs.
-        copies: (a part that uses it, the next part that does, bytes) of what a device keeps again that has the
-            second without the first.
     """
 
     kept: IntArray
-    stored: IntArray
     room: IntArray
-    copies: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def n_parts(self) -> int:
         """Number of parts."""
         return len(self.kept)
 
-    def bytes_of(self, begin: int, end: int, in_flight: int = 1) -> int:
-        """Bytes that one device needs for parts ``begin`` to ``end - 1``, with so many steps between their passes."""
-        return int(self.of_stretches(in_flight)[begin, end])
-
-    def kept_bytes(self, begin: int, end: int) -> int:
-        """Bytes that one device keeps for them."""
-        return int(self._kept[begin, end])
-
-    def of_stretches(self, in_flight: int = 1) -> FloatArray:
-        """float64 [parts + 1, parts + 1]: `bytes_of` for each begin and end; 0 below the diagonal."""
-        return self._kept_and_room if not self.stored.any() else self._kept_and_room + in_flight * _sums(self.stored)
-
     @cached_property
-    def _kept(self) -> FloatArray:
-        found = _sums(self.kept)
-        for one, other, size in self.copies:
-            found[one + 1 : other + 1, other + 1 :] += size
-        return found
+    def of_stretches(self) -> FloatArray:
+        """float64 [parts + 1, parts + 1]: what one device needs for parts ``begin`` to ``end - 1``, by begin and end.
 
-    @cached_property
-    def _kept_and_room(self) -> FloatArray:
-        found = self._kept.copy()
+        0 below the diagonal.
+        """
+        total = np.concatenate([[0.0], np.cumsum(self.kept)])
+        found: FloatArray = np.triu(total[None, :] - total[:, None])
         for end in range(1, self.n_parts + 1):
             found[:end, end] += np.maximum.accumulate(self.room[:end][::-1])[::-1]
         return found
 
 
-def _sums(values: IntArray) -> FloatArray:
-    """float64 [n + 1, n + 1]: the sum of ``values[begin:end]`` for each begin and end."""
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    return np.triu(total[None, :] - total[:, None])
-
-
-def needs(graph: OpGraph, part: IntArray, kept: IntArray, copies: Sequence[tuple[int, int, int]] = ()) -> Needs:
+def needs(graph: OpGraph, part: IntArray, kept: IntArray) -> Needs:
     """Needs of the parts when one op runs after the other, in program order.
 
     Args:
         part: int64 [n_ops]: the part that each op belongs to, -1 for none.
-        kept: int64 [parts]; see `Needs`.
+        kept: int64 [parts]: parameters, buffers, gradients and optimizer state.
     """
     n_ops, order = graph.n_ops, graph.topological_order
     position = np.empty(n_ops, dtype=np.int64)
@@ -98,7 +74,7 @@ def needs(graph: OpGraph, part: IntArray, kept: IntArray, copies: Sequence[tuple
     np.maximum.at(room, part[known], live[known])
     own = is_stored & known[producer]
     np.add.at(stored, part[producer[own]], graph.tensor_bytes[own])
-    return Needs(kept, stored, room, tuple(copies))
+    return Needs(kept + stored, room)
 
 
 def chain(numbers: IntArray) -> list[int]:
@@ -136,7 +112,7 @@ class Stretches:
         return np.repeat(np.array(self.devices, dtype=np.int64), np.diff(self.bounds))
 
 
-def nearest(needed: Needs, moved_s: FloatArray, usable: IntArray, used: Sequence[int], trains: bool) -> Stretches:
+def nearest(needed: Needs, moved_s: FloatArray, usable: IntArray, used: Sequence[int]) -> Stretches:
     """The cut with the least time of moved ops among those that fit; where none is found that does, the nearest miss.
 
     The devices run in the order given, unless an exchange of two neighbours moves less; those that the placement does
@@ -146,18 +122,17 @@ def nearest(needed: Needs, moved_s: FloatArray, usable: IntArray, used: Sequence
         moved_s: float64 [devices, parts]: the cost of each part on each device.
         usable: int64 [devices], bytes; devices with none are left out.
         used: the devices that the placement uses.
-        trains: whether each device keeps what it stores of as many steps as there are stages from it on.
     """
     spare = [device for device in np.flatnonzero(usable > 0).tolist() if device not in used]
     for n_more in range(len(spare) + 1):
-        found = cut(needed, moved_s, usable, (*used, *spare[:n_more]), trains)
+        found = cut(needed, moved_s, usable, (*used, *spare[:n_more]))
         if not any(found.missing):
             break
     swap = 0
     while swap < len(used) - 1:
         devices = list(found.devices)
         devices[swap], devices[swap + 1] = devices[swap + 1], devices[swap]
-        other = cut(needed, moved_s, usable, devices, trains)
+        other = cut(needed, moved_s, usable, devices)
         is_better = _badness(other) < _badness(found)
         found, swap = (other, 0) if is_better else (found, swap + 1)
     return found
@@ -167,7 +142,7 @@ def _badness(found: Stretches) -> tuple[int, float]:
     return sum(found.missing), round(found.moved_s, 15)
 
 
-def cut(needed: Needs, moved_s: FloatArray, usable: IntArray, devices: Sequence[int], trains: bool) -> Stretches:
+def cut(needed: Needs, moved_s: FloatArray, usable: IntArray, devices: Sequence[int]) -> Stretches:
     """The best cut for devices in this order; arguments as of `nearest`.
 
     Least bytes over what the devices have, which is none where a cut fits; then least time of moved ops. By dynamic
@@ -177,9 +152,9 @@ def cut(needed: Needs, moved_s: FloatArray, usable: IntArray, devices: Sequence[
     scale = 0.5 / max(float(moved_s.sum()), 1e-300)  # so that all moves together weigh less than one byte
     best = np.where(np.arange(n + 1) == 0, 0.0, np.inf)
     choices = []
-    for i, device in enumerate(devices):
+    for device in devices:
         moved = np.concatenate([[0.0], np.cumsum(moved_s[device])]) * scale
-        over = np.maximum(needed.of_stretches(len(devices) - i if trains else 1) - float(usable[device]), 0.0)
+        over = np.maximum(needed.of_stretches - float(usable[device]), 0.0)
         np.fill_diagonal(over, 0.0)
         cost = np.round(best[:, None] + over + moved[None, :] - moved[:, None], 12)
         cost[np.tril_indices(n + 1, -1)] = np.inf
@@ -189,15 +164,11 @@ def cut(needed: Needs, moved_s: FloatArray, usable: IntArray, devices: Sequence[
     for choice in reversed(choices):
         bounds.append(int(choice[bounds[-1]]))
     bounds.reverse()
-    filled = [begin < end for begin, end in itertools.pairwise(bounds)]
     return Stretches(
         tuple(devices),
         tuple(bounds),
         tuple(int(usable[device]) for device in devices),
-        tuple(
-            needed.bytes_of(begin, end, sum(filled[i:]) if trains else 1)
-            for i, (begin, end) in enumerate(itertools.pairwise(bounds))
-        ),
+        tuple(int(needed.of_stretches[begin, end]) for begin, end in itertools.pairwise(bounds)),
         sum(
             float(moved_s[device, begin:end].sum())
             for device, (begin, end) in zip(devices, itertools.pairwise(bounds), strict=True)

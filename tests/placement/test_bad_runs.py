@@ -289,7 +289,7 @@ COMMANDS = {
     "profile m.py:gate -o g.json --cluster two.toml": "`placement apply` places it by leaf module",
     "export p.json --to device_map --model m.py:renamed": "a module 'left', which Net does not have",
     "export p.json --to device_map --model m.py": "m.py is a Python file; say which function",
-    "export m.py --to pipeline": "m.py is not a saved result",
+    "export m.py --to device_map": "m.py is not a saved result",
 }
 
 

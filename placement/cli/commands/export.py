@@ -14,7 +14,6 @@ from placement.cli.output import check_outputs, emit, emit_json, note, progress,
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
-    from placement.exporters.pipeline import PipelineSplit
     from placement.solving.result import Result
 
 
@@ -32,9 +31,8 @@ class ExportOptions:
             metavar="TARGET",
             autocompletion=completion.one_of(completion.TARGETS),
             show_default=False,
-            help="Of a placement, device_map for transformers and accelerate, pipeline for "
-            "torch.distributed.pipelining, or json; of a strategy, torch for a script of plain PyTorch, or a "
-            "configuration for accelerate or deepspeed.",
+            help="Of a placement, device_map for transformers and accelerate, or json; of a strategy, torch for a "
+            "script of plain PyTorch, or a configuration for accelerate or deepspeed.",
         ),
     ]
     model: Annotated[
@@ -62,7 +60,7 @@ class ExportOptions:
 
 
 def export(given: ExportOptions) -> None:
-    """Write a saved placement or strategy for other tools: a device map, stages, JSON, a script, a configuration."""
+    """Write a saved placement or strategy for other tools: a device map, JSON, a script, a configuration."""
     check_outputs(given.output, inputs=[given.file, given.model])
     if given.no_split is not None and given.model is None:
         raise typer.BadParameter("--no-split names classes of modules; give the model too, with --model.")
@@ -72,16 +70,15 @@ def export(given: ExportOptions) -> None:
     if isinstance(found, str):
         _write_script(given, found)
         return
-    document = found if isinstance(found, dict) else found.to_dict()
     if given.output is not None:
         from graphs.disk import write_atomically
 
-        write_atomically(given.output, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        write_atomically(given.output, json.dumps(found, indent=1, allow_nan=False) + "\n")
     from graphs.formatting import show_line
     from placement.exporters.device_map import DeviceMap
 
     if given.as_json or given.output is None:
-        emit_json(document)
+        emit_json(found)
         if isinstance(found, DeviceMap):
             note(f"{_described(found)}.")
     else:
@@ -102,7 +99,7 @@ def _write_script(given: ExportOptions, script: str) -> None:
         emit(f"script of {len(script.splitlines())} lines; saved to {given.output}, which says how to run it")
 
 
-def _exported(given: ExportOptions) -> dict[str, Any] | PipelineSplit | str:
+def _exported(given: ExportOptions) -> dict[str, Any] | str:
     with progress("importing"):
         from placement.exporters import exporting
         from placement.inputs.sources import read_model
@@ -119,7 +116,7 @@ def _exported(given: ExportOptions) -> dict[str, Any] | PipelineSplit | str:
         graph, source = None, None
         if given.to == exporting.TORCH and given.model is not None:
             graph, source = _model_graph(given.model, sizes, result), _function(given.model, sizes)
-        found: dict[str, Any] | PipelineSplit | str = exporting.export(
+        found: dict[str, Any] | str = exporting.export(
             result, given.to, model=model, no_split=classes, graph=graph, source=source
         )
     return found
@@ -145,7 +142,7 @@ def _function(argument: str, sizes: dict[str, int]) -> str | None:
     return f"{argument}({call})" if call else argument
 
 
-def _described(found: dict[str, Any] | PipelineSplit) -> str:
+def _described(found: dict[str, Any]) -> str:
     from graphs.formatting import format_bytes
     from placement.exporters.device_map import DeviceMap
 
@@ -155,18 +152,6 @@ def _described(found: dict[str, Any] | PipelineSplit) -> str:
         )
         moved = f"{found.moved_ops:,} of {found.ops:,} ops are not where they were placed"
         return f"device map: {len(found)} entries on {taken}; {moved}"
-    if isinstance(found, dict) and "ops" not in found:
+    if "ops" not in found:
         return f"configuration with {len(found)} settings"
-    if isinstance(found, dict):
-        return f"{len(found['ops']):,} ops on {len(set(found['ops'].values()))} devices"
-    chain = " -> ".join(
-        f"{stage.device} ({format_bytes(stage.taken_bytes)} of {format_bytes(stage.usable_bytes)})"
-        for stage in found.stages
-    )
-    total = sum(stage.ops for stage in found.stages)
-    sentence = (
-        f"{len(found.stages)} stages {chain}: {found.moved_ops:,} of {total:,} ops are not where they were placed"
-    )
-    if found.shared:
-        sentence += f"; sum the gradients of what {' and '.join(found.shared[0])} share"
-    return sentence
+    return f"{len(found['ops']):,} ops on {len(set(found['ops'].values()))} devices"

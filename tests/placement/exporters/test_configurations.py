@@ -181,7 +181,7 @@ def test_accelerate_is_for_gpus() -> None:
 def test_a_strategy_is_no_placement() -> None:
     with pytest.raises(MismatchError, match="export it as a device_map"):
         placement.export(placement.optimize(graph(), CLUSTER, "single_device", seed=0), "deepspeed")
-    with pytest.raises(MismatchError, match="export to 'pipeline' works with the ops of the model itself"):
-        placement.export(found("dp2"), "pipeline")
+    with pytest.raises(MismatchError, match="export to 'device_map' works with the ops of the model itself"):
+        placement.export(found("dp2"), "device_map")
     with pytest.raises(MismatchError, match="graph is for scripts of PyTorch"):
         placement.export(found("dp2"), "accelerate", graph=graph())

@@ -1,18 +1,15 @@
-"""A placement handed to other tools: device maps, pipeline stages, plain JSON."""
+"""A placement handed to other tools: device maps, plain JSON."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import json
-import multiprocessing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pipeline_worker
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,7 +25,6 @@ from graphs.opgraph import Tensor as Edge
 from placement.cli import run
 from placement.exporters import stretches
 from placement.exporters.exporting import TARGETS
-from placement.exporters.pipeline import _starts
 from placement.exporters.stretches import Needs
 from placement.solving.answer import order_by_device
 from placement.solving.result import Result
@@ -84,6 +80,21 @@ def places(model: nn.Module, device_map: dict[str, int | str]) -> dict[str, int 
         assert len(entries) == 1, (name, entries)
         found[name] = device_map[entries[0]]
     return found
+
+
+class Block(nn.Module):
+    """A layer of a transformer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x)
+        x = x + self.attention(normed, normed, normed, need_weights=False)[0]
+        return x + self.mlp(x)
 
 
 # -- device maps: entries -----------------------------------------------------------------------------------------
@@ -184,7 +195,7 @@ def test_parameters_of_the_model_itself_need_the_model() -> None:
 
 
 def test_a_module_whose_weights_another_one_uses_goes_with_it() -> None:
-    model = nn.Sequential(pipeline_worker.Block(8), nn.Linear(8, 8))  # the attention uses the weight of its out_proj
+    model = nn.Sequential(Block(8), nn.Linear(8, 8))  # the attention uses the weight of its out_proj
     result = placed_model(model, (torch.randn(1, 3, 8),), lambda module: int(module == "1"))
     assert placement.export(result, "device_map") == {"0": 0, "1": 1}
     assert placement.export(result, "device_map", model=model) == {"0": 0, "1": 1}
@@ -230,7 +241,7 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(pipeline_worker.Block(8) for _ in range(3))
+        self.blocks = nn.ModuleList(Block(8) for _ in range(3))
         self.middle = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.BatchNorm1d(3))
         self.scale = nn.Parameter(torch.ones(8))
         self.ends = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)})
@@ -396,11 +407,10 @@ def test_a_map_fits_and_does_not_alternate(with_model: bool) -> None:
 def test_what_a_device_lacks_is_said() -> None:
     result = line(("a", 1, 0), ("b", 1, 0), ("c", 1, 1))  # each keeps 8 bytes, and makes 8
     tight = dataclasses.replace(result, cluster=with_memory(GPUS, 24, 24))
-    for target in ("device_map", "pipeline"):
-        with pytest.raises(
-            InfeasibleError, match=r"parameters and activations counted, at best d. lacks 8 bytes beside the 24 bytes"
-        ):
-            placement.export(tight, target)
+    with pytest.raises(
+        InfeasibleError, match=r"parameters and activations counted, at best d. lacks 8 bytes beside the 24 bytes"
+    ):
+        placement.export(tight, "device_map")
     fits = dataclasses.replace(result, cluster=with_memory(GPUS, 32, 24))  # two kept, and what an op reads and makes
     assert placement.export(fits, "device_map") == {"a": 0, "b": 0, "c": 1}
 
@@ -414,45 +424,6 @@ def test_parameters_that_no_op_uses_count() -> None:
         placement.export(tight, "device_map", model=model)
     roomy = dataclasses.replace(result, cluster=with_memory(GPUS, 41_000, 1000))
     assert placement.export(roomy, "device_map", model=model) == {"": 0}
-
-
-def test_stages_are_balanced_within_memory() -> None:
-    result = line(*((f"m{i}", 1, int(i > 5)) for i in range(8)))
-    assert [stage.ops for stage in placement.export(result, "pipeline").stages] == [6, 2]
-    tight = dataclasses.replace(result, cluster=with_memory(GPUS, 6 * 8, 10**9))  # 4 ops' bytes and 2 tensors
-    split = placement.export(tight, "pipeline")
-    assert [(stage.ops, stage.moved_ops, stage.taken_bytes) for stage in split.stages] == [(4, 0, 48), (4, 2, 48)]
-
-
-def test_stages_of_training_hold_what_is_in_flight() -> None:
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)))
-    graph = placement.capture(model, (torch.zeros(1000, 8),), train=True)
-    result = placed(graph, [min(int(module.partition(".")[0] or 3) // 2, 1) for module in graph.modules])
-    first, last = placement.export(result, "pipeline").stages
-    assert (first.in_flight, last.in_flight) == (2, 1)
-    assert first.kept_bytes == last.kept_bytes == 2 * (8 * 8 + 8) * 4 * 4  # and gradient, two moments
-    kept_for_backward = 2 * 1000 * 8 * 4  # the output of each tanh, which is the input of the next layer
-    assert first.taken_bytes >= first.kept_bytes + 2 * kept_for_backward
-    small = first.taken_bytes - 1
-    tight = dataclasses.replace(result, cluster=with_memory(GPUS, small, 10**9))
-    assert placement.export(tight, "pipeline").stages[0].taken_bytes <= small
-    with pytest.raises(InfeasibleError, match="parameters, gradients, optimizer state and activations counted"):
-        placement.export(dataclasses.replace(result, cluster=with_memory(GPUS, 40_000, 40_000)), "pipeline")
-
-
-def test_a_latency_plan_is_said_to_be_no_pipeline() -> None:
-    uneven = line(("a", 1, 0), ("b", 9, 1), ("c", 9, 1))
-    with pytest.warns(
-        UserWarning,
-        match=r"longest of its 2 stages takes 18 s of 19 s in all.*--method dp_contiguous --objective throughput",
-    ):
-        split = placement.export(uneven, "pipeline")
-    assert split.to_dict()["notes"] == list(split.notes)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    result = placed_model(model, X, lambda module: int(module == "1"))
-    model.config = argparse.Namespace(use_cache=True)  # type: ignore[assignment]
-    with pytest.warns(UserWarning, match="set model.config.use_cache = False"):
-        placement.export(result, "pipeline", model=model)
 
 
 # -- device maps: transformers ------------------------------------------------------------------------------------
@@ -520,7 +491,6 @@ def decoder(request: pytest.FixtureRequest) -> tuple[Any, Result]:
     return model, dataclasses.replace(result, cluster=with_memory(result.cluster, *[memory] * 4))
 
 
-@pytest.mark.filterwarnings("ignore:what .* from stage")
 def test_decoders_fit_their_devices(decoder: tuple[Any, Result]) -> None:
     accelerate = pytest.importorskip("accelerate")
     model, result = decoder
@@ -532,13 +502,9 @@ def test_decoders_fit_their_devices(decoder: tuple[Any, Result]) -> None:
         assert sum(sizes[path] for path, where in found.items() if where == place) <= capacity
     layers = [found[f"model.layers.{i}"] for i in range(6)]
     assert len(set(layers)) == len(list(itertools.groupby(layers))) >= 2
-    split = placement.export(result, "pipeline")
-    assert all(stage.taken_bytes <= capacity for stage in split.stages)
-    assert sum(stage.kept_bytes for stage in split.stages) == int(result.graph.kept_bytes.sum())
     small = dataclasses.replace(result, cluster=with_memory(result.cluster, *[capacity // 2] * 4))
-    for target in ("device_map", "pipeline"):
-        with pytest.raises(InfeasibleError, match="lacks"):
-            placement.export(small, target, model=model)
+    with pytest.raises(InfeasibleError, match="lacks"):
+        placement.export(small, "device_map", model=model)
 
 
 @pytest.mark.filterwarnings("ignore")  # of other packages
@@ -558,182 +524,35 @@ def test_decoders_are_loaded_with_the_map(decoder: tuple[Any, Result], tmp_path:
         torch.testing.assert_close(loaded.eval()(tokens).logits, model(tokens).logits)
 
 
-# -- pipelines ----------------------------------------------------------------------------------------------------
-
-
-def test_stages_follow_a_placement_that_is_a_chain() -> None:
-    result = line(("a", 1, 1), ("b.x", 2, 1), ("b.y", 1, 0), ("c", 1, 0))
-    split = placement.export(result, "pipeline")
-    assert split.to_dict() == {
-        "stages": [
-            {
-                **{"device": "d1", "modules": ["a", "b.x"], "ops": 2, "moved_ops": 0, "forward_s": 3.0},
-                **{"kept_bytes": 16, "in_flight": 1, "taken_bytes": 32, "usable_bytes": 10**9},
-            },
-            {
-                **{"device": "d0", "modules": ["b.y", "c"], "ops": 2, "moved_ops": 0, "forward_s": 2.0},
-                **{"kept_bytes": 16, "in_flight": 1, "taken_bytes": 32, "usable_bytes": 10**9},
-            },
-        ],
-        "split_spec": {"b.y": "beginning"},
-        "ops": 4,
-        "moved_ops": 0,
-        "shared": [],
-        "notes": [],
-    }
-    from torch.distributed.pipelining import SplitPoint
-
-    assert split.split_spec == {"b.y": SplitPoint.BEGINNING}
-
-
-def test_a_chain_moves_what_costs_least() -> None:
-    result = line(("a", 5, 0), ("b", 1, 1), ("c", 5, 0), ("d", 5, 1), ("e", 2, 0), ("f", 5, 1))
-    split = placement.export(result, "pipeline")
-    assert list(split.split_spec) == ["d"]
-    assert [stage.moved_ops for stage in split.stages] == [1, 1]
-    with pytest.warns(UserWarning, match="all of it is one stage; place it as a pipeline"):
-        one = placement.export(line(("a", 5, 0), ("b", 1, 1), ("c", 5, 0)), "pipeline")
-    assert [(stage.device, stage.modules, stage.moved_ops) for stage in one.stages] == [("d0", ("",), 1)]
-
-
-def test_a_stage_begins_with_a_module_that_is_called_once() -> None:
-    def spec(*modules: str) -> list[str]:
-        half = len(modules) // 2
-        return list(placement.export(line(*((m, 1, int(i >= half)) for i, m in enumerate(modules))), "pipeline").before)
-
-    assert spec("a", "b", "c", "d") == ["c"]
-    assert spec("a", "a", "b", "b.c.d", "b.c.e", "b.c.f") == ["b.c.d"]
-    assert spec("a", "a", "b.c", "b.c.d") == ["b.c"]  # the outermost that is called: b may be a list
-    assert spec("a", "act", "b", "act") == ["b"]  # not the shared activation
-    assert spec("a", "x", "b", "b") == ["x"]  # b may be one call or two
-    between = line(("a", 1, 0), ("b", 3, 0), ("", 1, 1), ("c", 3, 1))  # nothing begins with an op of the model itself
-    assert placement.export(between, "pipeline").before == ("c",)
-
-
-@pytest.fixture(scope="module")
-def small_llama() -> tuple[Callable[[], nn.Module], dict[str, Tensor], OpGraph]:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(vocab_size=1000, num_key_value_heads=2, use_cache=False, **sizes)
-
-    def make() -> nn.Module:
-        torch.manual_seed(0)
-        model: nn.Module = transformers.LlamaForCausalLM(config).eval()
-        return model
-
-    tokens = {"input_ids": torch.randint(0, 1000, (2, 16))}
-    return make, tokens, placement.capture(make(), (), tokens)
-
-
-@pytest.mark.filterwarnings("ignore")  # of torch
-@pytest.mark.parametrize("gradients", [True, False])
-def test_torch_makes_the_stages_that_are_promised(small_llama: Any, gradients: bool) -> None:
-    from torch.distributed.pipelining import SplitPoint, pipeline
-
-    make, tokens, graph = small_llama
-    ops = graph.topological_order[graph.kernels[graph.topological_order] > 0]
-    points = list(_starts(graph, ops).values())
-    assert {"model.layers.0", "model.layers.1.self_attn.k_proj", "model.norm", "lm_head"} <= set(points)
-    assert not {"model.rotary_emb", "model.layers"} & set(points)
-    with torch.set_grad_enabled(gradients):
-        pipe = pipeline(make(), mb_args=(), mb_kwargs=tokens, split_spec=dict.fromkeys(points, SplitPoint.BEGINNING))
-        assert pipe.num_stages == len(points) + 1
-        if not gradients:  # with them, torch calls the rotary embedding without its input
-            torch.testing.assert_close(pipe(**tokens)[0], make()(**tokens).logits)
-
-
-@pytest.mark.filterwarnings("ignore:the placement is no pipeline")
-@pytest.mark.parametrize("module", ["model.rotary_emb", "model.layers.0.input_layernorm"])
-def test_stages_do_not_begin_with_constants_or_lists(small_llama: Any, module: str) -> None:
-    graph = small_llama[2]
-    first = [graph.modules[op] for op in graph.topological_order].index(module)
-    result = placed(graph, (graph.topological_position >= first).astype(int).tolist())
-    assert placement.export(result, "pipeline").before == ("model.layers.0",)
-
-
-@pytest.mark.filterwarnings("ignore:the placement is no pipeline")
-def test_a_pipeline_that_is_slower_than_predicted_says_so() -> None:
-    alternating = line(*((f"m{i}", 1, i % 2) for i in range(6)), ("m6", 4, 0))
-
-    def predicted(objective_s: float) -> Result:
-        answer = dataclasses.replace(alternating.answered(), objective_s=objective_s)
-        return dataclasses.replace(alternating, objective="throughput", answer=answer)
-
-    with pytest.warns(UserWarning, match="largest load is 5 s, theirs is 10 s.*--method dp_contiguous"):
-        placement.export(predicted(5.0), "pipeline")
-    for objective_s in (10.0, 9.9):
-        notes = placement.export(predicted(objective_s), "pipeline").notes
-        assert not any("largest load" in note for note in notes)
-
-
 @settings(max_examples=80)
-@given(data=st.data(), trains=st.booleans())
-def test_cuts_are_the_best_there_are(data: Any, trains: bool) -> None:
+@given(data=st.data())
+def test_cuts_are_the_best_there_are(data: Any) -> None:
     def draw(size: int, most: int) -> NDArray[np.int64]:
         return np.array(data.draw(st.lists(st.integers(0, most), min_size=size, max_size=size)), dtype=np.int64)
 
     n = data.draw(st.integers(1, 6))
-    needed = Needs(draw(n, 9), draw(n, 4) if trains else np.zeros(n, dtype=np.int64), draw(n, 5))
+    needed = Needs(draw(n, 9), draw(n, 5))
     moved_s, usable = draw(3 * n, 5).reshape(3, n).astype(float), draw(3, 40) + 1
 
-    def taken(begin: int, end: int, steps: int) -> int:
-        own = slice(begin, end)
-        return int(needed.kept[own].sum() + steps * needed.stored[own].sum() + needed.room[own].max(initial=0))
+    def taken(begin: int, end: int) -> int:
+        return int(needed.kept[begin:end].sum() + needed.room[begin:end].max(initial=0))
 
     def badness(bounds: Sequence[int]) -> tuple[int, float]:
         spans = list(enumerate(itertools.pairwise(bounds)))
-        lacking = sum(
-            max(taken(begin, end, 3 - i if trains else 1) - int(usable[i]), 0)
-            for i, (begin, end) in spans
-            if begin < end
-        )
+        lacking = sum(max(taken(begin, end) - int(usable[i]), 0) for i, (begin, end) in spans if begin < end)
         return lacking, sum(moved_s[i, begin:end].sum() for i, (begin, end) in spans)
 
-    found = stretches.cut(needed, moved_s, usable, (0, 1, 2), trains)
+    found = stretches.cut(needed, moved_s, usable, (0, 1, 2))
     inner = itertools.combinations_with_replacement(range(n + 1), 2)
     best = min(badness((0, *cuts, n)) for cuts in inner)
     assert badness(found.bounds)[0] == best[0]
     if not best[0]:
         assert found.moved_s == pytest.approx(best[1])
-    for need, (i, (begin, end)) in zip(found.taken, enumerate(itertools.pairwise(found.bounds)), strict=True):
-        later = sum(a < b for a, b in itertools.pairwise(found.bounds[i:]))
-        assert need == (taken(begin, end, later if trains else 1) if begin < end else 0)
+    for need, (begin, end) in zip(found.taken, itertools.pairwise(found.bounds), strict=True):
+        assert need == (taken(begin, end) if begin < end else 0)
     # Exchanging devices, and those that the placement does not use, may only help.
-    better = stretches.nearest(needed, moved_s, usable, [0, 1, 2], trains)
+    better = stretches.nearest(needed, moved_s, usable, [0, 1, 2])
     assert stretches._badness(better) <= stretches._badness(found)
-
-
-def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
-    def where(module: str) -> int:
-        return int(module.startswith(("layers.1.mlp", "layers.2", "layers.3", "head")))
-
-    expected = {}
-    for case, tied in (("plain", False), ("tied", True)):
-        model, tokens, targets = pipeline_worker.make(tied)
-        result = placed_model(model, (tokens,), where)
-        result.save(tmp_path / f"{case}.json")
-        split = placement.export(result, "pipeline", model=model)
-        assert list(split.split_spec) == ["layers.1.mlp.0"]
-        assert split.shared == ((("embed", "head"),) if tied else ())
-        pipeline_worker.loss(model(tokens), targets).backward()
-        expected[case] = {name: p.grad for name, p in model.named_parameters(remove_duplicate=False)}
-    spawn = multiprocessing.get_context("spawn")
-    ranks = [spawn.Process(target=pipeline_worker.work, args=(rank, tmp_path)) for rank in (0, 1)]
-    try:
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(120)
-        assert [process.exitcode for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
-    for case, schedule in itertools.product(expected, pipeline_worker.SCHEDULES):
-        stages = [torch.load(tmp_path / f"{case}-{schedule}{rank}.pt", weights_only=True) for rank in (0, 1)]
-        assert set(stages[0]) | set(stages[1]) == set(expected[case])
-        for gradients in stages:
-            for name, gradient in gradients.items():
-                torch.testing.assert_close(gradient, expected[case][name])
 
 
 # -- JSON, and what cannot be exported ----------------------------------------------------------------------------
@@ -760,14 +579,13 @@ def test_what_cannot_be_exported() -> None:
         with pytest.raises(InfeasibleError, match="so there is none to export: it is too large"):
             placement.export(none, target)
     nameless = line(("", 1, 0), ("", 1, 1))
-    for target in ("device_map", "pipeline"):
-        with pytest.raises(MismatchError, match="does not say which module its ops are from"):
-            placement.export(nameless, target)
-        with pytest.raises(MismatchError, match=r"a module '[ab]', which Stack does not have"):
-            placement.export(good, target, model=Stack())
+    with pytest.raises(MismatchError, match="does not say which module its ops are from"):
+        placement.export(nameless, "device_map")
+    with pytest.raises(MismatchError, match=r"a module '[ab]', which Stack does not have"):
+        placement.export(good, "device_map", model=Stack())
     assert placement.export(nameless, "json")["modules"] == {"": "d0"}
     with pytest.raises(MismatchError, match="no_split is for device maps"):
-        placement.export(good, "pipeline", no_split=["Layer"])
+        placement.export(good, "json", no_split=["Layer"])
     with pytest.raises(MismatchError, match="has no use for the model"):
         placement.export(good, "json", model=Stack())
 
@@ -810,10 +628,6 @@ def test_the_command(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert json.loads(output.read_text(encoding="utf-8")) == {"0": 0, "1": 1}
     assert json.loads(call(*words, "--json")) == {"0": 0, "1": 1}
-    assert "2 stages d0 (16 bytes of 1 GB) -> d1 (40 bytes of 1 GB): 0 of 4 ops are not where they were placed" in call(
-        "--to", "pipeline", "-o", output
-    )
-    assert json.loads(output.read_text(encoding="utf-8"))["split_spec"] == {"0.1": "beginning"}
     assert "4 ops on 2 devices" in call("--to", "json", "-o", output)
 
 
@@ -875,27 +689,3 @@ def test_labels_meet_logits_on_the_first_gpu() -> None:
     model, args = masked(made=False, labels=False)
     found = placed_model(nn.Sequential(*model.layers), (torch.zeros(2, 64),), lambda module: int(module > "1"))
     assert set(placement.export(found, "device_map").values()) == {0, 1}
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_no_later_stage_reads_an_input_of_the_model() -> None:
-    cluster = dataclasses.replace(GPUS, name="two")
-    for made in (False, True):
-        model, args = masked(made, labels=False)
-        graph = placement.capture(model, args, train=True)
-        split = placement.export(
-            placement.optimize(graph, cluster, "dp_contiguous", objective="throughput", seed=0), "pipeline", model=model
-        )
-        assert any("gives inputs of the model to the first stage alone" in note for note in split.notes) != made
-        assert set(split.before) <= ({"layers.1", "layers.2", "layers.3", "head"} if made else {"head"})
-    recurrent = placement.capture(
-        nn.Sequential(nn.LSTM(64, 64), Last(), nn.Linear(64, 64)), (torch.zeros(8, 2, 64),), train=True
-    )
-    split = placement.export(
-        placement.optimize(recurrent, cluster, "dp_contiguous", objective="throughput", seed=0), "pipeline"
-    )
-    assert any(".contiguous()" in note for note in split.notes) == (len(split.stages) > 1)
-    model, args = masked(made=True, labels=True)
-    result = placement.optimize(placement.capture(model, args, train=True), cluster, "dp_contiguous", seed=0)
-    with pytest.raises(MismatchError, match=r"reads 'labels', and torch\.distributed\.pipelining gives inputs"):
-        placement.export(result, "pipeline", model=model)
