@@ -20,7 +20,6 @@ from table import Printer, parser
 from torch import nn
 
 from graphs.formatting import format_seconds
-from graphs.transforms.strategy import Strategy
 from placement.measuring.executor import Executor
 from placement.measuring.machine import local_cluster
 from placement.measuring.profiling import profile
@@ -59,8 +58,8 @@ def main() -> None:
     cluster = local_cluster(2, anew=True)
     graph = profile(model, batch, cluster=cluster, train=True, name="wide_head")
     found = optimize(graph, cluster, seed=options.seed, budget_s=options.budget_s)
-    ways = {one.name: one for one in best_of_each(found.alternatives) if Strategy.parse(one.strategy).devices == 2}
-    texts = {"one device": "none", **{name: with_cuts(graph, cluster, one.strategy) for name, one in ways.items()}}
+    ways = {one.name: one for one in best_of_each(found.alternatives) if one.strategy.devices == 2}
+    texts = {"one device": "none", **{name: with_cuts(graph, cluster, one.strategy.text) for name, one in ways.items()}}
     measured: dict[str, list[float]] = {name: [] for name in texts}
     for number in range(options.rounds):  # an executor remembers what it has run
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
@@ -76,11 +75,11 @@ def main() -> None:
         took_s = statistics.median(seconds) if seconds else None
         times = ["-" if value is None else format_seconds(value) for value in (predicted_s, took_s)]
         gain = "-" if took_s is None else f"{one_s / took_s:.2f}"
-        shown = ways[name].strategy if name in ways else "none"
+        shown = ways[name].strategy.text if name in ways else "none"
         rows.append([family_in_words(name), f"`{shown}`", *times, gain])
     printer = Printer("Hybrids and pure strategies", options.markdown)
     printer.table(
-        f"Step times, medians of {options.rounds} rounds; the search says {found.strategy!r}.",
+        f"Step times, medians of {options.rounds} rounds; the search says {found.strategy.text!r}.",
         ["family", "best of it by the search", "predicted", "measured", "one device / it"],
         rows,
     )

@@ -133,7 +133,7 @@ def _search(graph: OpGraph, cluster: Cluster, options: argparse.Namespace) -> Ro
         return none | {"took_s": time.monotonic() - began_s, "note": str(error)}
     return {
         "search_s": found.objective_s,
-        "strategy": found.strategy,
+        "strategy": found.strategy.text,
         "peak": None if found.peak_bytes is None else max(found.peak_bytes.values(), default=0),
         "bound_s": found.lower_bound_s,
         "took_s": time.monotonic() - began_s,

@@ -31,7 +31,7 @@ if "RANK" not in os.environ:  # find a strategy, and start the processes
     result = placement.optimize(graph, cluster, seed=0)
     print(f"strategy {result.strategy}", flush=True)
     result.save("found.json")
-    torchrun(["--standalone", f"--nproc-per-node={placement.Strategy.parse(result.strategy).devices}", __file__])
+    torchrun(["--standalone", f"--nproc-per-node={result.strategy.devices}", __file__])
     sys.exit()
 
 placed = placement.apply(model, "found.json", (), {"input_ids": lines[:16], "labels": lines[:16]})

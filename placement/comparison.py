@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -17,13 +17,14 @@ from env.problem import LATENCY
 from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import NONE
 from placement.learning.by_name import learned
 from placement.runtime.checking.check import check
 from placement.solving.answer import Answer
 from placement.solving.interruption import as_keyboard_interrupt
 from placement.solving.methods import AUTO, SINGLE, check_options, check_problem, default_methods, supports
 from placement.solving.own_methods import own_methods
-from placement.solving.result import NO_STRATEGY, OWN_ORDER, Result, versions
+from placement.solving.result import OWN_ORDER, Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Attempt, Finding, Solver
 from placement.solving.stacks import asked_for
@@ -101,9 +102,9 @@ class Comparison:
             "command": self.command,
             "basis": basis(self.graph, self.cluster),
             "unsupported": list(self.unsupported),
-            "strategy": NO_STRATEGY if self.overall is None else self.overall.strategy,
+            "strategy": NONE if self.overall is None else self.overall.strategy.text,
             "strategy_bound_s": None if self.overall is None else self.overall.lower_bound_s,
-            "alternatives": [] if self.overall is None else [asdict(one) for one in self.overall.alternatives],
+            "alternatives": [] if self.overall is None else [one.to_dict() for one in self.overall.alternatives],
             "results": [comparison_row(result, self.single_device_s) for result in self.results],
         }
 

@@ -17,7 +17,7 @@ from graphs.formatting import format_seconds
 from graphs.transforms.strategy import Strategy
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import HEURISTICS, SINGLE, heuristics_for
-from placement.solving.result import NO_STRATEGY, Result, measured_note
+from placement.solving.result import Result, measured_note
 from placement.solving.solver import Attempt, Finding, Solver
 from placement.solving.strategies.row import strategy_row
 
@@ -63,16 +63,16 @@ def fastest_strategy(graph: OpGraph, cluster: Cluster, found: Result, placed: Re
         scorer: that measures strategies, too.
     """
     began_s = time.perf_counter()
-    texts = dict.fromkeys([found.strategy, *(one.strategy for one in found.alternatives)])
-    contenders = [text for text in texts if text != NO_STRATEGY][:MOST_CONTENDERS]
-    measured = [(scorer.strategy_s(text), text) for text in contenders]
-    best_s, best = min(measured, default=(math.inf, NO_STRATEGY))
+    ways = dict.fromkeys([found.strategy, *(one.strategy for one in found.alternatives)])
+    contenders = [strategy for strategy in ways if not strategy.is_none][:MOST_CONTENDERS]
+    measured = [(scorer.strategy_s(strategy.text), strategy) for strategy in contenders]
+    best_s, best = min(measured, key=lambda pair: (pair[0], pair[1].text), default=(math.inf, Strategy()))
     placed_s = _measured_s(scorer, placed) if placed.answer is not None else math.inf
     spent_s = found.solve_time_s + placed.solve_time_s + time.perf_counter() - began_s
     if placed_s <= best_s:
         words = f"{placed.note}; {len(contenders)} strategies were run, too".lstrip("; ")
         return dataclasses.replace(placed, note=words, alternatives=found.alternatives, solve_time_s=spent_s)
-    row = found if found.strategy == best else strategy_row(graph, cluster, Strategy.parse(best), found.seed).result
+    row = found if found.strategy == best else strategy_row(graph, cluster, best, found.seed).result
     tried = sum(math.isfinite(s) for s, _ in measured)
     note = "; ".join(
         [

@@ -11,12 +11,12 @@ from env.plan import Priority
 from env.problem import LATENCY
 from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import OpGraph
-from graphs.transforms.strategy import Strategy
+from graphs.transforms.strategy import NONE, Strategy
 from placement.learning.by_name import learned
 from placement.runtime.checking.check import check
 from placement.solving.interruption import as_keyboard_interrupt
 from placement.solving.methods import AUTO, LOCAL_SEARCH, METHODS, check_options, check_problem
-from placement.solving.result import NO_STRATEGY, Result
+from placement.solving.result import Result
 from placement.solving.solver import Solver
 from placement.solving.stacks import asked_for, beside_compiled
 from placement.solving.strategies.row import strategy_row
@@ -124,7 +124,7 @@ def _optimized(
 ) -> Result:
     """`optimize` of a graph that is on its stack."""
     if workers is not None or address is not None:
-        if method not in (AUTO, LOCAL_SEARCH) or scorer != "simulate" or strategy not in (None, NO_STRATEGY):
+        if method not in (AUTO, LOCAL_SEARCH) or scorer != "simulate" or strategy not in (None, NONE, Strategy()):
             raise MismatchError(
                 f"workers search by {AUTO} or {LOCAL_SEARCH} and the simulator, over all strategies or none; leave out "
                 "workers, or method, scorer and strategy."
@@ -141,9 +141,7 @@ def _optimized(
     if strategy is None and plain and has_strategies(graph):
         found = best_of_all(graph, cluster, seed, budget_s, evaluations, progress, SearchAids(check))
         return dataclasses.replace(found, method=method)
-    asked = (
-        strategy if isinstance(strategy, Strategy) else Strategy.parse(NO_STRATEGY if strategy is None else strategy)
-    )
+    asked = strategy if isinstance(strategy, Strategy) else Strategy.parse(NONE if strategy is None else strategy)
     if not asked.is_none:
         if not plain or (budget_s, evaluations) != (None, None):
             raise MismatchError(
@@ -180,7 +178,7 @@ def _checked(graph: OpGraph, cluster: Cluster, result: Result) -> Result:
         return result
     found = check(graph, cluster, result)
     if found.problem:
-        raise InfeasibleError(f"strategy {result.strategy!r} is not to be taken: {found.problem}.")
+        raise InfeasibleError(f"strategy {result.strategy.text!r} is not to be taken: {found.problem}.")
     return dataclasses.replace(result, checked=found.words)
 
 

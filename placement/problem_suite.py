@@ -15,10 +15,10 @@ from env.problem import LATENCY, Problem
 from graphs.disk import check_target
 from graphs.errors import PlacementError
 from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import NONE
 from placement.comparison import Comparison, compare
 from placement.solving.compiling import compile_for
 from placement.solving.methods import STRATEGY, check_cluster, check_graph, check_options, default_methods
-from placement.solving.result import NO_STRATEGY
 from placement.workers.runner import opened
 
 Progress = Callable[[str, int, int], None]
@@ -52,7 +52,7 @@ class SuiteRow:
     budget_s: float | None
     evaluations: int | None
     best: str | None = None
-    strategy: str = NO_STRATEGY
+    strategy: str = NONE
     step_time_s: float | None = None
     single_device_s: float | None = None
     gap: float | None = None
@@ -212,10 +212,10 @@ def _solved(blank: SuiteRow, graph: OpGraph, cluster: Cluster) -> SuiteRow | Non
 def _outcome(found: Comparison) -> dict[str, Any]:
     best, overall = found.best, found.overall
     single_s = found.single_device_s
-    if overall is not None and overall.objective_s is not None and overall.strategy != NO_STRATEGY:
+    if overall is not None and overall.objective_s is not None and not overall.strategy.is_none:
         return {
             "best": STRATEGY,
-            "strategy": overall.strategy,
+            "strategy": overall.strategy.text,
             "step_time_s": overall.objective_s,
             "single_device_s": single_s,
             "gap": overall.gap,

@@ -17,10 +17,9 @@ from env.problem import Problem
 from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds, show
 from graphs.opgraph import IntArray, OpGraph
-from graphs.transforms.strategy import Strategy
 from placement.optimization import optimize
 from placement.sizing.figures import ClusterFigure, memories, rates
-from placement.solving.result import NO_STRATEGY, Result
+from placement.solving.result import Result
 
 if TYPE_CHECKING:
     from env.simulation.simulator import Score
@@ -82,7 +81,8 @@ class Sensitivities:
     def advice(self) -> str:
         """What helps most, in a sentence or two."""
         first = self.rows[0] if self.rows else None
-        how = self.result.strategy if self.result.strategy != NO_STRATEGY else f"the placement by {self.result.chosen}"
+        strategy = self.result.strategy
+        how = f"the placement by {self.result.chosen}" if strategy.is_none else strategy.text
         taken = f"with {how}, {format_seconds(self.step_s)} a step"
         if first is None or first.gain(self.step_s) < _NOTHING:
             return f"No single figure of {show(self.cluster.name)} helps {taken}."
@@ -95,7 +95,7 @@ class Sensitivities:
             "graph_hash": self.graph.hash,
             "cluster": self.cluster.name,
             "cluster_hash": self.cluster.hash,
-            "strategy": self.result.strategy,
+            "strategy": self.result.strategy.text,
             "chosen": self.result.chosen,
             "step_time_s": self.step_s,
             "advice": self.advice(),
@@ -212,8 +212,8 @@ def _carried_out(graph: OpGraph, result: Result, cluster: Cluster) -> tuple[Prob
     from baselines.strategies.applied import applied  # these load all transforms
     from baselines.strategies.folding import is_to_be_folded
 
-    strategy = Strategy.parse(result.strategy)
-    what = applied(graph, cluster, strategy, folded=is_to_be_folded(graph, cluster, strategy))
+    folded = is_to_be_folded(graph, cluster, result.strategy)
+    what = applied(graph, cluster, result.strategy, folded=folded)
     return what.problem, what.plan
 
 
@@ -226,7 +226,7 @@ def _is_made_anew(graph: OpGraph, result: Result, cluster: Cluster) -> bool:
     """Whether figures of the cluster are part of a rewritten graph: times, or a replica for all."""
     from baselines.strategies.folding import is_to_be_folded  # loads all transforms
 
-    if result.strategy == NO_STRATEGY:
+    if result.strategy.is_none:
         return False
     has_times = bool(np.isnan(graph.time_s).all() and not np.isnan(result.graph.time_s).all())
-    return has_times or is_to_be_folded(graph, cluster, Strategy.parse(result.strategy))
+    return has_times or is_to_be_folded(graph, cluster, result.strategy)

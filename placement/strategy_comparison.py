@@ -75,12 +75,12 @@ class StrategyComparison:
         time = format_seconds(best.result.answer.objective_s)
         if speedup is None:
             rank = "" if len(self.rows) == 1 else " is the fastest of these"
-            return f"{best.strategy}{rank}: {time}; one device is not enough for the graph as it is."
+            return f"{best.strategy.text}{rank}: {time}; one device is not enough for the graph as it is."
         if speedup <= 1:
-            these = f"{best.strategy} is not" if len(self.rows) == 1 else "None of these is"
+            these = f"{best.strategy.text} is not" if len(self.rows) == 1 else "None of these is"
             return f"{these} faster than one device, {format_seconds(self.single_device_s or 0.0)}."
         rank = "" if len(self.rows) == 1 else " is the fastest of these"
-        return f"{best.strategy}{rank}: {time}, {speedup:.2f}x one device."
+        return f"{best.strategy.text}{rank}: {time}, {speedup:.2f}x one device."
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
@@ -182,18 +182,18 @@ def compare_strategies(
 def _rank(row: StrategyRow) -> tuple[bool, bool, float, str]:
     """Fastest first, then what does not fit, last what is not possible."""
     answer = row.result.answer
-    return answer is None, row.is_refused, 0.0 if answer is None else answer.objective_s, row.strategy
+    return answer is None, row.is_refused, 0.0 if answer is None else answer.objective_s, row.strategy.text
 
 
 def _best_checked(graph: OpGraph, cluster: Cluster, rows: list[StrategyRow]) -> list[StrategyRow]:
     """The rows, the first of which is to be advised; those that fail their check are not possible."""
     failed: list[StrategyRow] = []
-    while rows and rows[0].result.answer is not None and not Strategy.parse(rows[0].strategy).is_none:
+    while rows and rows[0].result.answer is not None and not rows[0].strategy.is_none:
         result = rows[0].result
         found = check(graph, cluster, result)
         if not found.problem:
             return [replace(rows[0], result=replace(result, checked=found.words)), *rows[1:], *failed]
-        failed.append(refused_row(graph, cluster, Strategy.parse(rows[0].strategy), f"{found.problem}.", result.seed))
+        failed.append(refused_row(graph, cluster, rows[0].strategy, f"{found.problem}.", result.seed))
         rows = rows[1:]
     return [*rows, *failed]
 

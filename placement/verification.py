@@ -21,10 +21,9 @@ from graphs.errors import MismatchError, UnknownNameError
 from graphs.formatting import format_seconds, show, show_line
 from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
-from graphs.transforms.strategy import Strategy
 from placement.solving.answer import Answer, relative_gap
 from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, STRATEGY, check_options, is_method, measure
-from placement.solving.result import ALL, NO_STRATEGY, OWN_ORDER, THIS_GRAPH, Result
+from placement.solving.result import ALL, OWN_ORDER, THIS_GRAPH, Result
 from placement.solving.stacks import asked_for
 
 TOLERANCE = 1e-9  # relative: two ways of adding the same numbers differ by rounding
@@ -70,15 +69,14 @@ class Verification:
             yield f"lower_bound_s and gap: {self.result.method} says that it has proved {said}, {computed} is sure."
         if self.result.alternatives:
             yield "alternatives: what other strategies take; `placement compare --strategies` scores them again."
-        if self.result.strategy != NO_STRATEGY and not self.made_again:
-            yield (
-                f"the graph: whether strategy {self.result.strategy!r} makes it of the model; give the model's graph."
-            )
+        if not self.result.strategy.is_none and not self.made_again:
+            strategy = self.result.strategy.text
+            yield f"the graph: whether strategy {strategy!r} makes it of the model; give the model's graph."
 
     def summary(self) -> str:
         """One line for people, or one per problem."""
         method, strategy = self.result.method, self.result.strategy
-        how = f"method {show(method)}" if strategy == NO_STRATEGY else f"strategy {show(strategy)}"
+        how = f"method {show(method)}" if strategy.is_none else f"strategy {show(strategy.text)}"
         what = f"{show(self.result.graph_name)} on {show(self.result.cluster_name)}, {how}"
         if self.holds:
             held = f"holds: {what}, {format_seconds(self.objective_s)} {measure(self.result.objective)}"
@@ -91,7 +89,7 @@ class Verification:
             "graph": self.result.graph_name,
             "cluster": self.result.cluster_name,
             "method": self.result.method,
-            "strategy": self.result.strategy,
+            "strategy": self.result.strategy.text,
             "holds": self.holds,
             "problems": list(self.problems),
             "not_checked": list(self.not_checked),
@@ -129,7 +127,7 @@ def verify(
     whole = _whole_cluster(result, graph, cluster)
     if whole is not None:
         cluster = None  # of which the result has a part; it is made again below
-    if cluster is not None and result.strategy != NO_STRATEGY and cluster.hash != result.cluster_hash:
+    if cluster is not None and not result.strategy.is_none and cluster.hash != result.cluster_hash:
         cluster = cluster.with_lanes()  # which the strategy gave it
     _check_same("cluster", result.cluster_name, result.cluster_hash, cluster)
     answer = result.answer
@@ -150,7 +148,7 @@ def verify(
     bound_s = _strategy_bound_s(result, graph, whole or result.cluster) if result.bounds else own_bound_s
     checked = Verification(result, (), objective_s, found.step_time_s, peaks, found.bytes_moved, bound_s)
     problems = [*found.problems, *_differences(checked, answer), *_bounds_differ(checked, own_bound_s)]
-    made_again = graph is not None and result.strategy != NO_STRATEGY
+    made_again = graph is not None and not result.strategy.is_none
     if graph is not None and made_again:
         problems += _remade(result, graph, whole or result.cluster)
     return dataclasses.replace(checked, problems=tuple(problems), made_again=made_again)
@@ -162,12 +160,12 @@ def _whole_cluster(result: Result, graph: OpGraph | None, cluster: Cluster | Non
     Raises:
         MismatchError: it is needed, and not given.
     """
-    needed = 0 if result.strategy == NO_STRATEGY else Strategy.parse(result.strategy).devices
+    needed = result.strategy.devices if not result.strategy.is_none else 0
     if graph is None or needed <= len(result.cluster.devices):
         return None
     if cluster is None:
         raise MismatchError(
-            f"the result has the devices that stand for all {needed} of strategy {result.strategy!r}; to make its "
+            f"the result has the devices that stand for all {needed} of strategy {result.strategy.text!r}; to make its "
             "graph again, give the whole cluster, too."
         )
     return cluster
@@ -177,8 +175,8 @@ def _strategy_bound_s(result: Result, source: OpGraph | None, cluster: Cluster) 
     """The bound over all strategies, at most what the result takes; None without the model's graph."""
     from baselines.strategies.searching.bound import strategy_bounds
 
-    source = result.graph if result.strategy == NO_STRATEGY else source
-    keeps_statistics = Strategy.parse(result.strategy).statistics != "local"
+    source = result.graph if result.strategy.is_none else source
+    keeps_statistics = result.strategy.statistics != "local"
     return None if source is None else strategy_bounds(source, without_lanes(cluster), keeps_statistics)[ALL]
 
 
@@ -187,21 +185,20 @@ def _remade(result: Result, graph: OpGraph, cluster: Cluster) -> Iterator[str]:
     from baselines.strategies.applied import applied
     from baselines.strategies.folding import is_to_be_folded
 
-    strategy = Strategy.parse(result.strategy)
+    strategy = result.strategy
     what = applied(graph, cluster, strategy, folded=is_to_be_folded(graph, cluster, strategy))
     made = what.derived.graph
     if cluster is not result.cluster and what.problem.cluster.hash != result.cluster_hash:
-        yield f"strategy {result.strategy!r} takes other devices of cluster {cluster.name!r} than the result has."
+        yield f"strategy {result.strategy.text!r} takes other devices of cluster {cluster.name!r} than the result has."
     if made.hash != result.graph_hash:
         yield (
-            f"strategy {result.strategy!r} makes another graph of {graph.name!r}, with hash {made.hash[:12]}; that of "
-            f"the result has hash {result.graph_hash[:12]}."
+            f"strategy {result.strategy.text!r} makes another graph of {graph.name!r}, with hash {made.hash[:12]}; "
+            f"that of the result has hash {result.graph_hash[:12]}."
         )
 
 
 def _check_names(result: Result) -> None:
-    if result.strategy != NO_STRATEGY:
-        Strategy.parse(result.strategy)
+    if not result.strategy.is_none:
         _check_prescribed(result)
         return
     check_options([result.method], result.seed, result.objective, Priority.LONGEST_PATH.value)

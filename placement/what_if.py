@@ -13,11 +13,10 @@ from env.cluster import Cluster
 from env.problem import LATENCY
 from graphs.errors import InfeasibleError
 from graphs.opgraph import OpGraph
-from graphs.transforms.strategy import Strategy
 from placement.comparison import SAME, Comparison, compare
 from placement.sizing.sweeps import BATCH, DEVICES, check_price
 from placement.solving.methods import AUTO
-from placement.solving.result import NO_STRATEGY, Result
+from placement.solving.result import Result
 from placement.solving.strategies.row import strategy_row
 from placement.what_if_result import Case, WhatIf
 
@@ -63,7 +62,7 @@ def what_if(
                 progress(cluster.name, done)
             case = _case(graph, cluster, methods, {"known": known, **search})
             origin = {} if case.comparison is None else _origins(case.comparison, known)
-            if case.best is not None and case.best.strategy == NO_STRATEGY and case.best.method in origin:
+            if case.best is not None and case.best.strategy.is_none and case.best.method in origin:
                 case = replace(case, found_on=origin[case.best.method].cluster.name)
             if is_sweep:
                 case = _carried(
@@ -149,11 +148,11 @@ def _carried(case: Case, before: Case | None, seed: int) -> Case:
     """The case with the strategy of a smaller cluster where that is faster; the other devices have nothing to do."""
     best = None if before is None else before.best
     found = case.comparison
-    if before is None or best is None or found is None or found.overall is None or best.strategy == NO_STRATEGY:
+    if before is None or best is None or found is None or found.overall is None or best.strategy.is_none:
         return case
     if case.objective_s is not None and case.objective_s <= (before.objective_s or 0.0) * (1 + SAME):
         return case
-    again = strategy_row(found.graph, case.cluster, Strategy.parse(best.strategy), seed).result
+    again = strategy_row(found.graph, case.cluster, best.strategy, seed).result
     if again.answer is None or again.answer.objective_s >= (case.objective_s or math.inf):
         return case
     again = replace(again.against(found.overall.lower_bound_s, "the bound over all strategies"), method=AUTO)

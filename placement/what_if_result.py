@@ -14,7 +14,7 @@ from graphs.opgraph import OpGraph
 from placement.comparison import Comparison
 from placement.sizing.scaling import LEAST_POINTS, BatchFit, ScalingFit, fit_batches, fit_devices
 from placement.sizing.sweeps import BATCH, DEVICES, cost_of
-from placement.solving.result import NO_STRATEGY, Result
+from placement.solving.result import Result
 
 HELPS = 0.01  # a device that makes a step less than 1 % faster does not help
 
@@ -91,8 +91,8 @@ class Case:
         """The strategy of the best, or the method that found it; "" where nothing fits."""
         if self.best is None:
             return ""
-        if self.best.strategy != NO_STRATEGY:
-            return self.best.strategy
+        if not self.best.strategy.is_none:
+            return self.best.strategy.text
         return self.best.method if self.best.chosen == self.best.method else f"{self.best.method} ({self.best.chosen})"
 
 
@@ -238,7 +238,7 @@ class WhatIf:
                     "samples": case.samples,
                     "speedup_vs_single": case.speedup,
                     "efficiency": case.efficiency,
-                    "strategy": None if case.best is None else case.best.strategy,
+                    "strategy": None if case.best is None else case.best.strategy.text,
                     "peak_bytes": case.peak_bytes,
                     "cost": case.cost,
                     "reason": case.reason,

@@ -54,7 +54,7 @@ def do_it(given: Any, result: Result, on_one_device: bool = False) -> str:
     from placement.cli.records import is_default, option_of
     from placement.solving.methods import HEURISTICS, SINGLE
 
-    strategy, method = result.strategy, result.chosen if result.chosen in HEURISTICS else result.method
+    strategy, method = result.strategy.text, result.chosen if result.chosen in HEURISTICS else result.method
     if on_one_device:
         strategy, method = "none", SINGLE
     words = {"--cluster": given.cluster}

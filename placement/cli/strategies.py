@@ -64,7 +64,7 @@ def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) 
         from graphs.errors import InfeasibleError
 
         first = found.rows[0].result
-        raise InfeasibleError(f"no strategy fits; {first.strategy}: {first.reason}")
+        raise InfeasibleError(f"no strategy fits; {first.strategy.text}: {first.reason}")
 
 
 def _advice(found: StrategyComparison, given: CompareOptions) -> list[str]:
@@ -145,10 +145,10 @@ def strategy_tables(found: StrategyComparison) -> list[RenderableType]:
     below = [Text(f" {line}", style="dim") for line in (*_NOTES, basis(graph, cluster)) if line]
     for row in found.rows:
         if row.result.note:
-            below.append(Text(f" {row.strategy}  {show_line(row.result.note)}"))
+            below.append(Text(f" {row.strategy.text}  {show_line(row.result.note)}"))
         if not row.result.feasible:
             reason = show_line(row.result.reason or "")
-            below.append(Text(f" {row.strategy}  {row.without_answer}: {reason}", style="red"))
+            below.append(Text(f" {row.strategy.text}  {row.without_answer}: {reason}", style="red"))
     return [head, times, *below, *_peaks(found), *_exchanges(found)]
 
 
@@ -186,7 +186,7 @@ def _cells(found: StrategyComparison, row: StrategyRow) -> list[str]:
     speedup = found.speedup(row)
     answer = result.answer
     time = row.without_answer if answer is None else format_seconds(answer.objective_s)
-    cells = [row.strategy, time, NONE_THERE if speedup is None else f"{speedup:.2f}x", _mfu(result)]
+    cells = [row.strategy.text, time, NONE_THERE if speedup is None else f"{speedup:.2f}x", _mfu(result)]
     gap = "" if answer is None else f"{100 * answer.gap:.1f} %"
     if given is None:
         peak = "" if answer is None else format_bytes(max(answer.peak_bytes.values(), default=0))
@@ -202,14 +202,14 @@ def _peaks(found: StrategyComparison) -> Iterator[RenderableType]:
         return
     table = _table("memory of the fullest device", *_PARTS)
     for row, given in rows:
-        table.add_row(row.strategy, *(format_bytes(given.peak_bytes[name]) for name in _PARTS))
+        table.add_row(row.strategy.text, *(format_bytes(given.peak_bytes[name]) for name in _PARTS))
     yield ""
     yield table
 
 
 def _exchanges(found: StrategyComparison) -> Iterator[RenderableType]:
     """Bytes of the tensors exchanged, by kind of collective."""
-    given = [(row.strategy, row.figures.exchanged_bytes) for row in found.rows if row.figures is not None]
+    given = [(row.strategy.text, row.figures.exchanged_bytes) for row in found.rows if row.figures is not None]
     kinds = [
         kind
         for kind in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")

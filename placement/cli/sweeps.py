@@ -136,7 +136,7 @@ def _how(found: WhatIf, given: Options, source: Source, clusters: Sequence[str])
         named = clusters[found.cases.index(case)]
         return [f"do it: {do_it(dataclasses.replace(given, cluster=named), case.best)}"]
     whole = len(cluster_for(source, given.cluster).compute_devices)
-    if case.devices == whole or (case.devices < whole and case.best.strategy != "none"):
+    if case.devices == whole or (case.devices < whole and not case.best.strategy.is_none):
         return [f"do it: {do_it(given, case.best)}"]
     return [f"do it: {_command_of(dataclasses.replace(given, sweep=f'{DEVICES}={case.devices}'))}"]
 

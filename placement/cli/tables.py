@@ -23,7 +23,6 @@ from placement.report.words import format_percent
 from placement.solving.alternatives import best_of_each, single_s
 from placement.solving.answer import relative_gap
 from placement.solving.methods import measure
-from placement.solving.result import NO_STRATEGY
 from placement.solving.strategies.words import family_in_words
 from placement.solving.utilisation import basis, format_rate, rate_of
 
@@ -92,12 +91,12 @@ def _strategy_rows(overall: Result) -> list[tuple[float, tuple[str, ...]]]:
     one_s = single_s(overall.alternatives)
     rows: list[tuple[float, tuple[str, ...]]] = []
     for one in best_of_each(overall.alternatives):
-        if one.step_time_s is None or one.strategy == NO_STRATEGY:
+        if one.step_time_s is None or one.strategy.is_none:
             continue
         speedup, gap = one.speedup(one_s), relative_gap(one.step_time_s, overall.lower_bound_s)
         gain = "-" if speedup is None else f"{speedup:.2f}x"
         figures = (format_seconds(one.step_time_s), gain, format_percent(gap), format_bytes(one.peak_bytes or 0))
-        rows.append((one.step_time_s, (show_line(one.strategy), *figures, "", "", family_in_words(one.name))))
+        rows.append((one.step_time_s, (show_line(one.strategy.text), *figures, "", "", family_in_words(one.name))))
     return rows
 
 

@@ -29,7 +29,7 @@ def accelerate(result: Result) -> dict[str, Any]:
         MismatchError: a strategy that accelerate has no words for, or a cluster without GPUs.
     """
     _check_training(result)
-    strategy = Strategy.parse(result.strategy)
+    strategy = result.strategy
     if not any(device.kind == "gpu" for device in result.cluster.devices):
         raise MismatchError(
             f"cluster {show(result.cluster.name)} has no GPU, and without MPI accelerate starts one process alone on "
@@ -84,7 +84,7 @@ def deepspeed(result: Result) -> dict[str, Any]:
         MismatchError: a strategy that such a configuration has no words for.
     """
     _check_training(result)
-    strategy, graph = Strategy.parse(result.strategy), result.graph
+    strategy, graph = result.strategy, result.graph
     _refuse("a DeepSpeed configuration", strategy, _not_deepspeed(graph, strategy))
     dtype, batch, replicas = _dtype(graph), graph.origin.batch_size, _sizes(strategy)["dp"]
     if batch is None or batch % (replicas * strategy.micro_batches):
@@ -120,8 +120,8 @@ def _check_training(result: Result) -> None:
     """Raises: MismatchError: a configuration is of training, and the strategy for inference."""
     if result.graph.origin.train is False:
         raise MismatchError(
-            f"strategy {show(result.strategy)} was found for inference, and these configurations are for training; "
-            "find one for the training step, with train=True."
+            f"strategy {show(result.strategy.text)} was found for inference, and these configurations are for "
+            "training; find one for the training step, with train=True."
         )
 
 

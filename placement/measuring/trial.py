@@ -23,7 +23,7 @@ from placement.processes.processes import orderly_end, usable_cores
 from placement.processes.progress import StepProgress
 from placement.runtime.application import places_of
 from placement.runtime.ranks.launch import launch
-from placement.solving.result import NO_STRATEGY, Result
+from placement.solving.result import Result
 
 _STDERR = 2  # where what a model prints goes
 _RECORDED = 3  # steps of which a trace shows the median one
@@ -236,7 +236,7 @@ def try_out(
         description = {
             "model": model,
             "train": train,
-            "is_plain": len(names) == 1 and not by_module and result.strategy == NO_STRATEGY,
+            "is_plain": len(names) == 1 and not by_module and result.strategy.is_none,
             "dims": dict(dims or {}),
             "seed": seed,
             "repeats": asdict(repeats),
@@ -254,13 +254,12 @@ def try_out(
 
 def _device_names(result: Result) -> list[str]:
     """The devices of a placement, or of a strategy, in the order of their processes."""
-    if result.strategy == NO_STRATEGY:
+    if result.strategy.is_none:
         return [result.cluster.devices[device].name for device in sorted(set(result.device_numbers().tolist()))]
-    from baselines.strategies.folding import grid_of  # these load all transforms
-    from graphs.transforms.strategy import Strategy
+    from baselines.strategies.folding import grid_of  # loads all transforms
 
     cluster = without_lanes(result.cluster)
-    devices = grid_of(cluster, Strategy.parse(result.strategy)).reshape(-1).tolist()
+    devices = grid_of(cluster, result.strategy).reshape(-1).tolist()
     return [cluster.devices[device].name for device in devices]
 
 
@@ -286,7 +285,7 @@ def _measured(
         return single, [single]
     if result.graph.origin.granularity == "module":  # one process drives all devices
         return single, run("by_module", "the placement", description, places[:1], single_s)
-    kind = "placed" if result.strategy == NO_STRATEGY else "rewritten"
+    kind = "placed" if result.strategy.is_none else "rewritten"
     return single, run(kind, "the placement", description, places, step_s)
 
 

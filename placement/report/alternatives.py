@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from graphs.formatting import format_bytes, format_seconds
-from graphs.transforms.strategy import Strategy
 from placement.report.strategy_plan import plan_drawing
 from placement.solving.alternatives import Alternative, best_of_each, front, single_s
-from placement.solving.result import NO_STRATEGY, Result
+from placement.solving.result import Result
 from placement.solving.strategies.words import family_in_words, in_words
 
 NOTHING = "–"
@@ -50,9 +49,9 @@ def _table(result: Result) -> str:
 
 
 def _row(one: Alternative, one_s: float | None, is_on_front: bool) -> str:
-    is_as_it_is = one.strategy == NO_STRATEGY
-    code = "" if is_as_it_is else f"<code>{escape(one.strategy)}</code>"
-    words = "" if is_as_it_is else f' title="{escape(in_words(Strategy.parse(one.strategy)))}"'
+    is_as_it_is = one.strategy.is_none
+    code = "" if is_as_it_is else f"<code>{escape(one.strategy.text)}</code>"
+    words = "" if is_as_it_is else f' title="{escape(in_words(one.strategy))}"'
     head = f'<th scope="row"{words}>{escape(family_in_words(one.name))}</th><td class="text">{code}</td>'
     if one.step_time_s is None:
         return f'<tr class="infeasible">{head}<td>does not fit</td><td></td><td></td></tr>'
@@ -82,7 +81,7 @@ def time_and_memory(found: Sequence[Alternative]) -> str:
     line = [f"{at_x(x):.1f} {at_y(y):.1f}" for one, x, y in points if one in best]
     parts.append(f'<path class="best" d="M{"L".join(line)}"/>')
     for one, x, y in points:
-        name = family_in_words(one.name) if one.strategy == NO_STRATEGY else one.strategy
+        name = family_in_words(one.name) if one.strategy.is_none else one.strategy.text
         title = f"{name}: {format_seconds(y)}, {format_bytes(x)}"
         kind = "best" if one in best else "other"
         place = f'cx="{at_x(x):.1f}" cy="{at_y(y):.1f}"'

@@ -24,7 +24,6 @@ from placement.report.words import NO_GAP, format_percent, headline, leaders
 from placement.solving.advice import advice
 from placement.solving.answer import relative_gap
 from placement.solving.methods import measure
-from placement.solving.result import NO_STRATEGY
 
 if TYPE_CHECKING:
     from placement.comparison import Comparison
@@ -75,8 +74,8 @@ def _tiles(comparison: Comparison) -> str:
     """The figures to remember, label, value and note."""
     graph, best, overall = comparison.graph, comparison.best, comparison.overall
     who = ""
-    if overall is not None and overall.strategy != NO_STRATEGY:
-        best, who = overall, overall.strategy
+    if overall is not None and not overall.strategy.is_none:
+        best, who = overall, overall.strategy.text
     elif best is not None:
         n_others = len(leaders(comparison)) - 1
         who = best.method + (f" and {n_others} other{'s' if n_others > 1 else ''}" if n_others else "")

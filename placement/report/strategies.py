@@ -61,7 +61,7 @@ def render_strategies(found: StrategyComparison, searched: Result | None = None)
 
 def _row(found: StrategyComparison, row: StrategyRow) -> str:
     result, given, speedup = row.result, row.figures, found.speedup(row)
-    head = f'<th scope="row"><code>{escape(row.strategy)}</code></th>'
+    head = f'<th scope="row"><code>{escape(row.strategy.text)}</code></th>'
     if result.answer is None:
         return f'<tr class="infeasible">{head}<td colspan="9" class="reason">{escape(result.reason or "")}</td></tr>'
     peak = max(result.answer.peak_bytes.values(), default=0)
@@ -94,7 +94,7 @@ def _one_device(found: StrategyComparison) -> str:
 
 def _notes(found: StrategyComparison) -> str:
     items = [
-        f"<li><code>{escape(row.strategy)}</code>: {escape(row.result.note)}</li>"
+        f"<li><code>{escape(row.strategy.text)}</code>: {escape(row.result.note)}</li>"
         for row in found.rows
         if row.result.note
     ]
@@ -109,7 +109,7 @@ def _section(found: StrategyComparison, row: StrategyRow) -> str:
     time = "does not fit" if row.result.answer is None else format_seconds(row.result.answer.step_time_s)
     capacity = {d.name: d.usable_bytes for d in what.problem.cluster.devices}
     return (
-        f'<section class="card strategy"><h2><code>{escape(row.strategy)}</code> <small>{time}, '
+        f'<section class="card strategy"><h2><code>{escape(row.strategy.text)}</code> <small>{time}, '
         f"{what.derived.graph.n_ops:,} ops</small></h2>"
         f"{timeline(what)}"
         '<div class="two"><div><h3>Memory at the peak</h3>'

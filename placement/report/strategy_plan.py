@@ -9,7 +9,7 @@ import numpy as np
 
 from graphs.opgraph import Phase
 from graphs.transforms.strategy import MeshRule, Strategy
-from placement.solving.result import NO_STRATEGY, Result
+from placement.solving.result import Result
 from placement.solving.strategies.words import in_words
 
 CELL, ROW, GAP, HEAD, SIDE = 92, 26, 18, 44, 64
@@ -31,9 +31,9 @@ _ZERO = {
 
 def plan_drawing(result: Result) -> str:
     """The card with the drawing of a strategy; nothing of a placement of the graph as it is."""
-    if result.strategy == NO_STRATEGY or result.answer is None:
+    if result.strategy.is_none or result.answer is None:
         return ""
-    strategy = Strategy.parse(result.strategy)
+    strategy = result.strategy
     listed = "".join(f"<li>{escape(line)}</li>" for line in split_lines(strategy))
     return (
         f'<section class="card" id="plan"><h2>{escape(_first_upper(in_words(strategy)))}</h2>'

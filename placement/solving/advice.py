@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from env.problem import THROUGHPUT
 from graphs.formatting import format_bytes, format_seconds, show_line
-from graphs.transforms.strategy import Strategy
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, on_one_device, single_s
 from placement.solving.methods import AUTO
-from placement.solving.result import NO_STRATEGY, Result
+from placement.solving.result import Result
 from placement.solving.stacks import stack_word
 from placement.solving.strategies.words import family_in_words, in_words
 
@@ -36,14 +35,18 @@ def advice(result: Result) -> str:
         return "; ".join([head, *(_told(one, one_s) for one in told[:_OTHERS])])
     peak = format_bytes(max(answer.peak_bytes.values(), default=0))
     alone = on_one_device(result.alternatives)
-    is_alone = alone is not None and alone.strategy == result.strategy != NO_STRATEGY
+    is_alone = alone is not None and alone.strategy == result.strategy and not result.strategy.is_none
     gain = _gain(None if is_alone else answer.speedup(one_s), _time(result, answer.objective_s))
     head = f"{_best(result)}: {gain}, fits in {peak}"
-    mine = PLACEMENT if result.strategy == NO_STRATEGY else result.strategy
-    rest = [one for one in others if mine not in (one.strategy, one.name)]
+    rest = [one for one in others if not _is_same(one, result)]
     return "; ".join(
         [head, *(_told(one, one_s) for one in rest[:_OTHERS]), *([] if is_alone else [_one_device(result, which)])]
     )
+
+
+def _is_same(one: Alternative, result: Result) -> bool:
+    """Whether an alternative is the answer itself."""
+    return one.name == PLACEMENT if result.strategy.is_none else one.strategy == result.strategy
 
 
 def _is_near(one: Alternative, best_s: float) -> bool:
@@ -72,14 +75,14 @@ def _one_device_is(result: Result, one_s: float) -> str:
     answer = result.answered()
     if _is_searched(result) and one_s <= answer.objective_s:
         return "one device is best"
-    if result.strategy == NO_STRATEGY and len(answer.used) == 1:
+    if result.strategy.is_none and len(answer.used) == 1:
         return "one device is the best placement found" if result.method == AUTO else "one device"
     return "one device is faster" if one_s < answer.objective_s else "one device is nearly as fast"
 
 
 def _best(result: Result) -> str:
-    if result.strategy != NO_STRATEGY:
-        return in_words(Strategy.parse(result.strategy))
+    if not result.strategy.is_none:
+        return in_words(result.strategy)
     return f"placed op by op on {len(result.answered().used)} devices ({result.chosen})"
 
 
@@ -93,7 +96,7 @@ def _time(result: Result, time_s: float) -> str:
 def _told(one: Alternative, one_s: float | None) -> str:
     """A next best way and its gain."""
     is_placement = one.name == PLACEMENT
-    words = family_in_words(one.name) if is_placement else in_words(Strategy.parse(one.strategy))
+    words = family_in_words(one.name) if is_placement else in_words(one.strategy)
     speedup = one.speedup(one_s)
     return f"{words} {format_seconds(one.step_time_s or 0.0) if speedup is None else f'{speedup:.2f}x'}"
 
@@ -106,7 +109,7 @@ def _one_device(result: Result, which: str) -> str:
     one = on_one_device(result.alternatives)
     if one is None or one.step_time_s is None:
         return f"one device does not fit{'' if _is_searched(result) else ' as it is'}"
-    how = which if one.name == ONE_DEVICE else f" with {show_line(one.strategy)}"
+    how = which if one.name == ONE_DEVICE else f" with {show_line(one.strategy.text)}"
     return f"one device takes {format_seconds(one.step_time_s)}{how}"
 
 
@@ -119,18 +122,17 @@ def ties(result: Result) -> str:
     answer, off = result.answer, result.uncertainty
     if answer is None or off is None:
         return ""
-    mine = PLACEMENT if result.strategy == NO_STRATEGY else result.strategy
     near = [
         one
         for one in best_of_each(result.alternatives)
-        if mine not in (one.strategy, one.name)
+        if not _is_same(one, result)
         and one.name != ONE_DEVICE
         and one.step_time_s is not None
         and abs(one.step_time_s / answer.objective_s - 1.0) <= off
     ]
     if not near:
         return ""
-    told = ", ".join(f"{one.strategy} {format_seconds(one.step_time_s or 0.0)}" for one in near)
+    told = ", ".join(f"{one.strategy.text} {format_seconds(one.step_time_s or 0.0)}" for one in near)
     steps_s = _STEPS * (answer.objective_s + sum(one.step_time_s or 0.0 for one in near))
     return f"{told}: within {off:.0%}; {_STEPS} steps of each tell, {format_seconds(steps_s)} in all"
 
@@ -145,7 +147,7 @@ def beside(result: Result) -> list[str]:
 
 
 def _row(one: Alternative, one_s: float | None) -> tuple[str, ...]:
-    text = "" if one.strategy == NO_STRATEGY else show_line(one.strategy)
+    text = "" if one.strategy.is_none else show_line(one.strategy.text)
     if one.step_time_s is None:
         return family_in_words(one.name), text, "does not fit", "", ""
     speedup, peak = one.speedup(one_s), format_bytes(one.peak_bytes or 0)

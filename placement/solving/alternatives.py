@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
+
+from graphs.transforms.strategy import Strategy
 
 ONE_DEVICE = "one device"
 SAVING = ""  # the family of strategies on one device: micro-batches, layers that run again
@@ -17,17 +20,21 @@ class Alternative:
     Attributes:
         name: `ONE_DEVICE`, `PLACEMENT`, or the family of its strategy, by names of
             `baselines.strategies.searching.families.FAMILIES`.
-        strategy: its text; ``"none"`` for a placement of the graph as it is.
+        strategy: ``none`` for a placement of the graph as it is.
         step_time_s: seconds; None where it does not fit.
         peak_bytes: memory of the fullest device; None where it does not fit.
         device: the name of the one of `ONE_DEVICE`, where not all devices are like it; else "".
     """
 
     name: str
-    strategy: str
+    strategy: Strategy
     step_time_s: float | None
     peak_bytes: int | None
     device: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready fields, the strategy as its text."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"strategy": self.strategy.text}
 
     def speedup(self, single_s: float | None) -> float | None:
         """How many times faster than the best single device takes; None where either does not fit."""

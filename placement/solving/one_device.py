@@ -15,7 +15,7 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, listed
 from placement.solving.methods import SINGLE
-from placement.solving.result import NO_STRATEGY, OWN_ORDER, Result
+from placement.solving.result import OWN_ORDER, Result
 from placement.solving.solver import Solver
 
 
@@ -45,7 +45,7 @@ def with_alternatives(best: Result, results: Iterable[Result], single: Result | 
         single: None where the graph fits on no device.
     """
     found = (as_alternative(result, _name(result)) for result in results if result.answer is not None)
-    one = Alternative(ONE_DEVICE, NO_STRATEGY, None, None) if single is None else as_alternative(single, ONE_DEVICE)
+    one = Alternative(ONE_DEVICE, Strategy(), None, None) if single is None else as_alternative(single, ONE_DEVICE)
     return dataclasses.replace(best, alternatives=listed([*found, one]))
 
 
@@ -67,4 +67,4 @@ def _only_device(result: Result, name: str) -> str:
 def _name(result: Result) -> str:
     from baselines.strategies.searching.families import family_of
 
-    return PLACEMENT if result.strategy == NO_STRATEGY else family_of(Strategy.parse(result.strategy))
+    return PLACEMENT if result.strategy.is_none else family_of(result.strategy)

@@ -24,6 +24,7 @@ from graphs.opgraph import FloatArray, IntArray, OpGraph
 from graphs.origin import EAGER
 from graphs.records import LANE
 from graphs.transforms.coverage import repeats_first
+from graphs.transforms.strategy import Strategy
 from placement.solving.alternatives import Alternative
 from placement.solving.answer import Answer, agreed_bound_s, check_answer, relative_gap
 from placement.solving.utilisation import Utilisation, basis, uncertainty, utilisation
@@ -35,7 +36,6 @@ OWN_ORDER = "own"  # the value of `Result.priority` when the method itself said 
 ALL_STRATEGIES = "among all strategies and placements that keep the step's mathematics"
 ALL, THIS_GRAPH = "all", "this graph"  # keys of `Result.bounds`
 _MOST_PEAKS = 8  # devices whose peak a summary tells one by one
-NO_STRATEGY = "none"  # the value of `Result.strategy` of a graph that was placed as it is
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Result:
         lower_bound_s: no placement can have a smaller objective; where there are `bounds`, no strategy can.
         answer: the placement and its figures; None if infeasible.
         versions: of Python and the packages that made it.
-        strategy: how the graph was rewritten before it was placed, in text form; ``"none"``: it was not.
+        strategy: how the graph was rewritten before it was placed; ``none``: it was not.
         note: what the method has to say that a placement cannot (replication factors, for one), or "".
         alternatives: where strategies were searched, the best of each family, one device and the best placement of the
             graph as it is among them, fastest first.
@@ -93,7 +93,7 @@ class Result:
     lower_bound_s: float
     answer: Answer | None
     versions: Mapping[str, str]
-    strategy: str = NO_STRATEGY
+    strategy: Strategy = field(default_factory=Strategy)
     note: str = ""
     alternatives: Sequence[Alternative] = ()
     bounds: Mapping[str, float] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Result:
     def __post_init__(self) -> None:
         if self.answer is None and self.reason is None:
             raise MismatchError(f"an infeasible result says why; that of {self.method!r} has no reason.")
-        if self.strategy == NO_STRATEGY and self.source_hash != self.graph.hash:
+        if self.strategy.is_none and self.source_hash != self.graph.hash:
             raise MismatchError(
                 f"a graph placed as it is, is its own source: source_hash is {show(self.source_hash[:12])}, and the "
                 f"graph has hash {self.graph.hash[:12]}."
@@ -142,10 +142,10 @@ class Result:
 
     def check_not_rewritten(self, what: str) -> None:
         """Raise `MismatchError` if a strategy rewrote the graph: `what` works with the ops of the model itself."""
-        if self.strategy != NO_STRATEGY:
+        if not self.strategy.is_none:
             raise MismatchError(
-                f"strategy {show(self.strategy)} rewrote the graph of this placement, and {what} works with the ops of "
-                "the model itself; place it again with strategy 'none'."
+                f"strategy {show(self.strategy.text)} rewrote the graph of this placement, and {what} works with the "
+                "ops of the model itself; place it again with strategy 'none'."
             )
 
     # -- the answer -----------------------------------------------------------------------------------------
@@ -214,9 +214,7 @@ class Result:
         if self.bounds:
             return ALL_STRATEGIES
         among = scope(self.objective)
-        return (
-            among if self.strategy == NO_STRATEGY else among.replace("placements", "placements of the rewritten graph")
-        )
+        return among if self.strategy.is_none else among.replace("placements", "placements of the rewritten graph")
 
     def among_strategies(self, bounds: Mapping[str, float]) -> Result:
         """The same result beside the bounds of all strategies: an answer is not optimal for being so in its own graph.
@@ -307,9 +305,8 @@ class Result:
     def summary(self) -> str:
         """A few lines for people."""
         chose = "" if self.chosen == self.method else f" (chose {show(self.chosen)})"
-        how = (
-            f"method {show(self.method)}{chose}" if self.strategy == NO_STRATEGY else f"strategy {show(self.strategy)}"
-        )
+        by = f"method {show(self.method)}{chose}"
+        how = by if self.strategy.is_none else f"strategy {show(self.strategy.text)}"
         head = f"{show(self.graph.name)} on {show(self.cluster.name)}, {how}, seed {self.seed}"
         if self.answer is None or not self.feasible:
             return f"{head}\ninfeasible: {show_line(self.reason or '')}"
@@ -367,11 +364,7 @@ class Result:
 
     def _strategy_devices(self) -> int:
         """How many devices the strategy uses; 0 without one."""
-        if self.strategy == NO_STRATEGY:
-            return 0
-        from graphs.transforms.strategy import Strategy  # loads all transforms
-
-        return Strategy.parse(self.strategy).devices
+        return 0 if self.strategy.is_none else self.strategy.devices
 
     # -- JSON ---------------------------------------------------------------------------------------------
 

@@ -13,12 +13,13 @@ from types import NoneType, UnionType
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from graphs.disk import plain_reason
-from graphs.errors import ClusterError, GraphError, MismatchError
+from graphs.errors import ClusterError, GraphError, MismatchError, StrategyError
 from graphs.files import graph_from_document, graph_to_json
+from graphs.transforms.strategy import NONE, Strategy
 from placement.inputs.cluster_json import cluster_from_dict, cluster_to_dict
 from placement.solving.alternatives import Alternative
 from placement.solving.answer import Answer
-from placement.solving.result import NO_STRATEGY, Result
+from placement.solving.result import Result
 
 SCHEMA = "placement.result"
 VERSION = 8
@@ -36,7 +37,7 @@ _TYPES: dict[str, Any] = {
 # What earlier versions did not have yet, and what it is there; `source_hash` is that of the graph.
 _ADDED: dict[int, dict[str, Any]] = {
     2: {"budget_s": None, "evaluations": None, "interrupted": False, "transfer_order": None, "note": ""},
-    3: {"strategy": NO_STRATEGY},
+    3: {"strategy": NONE},
     4: {"alternatives": [], "bounds": {}},
     5: {"stage_cuts": []},
     6: {},  # the device of an alternative
@@ -45,6 +46,7 @@ _ADDED: dict[int, dict[str, Any]] = {
 }
 _WORDS: dict[Any, str] = {
     str: "a string",
+    Strategy: "the text of a strategy",
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -69,7 +71,7 @@ def result_to_dict(result: Result) -> dict[str, Any]:
 def comparison_row(result: Result, single_s: float | None) -> dict[str, Any]:
     """What a comparison says of a result, JSON-ready; `single_s`: of the best single device, None if none holds it."""
     return {
-        "strategy": result.strategy,
+        "strategy": result.strategy.text,
         "method": result.method,
         "chosen": result.chosen,
         "objective_s": result.objective_s,
@@ -98,8 +100,10 @@ def result_to_json(result: Result) -> str:
 
 def _plain(value: Any) -> Any:
     """Any mapping or record as a dict, any sequence as a list."""
+    if isinstance(value, Strategy):
+        return value.text
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
@@ -126,9 +130,10 @@ def result_from_json(text: str, where: str) -> Result:
     try:
         own = {name: document[name] for name in _OWN}
         own["stage_cuts"] = tuple(own["stage_cuts"])
-        own["alternatives"] = tuple(Alternative(**one) for one in own["alternatives"])
+        own["strategy"] = Strategy.parse(own["strategy"])
+        own["alternatives"] = tuple(_alternative(one) for one in own["alternatives"])
         return Result(graph=graph, cluster=cluster, answer=_answer(document), **own)
-    except MismatchError as error:
+    except (MismatchError, StrategyError) as error:
         raise MismatchError(f"{where}: {error}") from None
 
 
@@ -198,7 +203,9 @@ def _check_fields(document: Mapping[str, Any], where: str) -> None:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a JSON value is of an annotated type, all the way down."""
+    """Whether a JSON value is of an annotated type, all the way down; a strategy is its text."""
+    if hint is Strategy:
+        return isinstance(value, str)
     if is_dataclass(hint):
         hints = get_type_hints(hint)
         return (
@@ -234,6 +241,10 @@ def _check_same(kind: str, document: Mapping[str, Any], name: str, hash_: str, w
         raise MismatchError(
             f"{where} names {kind} {_short(document[f'{kind}_name'])}, but the {kind} in the file is {name!r}."
         )
+
+
+def _alternative(values: Mapping[str, Any]) -> Alternative:
+    return Alternative(**{**values, "strategy": Strategy.parse(values["strategy"])})
 
 
 def _answer(document: Mapping[str, Any]) -> Answer | None:

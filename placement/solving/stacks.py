@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from placement.solving.result import Result
 
 _OF_OPERATORS = ("capture", "pt2", "onnx")  # sources of graphs whose ops are operators, which a stack may fuse
-_NONE = "none"  # the strategy of a graph that was placed as it is
 _WORTH = 0.995  # of a step time: less is no gain, for a reader
 
 
@@ -69,11 +68,10 @@ def compiled_words(result: Result) -> str:
 
 def _compiled_s(result: Result, graph: OpGraph, cluster: Cluster) -> float:
     placed = asked_for(graph, COMPILED)
-    if result.strategy == _NONE:
+    if result.strategy.is_none:
         from env.simulation.simulator import Simulator  # loads the compiler
 
         return Simulator(Problem(placed, result.cluster)).score(result.plan()).step_time_s
     from baselines.strategies.searching.scoring import scored
-    from graphs.transforms.strategy import Strategy
 
-    return scored(placed, without_lanes(cluster), Strategy.parse(result.strategy)).step_time_s
+    return scored(placed, without_lanes(cluster), result.strategy).step_time_s

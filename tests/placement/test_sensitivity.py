@@ -76,7 +76,7 @@ def test_memory_helps_only_where_more_fits() -> None:
 def test_a_folded_strategy_is_carried_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """One replica stands for all: the step is then as long as that of the whole graph, and so are the derivatives."""
     whole = what_helps(perceptron(), gpus(2), evaluations=100)
-    assert whole.result.strategy != "none"
+    assert not whole.result.strategy.is_none
     monkeypatch.setattr("baselines.strategies.folding.is_to_be_folded", lambda *_: True)
     monkeypatch.setattr("baselines.strategies.searching.scoring.is_to_be_folded", lambda *_: True)
     folded = what_helps(perceptron(), gpus(2), evaluations=100)

@@ -50,7 +50,7 @@ def transformer() -> OpGraph:
 def test_a_strategy_saves_loads_and_verifies(transformer: OpGraph, text: str) -> None:
     result = optimize(transformer, CLUSTER, strategy=text)
     assert result.feasible
-    assert (result.strategy, result.method, result.source_hash) == (text_of(text), "strategy", transformer.hash)
+    assert (result.strategy.text, result.method, result.source_hash) == (text_of(text), "strategy", transformer.hash)
     again = Result.from_json(result.to_json())
     assert again == result
     found = verify(again, transformer, CLUSTER)
@@ -83,7 +83,7 @@ def test_zero_without_an_update_is_refused() -> None:
 
 
 def test_one_text_is_one_strategy_and_other_things_are_none(transformer: OpGraph) -> None:
-    assert [row.strategy for row in compare_strategies(transformer, CLUSTER, "dp2 | tp2").rows] == ["dp2 | tp2"]
+    assert [row.strategy.text for row in compare_strategies(transformer, CLUSTER, "dp2 | tp2").rows] == ["dp2 | tp2"]
     for wrong in (5, ["dp8"]):
         with pytest.raises(StrategyError, match=r"as a strategy; expected its text, e\.g\. 'dp8'"):
             optimize(transformer, CLUSTER, strategy=wrong)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def test_what_was_not_made_again_is_said(transformer: OpGraph) -> None:
     assert made.startswith("the graph: whether strategy 'dp2' makes it of the model")
     assert bound.startswith("lower_bound_s and gap: they hold for all strategies of the model")
     assert verify(result).lower_bound_s is None
-    lying = replace(result, strategy="dp2 | reduce=tree")
+    lying = replace(result, strategy=Strategy.parse("dp2 | reduce=tree"))
     (problem,) = verify(lying, transformer).problems
     assert "strategy 'dp2 | reduce=tree' makes another graph of 'GPT2'" in problem
     with pytest.raises(MismatchError, match="for another graph"):
@@ -195,4 +195,4 @@ def test_memory_that_no_order_meets_is_said() -> None:
     result = optimize(mlp(batch=8), small, strategy="pp2 memory mb4")
     assert not result.feasible
     assert result.reason.startswith("no order of the pipeline meets the memory limit: ")
-    assert result.strategy == "pp2 memory mb4"
+    assert result.strategy.text == "pp2 memory mb4"

@@ -106,14 +106,14 @@ def apply(given: ApplyOptions) -> None:
     if given.as_json:
         head = {
             "model": given.model,
-            "strategy": result.strategy,
+            "strategy": result.strategy.text,
             "method": result.method,
             "cluster": result.cluster_name,
         }
         emit_json({**head, **trial.to_dict()})
     else:
         _show(trial)
-        if trial.differs and "statistics=local" in result.strategy:
+        if trial.differs and result.strategy.statistics == "local":
             emit("           statistics=local asks for that: each part of a batch has batch statistics of its own")
         if given.trace is not None:
             emit(f"trace      {given.trace}")
@@ -152,11 +152,11 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         from env.plan import Priority
         from env.problem import LATENCY
         from graphs.errors import InfeasibleError
+        from graphs.transforms.strategy import NONE
         from placement.inputs.examples import read_example
         from placement.inputs.sources import LOCAL, read_cluster
         from placement.optimization import optimize
         from placement.solving.methods import AUTO, check_options
-        from placement.solving.result import NO_STRATEGY
 
         method = given.method or AUTO
         with usage_errors():
@@ -169,7 +169,7 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         graph = _graph_of(example, machine, given.train, report)
     del example
     with progress(f"placing with {method}"):
-        strategy = NO_STRATEGY if given.strategy is None else given.strategy
+        strategy = NONE if given.strategy is None else given.strategy
         result = optimize(graph, machine, method, seed=given.seed, budget_s=given.budget_s, strategy=strategy)
     if not result.feasible:
         raise InfeasibleError(f"{method} found no placement that fits: {result.reason}")

@@ -238,7 +238,12 @@ def _searched(found: Comparison) -> list[dict[str, Any]]:
     """Rows of strategies beside those of methods."""
     ways = [] if found.overall is None else found.overall.alternatives
     return [
-        {"method": one.name, "strategy": one.strategy, "step_time_s": one.step_time_s, "fullest_bytes": one.peak_bytes}
+        {
+            "method": one.name,
+            "strategy": one.strategy.text,
+            "step_time_s": one.step_time_s,
+            "fullest_bytes": one.peak_bytes,
+        }
         for one in ways
     ]
 

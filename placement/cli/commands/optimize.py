@@ -183,7 +183,7 @@ def _problem(given: OptimizeOptions) -> tuple[OpGraph, Cluster, Running]:
 
 def _write(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Cluster) -> Iterator[str]:
     """Write the files asked for; yields a sentence about each."""
-    if given.html is not None and result.strategy != "none":
+    if given.html is not None and not result.strategy.is_none:
         from placement.report import write_strategies
         from placement.strategy_comparison import compare_strategies
 
@@ -202,7 +202,7 @@ def _write(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Clus
         from placement.report.alternatives import alternatives_cards
         from placement.report.paper import write_paper
 
-        rows = [dataclasses.asdict(one) for one in result.alternatives] or [result.to_dict()]
+        rows = [one.to_dict() for one in result.alternatives] or [result.to_dict()]
         yield from (f"for a paper: {path}" for path in write_paper(given.paper, rows, alternatives_cards(result)))
     if given.trace is not None:
         from placement.report import write_trace
@@ -221,8 +221,8 @@ def _refuse(given: OptimizeOptions, result: Result) -> None:
 
     if result.alternatives:
         raise InfeasibleError(f"found no placement and no strategy that fits: {result.reason}")
-    if result.strategy != "none":
-        raise InfeasibleError(f"strategy {result.strategy!r} does not fit: {result.reason}")
+    if not result.strategy.is_none:
+        raise InfeasibleError(f"strategy {result.strategy.text!r} does not fit: {result.reason}")
     method = given.method
     others = "" if method not in HEURISTICS else " Another method may find one; --method auto tries them all."
     raise InfeasibleError(f"{method} found no placement that fits: {result.reason}{others}")

@@ -36,7 +36,7 @@ _LAYER = re.compile(r"^(.*?\.)?\d+$")
 
 def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None, source: str | None) -> str:
     """A script that trains a model under a result's strategy; `placement.export` has arguments and errors."""
-    strategy = Strategy.parse(result.strategy)
+    strategy = result.strategy
     check_sayable(result, strategy)
     if source is not None:
         check_source(source)

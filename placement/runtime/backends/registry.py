@@ -14,10 +14,9 @@ from torch import nn
 from graphs.capture.record import Loss
 from graphs.errors import MismatchError
 from graphs.formatting import show
-from graphs.transforms.strategy import Strategy
 from placement.inputs.call_arguments import check_states
 from placement.runtime.program.layout import DeviceLayout
-from placement.solving.result import NO_STRATEGY, Result
+from placement.solving.result import Result
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -53,7 +52,7 @@ class Request:
     @property
     def is_strategy(self) -> bool:
         """Whether a strategy rewrote the graph before it was placed."""
-        return self.result.strategy != NO_STRATEGY
+        return not self.result.strategy.is_none
 
     @property
     def n_devices(self) -> int:
@@ -145,12 +144,11 @@ def _strategy(request: Request) -> nn.Module:
     from placement.runtime.sharded.device_mesh import check_mesh
     from placement.runtime.sharded.module import StrategyModule
 
-    text = request.result.strategy
-    strategy = Strategy.parse(text)
+    strategy = request.result.strategy
     n_ranks = strategy.devices
     if n_ranks > 1 and not _is_launched():
         raise MismatchError(
-            f"strategy {show(text)} runs in {n_ranks} processes, one for each device; start the script with "
+            f"strategy {show(strategy.text)} runs in {n_ranks} processes, one for each device; start the script with "
             f"torchrun --nproc-per-node={n_ranks}."
         )
     group = join(n_ranks)  # before the model is captured, so that the others hear of what goes wrong there

@@ -49,7 +49,7 @@ class StrategyRow:
     is_refused: bool = False
 
     @property
-    def strategy(self) -> str:
+    def strategy(self) -> Strategy:
         return self.result.strategy
 
     @property
@@ -83,7 +83,7 @@ def strategy_row(
         what = applied(graph, cluster, strategy, folded=is_to_be_folded(graph, cluster, strategy))
     except InfeasibleError as error:  # no order of a pipeline keeps to the memory
         refused = without_answer(graph, cluster, seed, STRATEGY, str(error))
-        return StrategyRow(dataclasses.replace(refused, strategy=strategy.text), None)
+        return StrategyRow(dataclasses.replace(refused, strategy=strategy), None)
     score, schedule = Simulator(what.problem).schedule(what.plan)
     result = _result(graph, cluster, what, seed, began_s, None if bounds is None else bounds.get(ALL))
     if result.answer is not None:
@@ -94,7 +94,7 @@ def strategy_row(
 
 def cut_as_found(result: Result) -> Strategy:
     """A result's strategy with the cuts of its stages, which measured op times may have decided."""
-    strategy = Strategy.parse(result.strategy)
+    strategy = result.strategy
     if strategy.stages > 1 and not strategy.cuts:
         return dataclasses.replace(strategy, cuts=tuple(result.stage_cuts))
     return strategy
@@ -108,7 +108,7 @@ def carried_out_again(graph: OpGraph, result: Result) -> Applied:
     """
     from baselines.strategies.applied import applied  # loads all transforms and the simulator
 
-    other = f"the result is for strategy {show(result.strategy)} of another model than this one"
+    other = f"the result is for strategy {show(result.strategy.text)} of another model than this one"
     try:
         found = applied(graph, without_lanes(result.cluster), cut_as_found(result))
     except StrategyError as error:
@@ -138,7 +138,7 @@ def _first_difference(mine: OpGraph, theirs: OpGraph) -> str:
 
 def refused_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, reason: str, seed: int = 0) -> StrategyRow:
     """A strategy that graph or cluster do not allow, among others that they do."""
-    result = dataclasses.replace(without_answer(graph, cluster, seed, STRATEGY, reason), strategy=strategy.text)
+    result = dataclasses.replace(without_answer(graph, cluster, seed, STRATEGY, reason), strategy=strategy)
     return StrategyRow(result, None, is_refused=True)
 
 
@@ -172,7 +172,7 @@ def _result(
         result = solver.result(found, Attempt(STRATEGY, began_s), as_given=True)
     return dataclasses.replace(
         result,
-        strategy=what.strategy.text,
+        strategy=what.strategy,
         source_hash=graph.hash,
         note=what.note,
         stage_cuts=stage_cuts(graph, cluster, what.strategy),

@@ -29,7 +29,7 @@ from placement.solving.checked import Check, unchecked
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
 from placement.solving.one_device import as_alternative
-from placement.solving.result import NO_STRATEGY, Result
+from placement.solving.result import Result
 from placement.solving.solver import Solver
 from placement.solving.strategies.placing import PLACING_SHARE, placing
 from placement.solving.strategies.plainest import WITHIN, oddities, plainer
@@ -244,7 +244,7 @@ def fastest(
         alternatives=listed(
             one
             for one in (*_alternatives(placed, single, outcome), *saving, *_own(best))
-            if one.strategy not in left_out and not _is_passed_over(one, best)
+            if one.strategy.text not in left_out and not _is_passed_over(one, best)
         ),
         note=" ".join(remark for remark in remarks if remark),
     )
@@ -262,7 +262,7 @@ def _plainer(
     result: Result, graph: OpGraph, cluster: Cluster, check: Check, bounds: Mapping[str, float], limit_s: float
 ) -> Result:
     """The result, or that of a plainer form of its strategy that takes no longer than a limit."""
-    for plain in plainer(Strategy.parse(result.strategy)):
+    for plain in plainer(result.strategy):
         try:
             row = strategy_row(graph, cluster, plain, result.seed, bounds).result
         except StrategyError:
@@ -279,13 +279,13 @@ def _own(best: Result) -> Iterator[Alternative]:
     """The answer among its alternatives, where it is a strategy."""
     from baselines.strategies.searching.families import family_of
 
-    if best.answer is not None and best.strategy != NO_STRATEGY:
-        yield as_alternative(best, family_of(Strategy.parse(best.strategy)))
+    if best.answer is not None and not best.strategy.is_none:
+        yield as_alternative(best, family_of(best.strategy))
 
 
 def _is_passed_over(one: Alternative, best: Result) -> bool:
     """Whether a strategy is faster than the answer, which is plainer."""
-    if one.step_time_s is None or best.objective_s is None or NO_STRATEGY in (one.strategy, best.strategy):
+    if one.step_time_s is None or best.objective_s is None or one.strategy.is_none or best.strategy.is_none:
         return False
     return one.strategy != best.strategy and one.step_time_s <= best.objective_s
 
@@ -294,7 +294,7 @@ def _faster(best: Result, candidates: Mapping[str, Scored], left_out: Mapping[st
     """A remark where a strategy that is less plain than the answer is a little faster; else empty."""
     fits = [one for text, one in candidates.items() if text not in left_out]
     first = min(fits, key=lambda one: one.step_time_s, default=None)
-    if first is None or best.objective_s is None or best.strategy in (NO_STRATEGY, first.strategy.text):
+    if first is None or best.objective_s is None or best.strategy.is_none or best.strategy == first.strategy:
         return ""
     gain = 1 - first.step_time_s / best.objective_s
     return f"{first.strategy.text!r} is {gain:.1%} faster, and less plain." if gain > 0 else ""
@@ -341,7 +341,7 @@ def _alternatives(placed: Result, single: Result, outcome: StrategyOutcome) -> I
     for one in scored:
         if one.strategy.is_none:
             continue  # that is one device
-        yield Alternative(family_of(one.strategy), one.strategy.text, one.step_time_s, one.peak_bytes)
+        yield Alternative(family_of(one.strategy), one.strategy, one.step_time_s, one.peak_bytes)
 
 
 def _on_one_device(graph: OpGraph, cluster: Cluster) -> list[Alternative]:
@@ -356,7 +356,7 @@ def _on_one_device(graph: OpGraph, cluster: Cluster) -> list[Alternative]:
     scored = tried(graph, alone, found.strategy).scored
     if scored is None or scored.missing_bytes:
         return []
-    return [Alternative(SAVING, scored.strategy.text, scored.step_time_s, scored.peak_bytes)]
+    return [Alternative(SAVING, scored.strategy, scored.step_time_s, scored.peak_bytes)]
 
 
 def starts(graph: OpGraph, cluster: Cluster) -> Iterator[Strategy]:
@@ -379,8 +379,8 @@ def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, ou
     missing, n = outcome.frugal.missing_bytes, len(cluster.compute_devices)
     lacking = f"lacks {format_bytes(missing)} on the fullest device" if missing else "nearly fits"
     return (
-        f"the most frugal strategy, {frugal.strategy!r}, {lacking}: {frugal.reason or 'by estimate.'} The step keeps "
-        f"{kept_words(graph)}. {enough_devices(graph, cluster, _MORE_DEVICES * n, n, _ENOUGH_S).headline()}"
+        f"the most frugal strategy, {frugal.strategy.text!r}, {lacking}: {frugal.reason or 'by estimate.'} The step "
+        f"keeps {kept_words(graph)}. {enough_devices(graph, cluster, _MORE_DEVICES * n, n, _ENOUGH_S).headline()}"
     )
 
 

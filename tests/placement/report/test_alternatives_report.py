@@ -23,8 +23,8 @@ from placement.strategy_comparison import compare_strategies
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")
 WAYS = listed(
-    Alternative(*row)
-    for row in (
+    Alternative(name, Strategy.parse(text), *figures)
+    for name, text, *figures in (
         ("dp", "dp8", 1.0, 900),
         ("zero3", "dp8 zero3", 1.2, 300),
         ("hybrid", "dp2 | pp2 1f1b mb2 | tp2", 1.5, 500),

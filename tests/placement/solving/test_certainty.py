@@ -9,6 +9,7 @@ from env.cluster import Cluster
 from env.presets.compared import COMPARED, NOT_COMPARED
 from graphs.opgraph import Op, OpGraph
 from graphs.origin import Origin
+from graphs.transforms.strategy import Strategy
 from placement.solving.advice import advice, ties
 from placement.solving.alternatives import ONE_DEVICE, Alternative
 from placement.solving.utilisation import BEST_CASE, basis, uncertainty
@@ -43,9 +44,9 @@ def test_what_lies_within_the_error_is_a_tie() -> None:
     best_s = result.answered().objective_s
     near, far = best_s * (1 + RUNS.off / 2), best_s * (1 + 2 * RUNS.off)
     others = (
-        Alternative("dp", "dp2", near, 10),
-        Alternative("tp", "tp2", far, 10),
-        Alternative(ONE_DEVICE, "none", near, 10),
+        Alternative("dp", Strategy.parse("dp2"), near, 10),
+        Alternative("tp", Strategy.parse("tp2"), far, 10),
+        Alternative(ONE_DEVICE, Strategy(), near, 10),
     )
     told = ties(replace(result, alternatives=others))
     assert "dp2" in told

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from small_problems import PAIR, two_branches
 
-from graphs.errors import MismatchError, StrategyError, UnknownNameError
+from graphs.errors import MismatchError, UnknownNameError
+from graphs.transforms.strategy import Strategy
 from placement.optimization import optimize
 from placement.solving.answer import Answer
 from placement.solving.result import Result
@@ -77,7 +78,7 @@ def test_a_file_of_an_earlier_version_is_read(version: int) -> None:
     assert json.loads(path.read_text(encoding="utf-8"))["version"] == version
     found = Result.load(path)
     assert verify(path, graph=found.graph, cluster=found.cluster).holds
-    assert (found.strategy, found.source_hash, found.budget_s) == ("none", found.graph.hash, None)
+    assert (found.strategy, found.source_hash, found.budget_s) == (Strategy(), found.graph.hash, None)
     assert Result.from_json(found.to_json()) == found
 
 
@@ -125,12 +126,12 @@ def test_a_step_of_no_time_has_no_throughput(result: Result) -> None:
 
 
 def test_a_strategy_that_does_not_exist_is_not_verified(result: Result) -> None:
-    with pytest.raises(StrategyError, match="cannot be read at 'dq4'"):
-        verify(Result.from_json(edited(result, strategy="dq4")))
+    with pytest.raises(MismatchError, match=r"^p\.json: strategy 'dq4' cannot be read at 'dq4'"):
+        Result.from_json(edited(result, strategy="dq4"), "p.json")
     with pytest.raises(UnknownNameError, match=r"unknown method of a strategy 'heft'\. Valid: strategy"):
         verify(Result.from_json(edited(result, strategy="dp4")))
 
 
 def test_a_result_for_a_rewritten_graph_is_for_the_graph_it_was_made_from(result: Result) -> None:
-    rewritten = replace(result, strategy="dp4", source_hash="0" * 64)
+    rewritten = replace(result, strategy=Strategy.parse("dp4"), source_hash="0" * 64)
     assert Result.from_json(rewritten.to_json()) == rewritten

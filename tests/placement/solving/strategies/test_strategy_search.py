@@ -56,7 +56,7 @@ def heavy(batch: int = 8, layers: int = 2) -> Any:
 def test_strategies_are_searched_by_default(result: Result) -> None:
     names = [one.name for one in result.alternatives]
     assert {ONE_DEVICE, PLACEMENT} < set(names)
-    assert (result.method, result.chosen, result.strategy != "none") == ("auto", "strategy", True)
+    assert (result.method, result.chosen, not result.strategy.is_none) == ("auto", "strategy", True)
     times = [one.step_time_s for one in result.alternatives if one.step_time_s is not None]
     assert all(a <= b for a, b in pairwise(times))
     assert result.step_time_s == times[0] < single_s(result.alternatives)
@@ -79,7 +79,7 @@ def test_the_same_seed_gives_the_same_answer(result: Result) -> None:
 
 def test_it_is_never_worse_than_a_placement_or_one_device() -> None:
     found = optimize(heavy(), SLOW, evaluations=FEW)
-    assert (found.strategy, len(found.answered().used)) == ("none", 1)
+    assert (found.strategy, len(found.answered().used)) == (Strategy(), 1)
     assert advice(found).startswith("one device is best: ")
     assert verify(found).holds
 
@@ -90,7 +90,7 @@ def test_it_is_never_worse_than_a_placement_or_one_device() -> None:
 )
 def test_what_cannot_be_a_strategy_is_a_placement(words: dict[str, str]) -> None:
     found = optimize(heavy(), CLUSTER, evaluations=20, **words)  # type: ignore[arg-type]
-    assert (found.strategy, found.alternatives) == ("none", ())
+    assert (found.strategy, found.alternatives) == (Strategy(), ())
 
 
 def test_a_graph_without_rows_is_placed() -> None:
@@ -116,7 +116,7 @@ def test_an_interrupted_search_returns_its_best(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("baselines.strategies.searching.search.search_strategies", stopped)
     found = optimize(heavy(), CLUSTER, **limit)  # type: ignore[arg-type]
     assert found.interrupted
-    assert found.strategy == "dp8"
+    assert found.strategy.text == "dp8"
     assert "interrupted: the best found so far" in found.summary()
 
 
@@ -130,7 +130,7 @@ def test_an_interrupted_comparison_still_looks_at_strategies(monkeypatch: pytest
     found = compare(heavy(), CLUSTER, evaluations=FEW)
     assert len(found.results) == 1  # those that had not begun are left out
     assert found.overall is not None
-    assert found.overall.strategy != "none"
+    assert not found.overall.strategy.is_none
 
 
 def test_no_evaluations_go_into_placements_that_cannot_win(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,11 +147,11 @@ def test_no_evaluations_go_into_placements_that_cannot_win(monkeypatch: pytest.M
         return found
 
     monkeypatch.setattr(Solver, "solve", noted)
-    assert optimize(heavy(), CLUSTER, evaluations=2000).strategy != "none"
+    assert not optimize(heavy(), CLUSTER, evaluations=2000).strategy.is_none
     assert asked == [100]  # which tells what there is to beat
     asked.clear(), quick.clear()
     found = optimize(heavy(), SLOW, evaluations=2000)
-    assert found.strategy == "none"
+    assert found.strategy.is_none
     assert found.objective_s == quick[0]  # what was found quickly is not lost
     assert asked[-1] is not None
     assert asked[-1] > 400  # all that is left, as no strategy is near
@@ -208,7 +208,7 @@ def test_placing_goes_on_beside_strategies_until_one_has_won(
 
     monkeypatch.setattr(Solver, "solve", placed)
     found = optimize(heavy(), cluster, budget_s=4)
-    assert (found.strategy != "none") == is_stopped
+    assert (not found.strategy.is_none) == is_stopped
     assert ends == [is_stopped]
 
 
@@ -249,7 +249,7 @@ def test_ctrl_c_ends_placing_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategy_search, "find_strategies", nothing)
     found = optimize(heavy(layers=60), CLUSTER, budget_s=3600)
     assert found.interrupted
-    assert found.strategy == "none"
+    assert found.strategy.is_none
     assert sys.getswitchinterval() == usual_s
 
 
@@ -266,7 +266,7 @@ def test_what_fits_only_as_a_strategy_is_found() -> None:
     """One device holds no third of it."""
     found = optimize(heavy(), SMALL, evaluations=10_000)
     assert found.feasible
-    assert found.strategy != "none"
+    assert not found.strategy.is_none
     assert single_s(found.alternatives) is None
     assert "one device does not fit" in advice(found)
     assert "does not fit" in beside(found)[-1]
@@ -276,7 +276,7 @@ def test_the_answer_is_the_fastest_of_all_that_it_lists() -> None:
     """Also where that is one device, with the batch in parts because all of it does not fit."""
     devices = tuple(replace(d, memory_bytes=9000, reserved_bytes=0) for d in SLOW.devices[:2])
     found = optimize(heavy(64, 3), replace(SLOW, devices=devices, links=between(devices)), evaluations=10_000)
-    assert found.strategy.startswith("mb")
+    assert found.strategy.text.startswith("mb")
     assert found.step_time_s == found.alternatives[0].step_time_s == single_s(found.alternatives)
     assert "one device does not fit" not in advice(found)
 
@@ -303,7 +303,7 @@ def test_one_device_has_strategies_too() -> None:
     """Its batch in parts fits where all of it at once does not."""
     device = replace(CLUSTER.devices[0], memory_bytes=9000, reserved_bytes=0)
     found = optimize(heavy(64, 3), Cluster("one", (device,), ()), evaluations=10_000)
-    assert found.strategy.startswith("mb")
+    assert found.strategy.text.startswith("mb")
     assert found.summary().startswith(advice(found))
     plain = optimize(heavy(), Cluster("one", CLUSTER.devices[:1], ()), evaluations=FEW)
     assert advice(plain).startswith("one device is best: ")
@@ -311,7 +311,7 @@ def test_one_device_has_strategies_too() -> None:
 
 def test_the_graph_as_it_is_on_one_device_is_listed_once() -> None:
     found = optimize(heavy(), SLOW, evaluations=FEW)
-    assert {one.name for one in found.alternatives if one.strategy == "none"} == {ONE_DEVICE, PLACEMENT}
+    assert {one.name for one in found.alternatives if one.strategy.is_none} == {ONE_DEVICE, PLACEMENT}
     assert "the graph as it is" not in advice(found)
 
 
@@ -381,9 +381,10 @@ def test_one_device_is_named_where_devices_differ(result: Result) -> None:
 
 def test_the_advice_leaves_out_what_is_far_slower(result: Result) -> None:
     answer_s = result.answered().objective_s
-    one = Alternative(ONE_DEVICE, "none", 8 * answer_s, 5)
+    one = Alternative(ONE_DEVICE, Strategy(), 8 * answer_s, 5)
     near, far = (
-        Alternative(name, text, times * answer_s, 5) for name, text, times in (("tp", "tp2", 2), ("dp", "dp2", 5))
+        Alternative(name, Strategy.parse(text), times * answer_s, 5)
+        for name, text, times in (("tp", "tp2", 2), ("dp", "dp2", 5))
     )
     told = advice(replace(result, alternatives=listed([one, near, far])))
     assert "tensor parallel on 2 4.00x" in told
@@ -391,20 +392,20 @@ def test_the_advice_leaves_out_what_is_far_slower(result: Result) -> None:
 
 
 def ways(*rows: tuple[str, str, float | None, int | None]) -> tuple[Alternative, ...]:
-    return listed(Alternative(*row) for row in rows)
+    return listed(Alternative(name, Strategy.parse(text), *figures) for name, text, *figures in rows)
 
 
 def test_the_front_is_what_nothing_beats_both_in_time_and_in_memory() -> None:
     found = ways(
-        ("dp", "dp2", 2.0, 5), ("tp", "tp2", 1.0, 9), ("hybrid", "x", 3.0, 5), (ONE_DEVICE, "none", None, None)
+        ("dp", "dp2", 2.0, 5), ("tp", "tp2", 1.0, 9), ("hybrid", "dp2 | tp2", 3.0, 5), (ONE_DEVICE, "none", None, None)
     )
-    assert [one.strategy for one in front(found)] == ["tp2", "dp2"]
+    assert [one.strategy.text for one in front(found)] == ["tp2", "dp2"]
     assert found[-1].name == ONE_DEVICE
 
 
 def test_the_best_of_each_is_the_fastest() -> None:
     found = ways(("dp", "dp2", 2.0, 5), ("dp", "dp4", 1.0, 5), ("tp", "tp2", 3.0, 5))
-    assert [one.strategy for one in best_of_each(found)] == ["dp4", "tp2"]
+    assert [one.strategy.text for one in best_of_each(found)] == ["dp4", "tp2"]
 
 
 @pytest.mark.parametrize("value", [{"name": "dp"}, 5, {"name": 1, "strategy": "", "step_time_s": 1, "peak_bytes": 1}])
