@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from baselines.strategies.estimating.estimate import Estimate, Figures
+from baselines.strategies.searching.settings import DEFAULTS, SearchSettings
 from graphs.transforms.strategy import Strategy
-
-_BEATEN = 2.0  # times as fast
-_HOPE = 0.25  # quantile of how far estimates were off that counts where nothing like one has been scored
-_WEARY = 0.01  # more of the estimate for each of its like that was scored and was no better
 
 
 @dataclass(frozen=True)
@@ -47,6 +44,7 @@ class Pool:
     """Estimates, and what the simulator has said.
 
     Attributes:
+        settings: of the search.
         estimates, scored: of each strategy.
         refused: why graph or cluster do not allow a strategy.
         ratios, factors: of like ones, logarithms of how far estimates were off, and what estimates are multiplied by;
@@ -56,6 +54,7 @@ class Pool:
         fuller: of like ones that did not fit though they were expected to, their memory over its estimate.
     """
 
+    settings: SearchSettings = DEFAULTS
     estimates: dict[Strategy, Estimate] = field(default_factory=dict)
     refused: dict[Strategy, str] = field(default_factory=dict)
     scored: dict[Strategy, Scored] = field(default_factory=dict)
@@ -76,13 +75,13 @@ class Pool:
             for key in (alike, None):
                 self.ratios.setdefault(key, []).append(ratio)
             self.factors[alike] = math.exp(float(np.mean(self.ratios[alike])))
-            self.factors[None] = math.exp(float(np.quantile(self.ratios[None], _HOPE)))
+            self.factors[None] = math.exp(float(np.quantile(self.ratios[None], self.settings.hope)))
 
     def corrected_s(self, estimate: Estimate) -> float:
         """An estimate, corrected by what is known of its like; what has not been tried yet is given a chance."""
         alike = like(estimate.strategy)
         if alike in self.factors:
-            return estimate.step_time_s * self.factors[alike] * (1 + _WEARY * self.tried[alike])
+            return estimate.step_time_s * self.factors[alike] * (1 + self.settings.weary * self.tried[alike])
         return estimate.step_time_s * self.factors.get(None, 1.0)
 
     def promises_to_fit(self, estimate: Estimate, capacity: int) -> bool:
@@ -125,6 +124,6 @@ class Rival:
     give_up: Callable[[], None] = lambda: None
     settle: Callable[[Callable[[], bool]], None] = lambda is_enough: None
 
-    def is_beaten_by(self, step_time_s: float) -> bool:
-        """Whether a step is so fast that no improvement could make up for it; of what is not known yet, too."""
-        return step_time_s <= self.least_s or _BEATEN * step_time_s < self.known_s()
+    def is_beaten_by(self, step_time_s: float, times: float = DEFAULTS.beaten) -> bool:
+        """Whether a step beats `least_s`, or is `times` as fast as what is known, also before anything is known."""
+        return step_time_s <= self.least_s or times * step_time_s < self.known_s()

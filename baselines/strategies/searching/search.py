@@ -23,6 +23,7 @@ from baselines.strategies.searching.outcome import StrategyOutcome, fastest_firs
 from baselines.strategies.searching.patterns import patterns
 from baselines.strategies.searching.records import Pool, Rival, Scored, Tried, like, shape_of
 from baselines.strategies.searching.scoring import scored_ops, tried
+from baselines.strategies.searching.settings import DEFAULTS, SearchSettings
 from baselines.strategies.searching.space import Space, frugal_strategies
 from env.cluster import Cluster
 from graphs.errors import StrategyError
@@ -32,20 +33,6 @@ from graphs.transforms.strategy import Strategy
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
 ScoreMany = Callable[[Sequence[Strategy]], Sequence[Tried]]  # each by itself, in their order
 
-_SHARES = {"sketch": 0.2, "climb": 0.35, "grid": 0.5}  # of the time, when each part of the estimating ends
-_CLIMBS = 8  # meshes from which hill climbing starts
-_MOST_STEPS = 40  # of one climb
-_PATIENCE = 24  # strategies scored in a row without a better one, after which the search ends
-_SLACK = 1.25  # times the best: estimates that are worth scoring
-_NEAR = 0.15  # of a device's memory: estimates that lack no more may fit
-BATCH = 8  # strategies that many workers score at once, whatever their number: the answer must not depend on it
-_MOST_VAIN = 2  # strategies alike that were refused, after which no other one is tried
-_FAR_BEHIND = 1.1  # times the rival: estimates above it are slower indeed, where only some were estimated
-_HOPELESS, _ENOUGH = 2.0, 24  # times the rival, where so many estimates are slower no further mesh is looked at
-_AHEAD = 0.5  # times the rival: estimates below it need not wait for what it comes to
-_BEHIND_SHARE, _MOST_BEHIND = 0.35, 4.0  # of the time, where all are that slow; at least a fourth of this
-_MOST_ESTIMATES = 20_000  # where evaluations alone are the limit
-_OP_SCORING_S = 1e-5  # of scoring for each op of a derived graph, before the first was scored
 NO_RIVAL = Rival()
 
 
@@ -58,6 +45,7 @@ def search_strategies(
     starts: Iterable[Strategy] = (),
     score_many: ScoreMany | None = None,
     rival: Rival = NO_RIVAL,
+    settings: SearchSettings = DEFAULTS,
 ) -> StrategyOutcome:
     """Find the best strategies; with evaluations alone for a limit the outcome depends on the seed only.
 
@@ -67,12 +55,12 @@ def search_strategies(
             unless all are far behind the rival.
         progress: called before each strategy that is scored, and before each part of the search.
         starts: strategies to begin with, e.g. those that a policy proposes.
-        score_many: scores `BATCH` strategies at once, such as by many workers; None: one after the other, here, each
-            with all that is known by then.
+        score_many: scores `SearchSettings.batch` strategies at once, e.g. by workers; None: one after the other,
+            here, each with all that is known by then.
         rival: what there is without strategies; where none promises to come near it, the search ends after a part of
             its time.
     """
-    search = _Search(graph, cluster, budget, progress, score_many, rival)
+    search = _Search(graph, cluster, budget, progress, score_many, rival, settings)
     try:
         search.run(tuple(starts))
     except KeyboardInterrupt:
@@ -109,13 +97,15 @@ class _Search:
         progress: Progress | None,
         score_many: ScoreMany | None,
         rival: Rival,
+        settings: SearchSettings = DEFAULTS,
     ) -> None:
+        self.settings = settings
         self.rival, self.share = rival, 1.0
         self.is_whole = False  # whether all that was to be estimated so far was
-        self.batch = 1 if score_many is None else BATCH
+        self.batch = 1 if score_many is None else settings.batch
         self.score_many = score_many or (lambda strategies: [tried(graph, cluster, each) for each in strategies])
         self.graph, self.cluster, self.budget = graph, cluster, budget
-        self.space, self.estimator, self.pool = Space(graph, cluster), Estimator(graph, cluster), Pool()
+        self.space, self.estimator, self.pool = Space(graph, cluster), Estimator(graph, cluster), Pool(settings)
         self.progress = progress or (lambda text, done, total: None)
         self.capacity = max((cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist()), default=1)
         self._begin_time()
@@ -124,7 +114,7 @@ class _Search:
         self.by_hand: set[Strategy] = set()  # the hand grid
         self.told: set[float] = set()  # estimated seconds of what was scored
         self.fits = False  # whether any estimate does
-        self.op_scoring_s = _OP_SCORING_S  # by now the most so far
+        self.op_scoring_s = self.settings.op_scoring_s  # by now the most so far
 
     def run(self, starts: tuple[Strategy, ...]) -> None:
         """All parts, one after the other."""
@@ -152,7 +142,7 @@ class _Search:
 
     def _let_rival_settle(self) -> None:
         """Do not take its cores away before it is known, unless strategies look much better by now."""
-        if self._behind() > _AHEAD:
+        if self._behind() > self.settings.ahead:
             self.rival.settle(lambda: self.budget.interrupted)
             self._begin_time()
 
@@ -173,16 +163,17 @@ class _Search:
 
     def _is_time(self, part: str) -> bool:
         """Whether a part of the estimating may go on."""
-        if self.budget.interrupted or len(self.pool.estimates) >= _MOST_ESTIMATES:
+        if self.budget.interrupted or len(self.pool.estimates) >= self.settings.most_estimates:
             return False
-        return math.isinf(self.all_s) or self.budget.left_s() > self.all_s - self.share * _SHARES[part] * self.own_s
+        end_share: float = getattr(self.settings, f"{part}_share")
+        return math.isinf(self.all_s) or self.budget.left_s() > self.all_s - self.share * end_share * self.own_s
 
     def _look_at_rival(self) -> None:
         """Take a part of the time only, while what fits is estimated to be slower than the rival; less the slower."""
         behind = self._behind()
         # Where not every mesh was looked at, the best may not have been, and what was must be far slower.
-        is_behind = behind > (1 if self.is_whole else _FAR_BEHIND)
-        self.share = _BEHIND_SHARE / min(behind, _MOST_BEHIND) if is_behind else 1.0
+        is_behind = behind > (1 if self.is_whole else self.settings.far_behind)
+        self.share = self.settings.behind_share / min(behind, self.settings.most_behind) if is_behind else 1.0
 
     def _behind(self) -> float:
         """Step time of the fastest that is estimated to fit, times the rival's."""
@@ -191,10 +182,10 @@ class _Search:
 
     def _is_hopeless(self) -> bool:
         """Whether nothing comes near the rival, of the meshes along one axis at least, which are the first."""
-        return len(self.pool.estimates) >= _ENOUGH and self._is_far_behind()
+        return len(self.pool.estimates) >= self.settings.enough and self._is_far_behind()
 
     def _is_far_behind(self) -> bool:
-        return self._behind() > _HOPELESS
+        return self._behind() > self.settings.hopeless
 
     def _estimate_all(
         self, strategies: Iterable[Strategy], part: str, least: int = 0, enough: Callable[[], bool] = lambda: False
@@ -252,10 +243,10 @@ class _Search:
         best_of: dict[object, Estimate] = {}
         for estimate in self._ranked():
             best_of.setdefault((estimate.strategy.mesh, estimate.strategy.stages), estimate)
-        for start in list(best_of.values())[:_CLIMBS]:
+        for start in list(best_of.values())[: self.settings.climbs]:
             self._look_at_rival()
             here = start
-            for _ in range(_MOST_STEPS):
+            for _ in range(self.settings.most_steps):
                 near = []
                 for _, strategy in neighbours(self.graph, self.cluster, here.strategy):
                     if not self._is_time("climb"):
@@ -275,8 +266,8 @@ class _Search:
         short.
         """
         fits = self.pool.promises_to_fit(estimate, self.capacity)
-        lacks = 0 if fits else 1 if estimate.missing_bytes <= _NEAR * self.capacity else 2
-        if self.pool.vain.get(like(estimate.strategy), 0) >= _MOST_VAIN:
+        lacks = 0 if fits else 1 if estimate.missing_bytes <= self.settings.near_memory * self.capacity else 2
+        if self.pool.vain.get(like(estimate.strategy), 0) >= self.settings.most_vain:
             lacks = 3
         is_timed = lacks == 0 or (lacks == 1 and self.fits)
         time_s = self.pool.corrected_s(estimate) if is_timed else float(estimate.missing_bytes)
@@ -296,7 +287,7 @@ class _Search:
             self._look_at_rival()
             due = list(itertools.islice((e for e in families if self._is_open(e.strategy)), self.batch))
             self._score_if_time(due)
-            promising = self._promising() if without < _PATIENCE else []
+            promising = self._promising() if without < self.settings.patience else []
             promising = [estimate for estimate in promising if self._has_time_for(estimate)]
             if not promising and not due:
                 if is_second:
@@ -326,7 +317,7 @@ class _Search:
                 if self._is_over():
                     return []
                 self._estimate(strategy)
-        limit_s = math.inf if best is None else best.step_time_s * _SLACK
+        limit_s = math.inf if best is None else best.step_time_s * self.settings.slack
         left = (e for e in self._ranked() if e.strategy not in self.pool.scored and self._rank(e)[0] < 2)
         promising = [e for e in left if self.pool.corrected_s(e) <= limit_s]
         # What is estimated to take as long as something that was scored is hardly better than that.
@@ -344,7 +335,7 @@ class _Search:
     def _left_s(self) -> float:
         """Seconds left for strategies; all that there are, once one of them has beaten the rival."""
         best = self._best()
-        if math.isinf(self.all_s) or (best is not None and self.rival.is_beaten_by(best.step_time_s)):
+        if math.isinf(self.all_s) or (best is not None and self._is_beaten(best.step_time_s)):
             return self.budget.left_s()
         return self.budget.left_s() - (self.all_s - self.share * self.own_s)
 
@@ -357,7 +348,7 @@ class _Search:
         by_hand = (e for e in ranked if e.strategy in self.by_hand and e.strategy.devices > 1)
         result = [*ranked[:1], *itertools.islice(by_hand, 1)]
         result += _first_of_each([e for e in ranked if e.strategy in self.starts], _devices_of, result)
-        limit_s = _SLACK * self.pool.corrected_s(result[0]) if result else 0.0
+        limit_s = self.settings.slack * self.pool.corrected_s(result[0]) if result else 0.0
         near = [estimate for estimate in ranked if self.pool.corrected_s(estimate) <= limit_s]
         result += _first_of_each(near, shape_of, result)
         result += _first_of_each([e for e in ranked if family_of(e.strategy) != HYBRID], family_of, result)
@@ -398,9 +389,12 @@ class _Search:
         self.pool.scored[strategy] = found.scored
         self.told.add(estimate.step_time_s)
         self.pool.learn(estimate, found.scored, is_gain)
-        if is_gain and self.rival.is_beaten_by(found.scored.step_time_s):
+        if is_gain and self._is_beaten(found.scored.step_time_s):
             self.rival.give_up()
         return is_gain
+
+    def _is_beaten(self, step_time_s: float) -> bool:
+        return self.rival.is_beaten_by(step_time_s, self.settings.beaten)
 
     def _best(self) -> Scored | None:
         return next(iter(fastest_first(self.pool)), None)

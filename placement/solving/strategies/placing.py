@@ -17,16 +17,12 @@ from typing import Self
 
 from baselines.budget import Budget, SearchHandle
 from baselines.strategies.searching.records import Rival
+from baselines.strategies.searching.settings import DEFAULTS
 from placement.solving.compiling import compile_for
 from placement.solving.methods import AUTO
 from placement.solving.result import Result
 from placement.solving.solver import Solver
 
-_QUICK_SHARE = 0.05  # of the budget tells how fast a placement may be, before any strategy is looked at
-_MOST_QUICK_S = 5.0  # of it where placing goes on
-_SETTLED_SHARE = 0.3  # of the budget: so long strategies wait, at most, for where an annealing begins
-PLACING_SHARE = 0.2  # of the budget is kept for placing, unless a strategy has won; all that is left where it may win
-_NEAR = 1.5  # times the best strategy: placements that are no slower may win
 _POLL_S = 0.1  # how long Ctrl-C may wait
 _TURN_S = 0.0005  # of Python's lock: the threads of an annealing ask for it often, and hold it briefly
 
@@ -60,7 +56,7 @@ class PlacementSearch(ABC):
         """Place no more."""
 
     def _against(self, known_s: Callable[[], float]) -> Rival:
-        return Rival(known_s, PLACING_SHARE, self._solver.lower_bound_s, self.give_up)
+        return Rival(known_s, DEFAULTS.placing_share, self._solver.lower_bound_s, self.give_up)
 
     def _is_beaten(self, placed_s: float, best_s: float) -> bool:
         """Whether no placement can be as fast as a strategy that takes `best_s`; any may, before one is known."""
@@ -83,16 +79,16 @@ class _InTurn(PlacementSearch):
     _quick: Result
 
     def rival(self) -> Rival:
-        budget = self._budget
-        self._quick = self._placed(_QUICK_SHARE * budget.seconds, _QUICK_SHARE * budget.evaluations)
+        budget, share = self._budget, DEFAULTS.placing_quick_share
+        self._quick = self._placed(share * budget.seconds, share * budget.evaluations)
         return self._against(lambda: _value_s(self._quick))
 
     def best(self, best_s: float) -> Result:
         budget, quick_s = self._budget, _value_s(self._quick)
         if self._is_beaten(quick_s, best_s) or budget.interrupted:
             return self._counted(self._quick)
-        is_near = quick_s <= _NEAR * best_s and not math.isinf(quick_s)
-        seconds = budget.left_s() if is_near else min(budget.left_s(), PLACING_SHARE * budget.seconds)
+        is_near = quick_s <= DEFAULTS.near_placed * best_s and not math.isinf(quick_s)
+        seconds = budget.left_s() if is_near else min(budget.left_s(), DEFAULTS.placing_share * budget.seconds)
         return self._counted(min(self._quick, self._placed(seconds, budget.evaluations), key=_value_s))
 
     def give_up(self) -> None:
@@ -119,8 +115,8 @@ class _Alongside(PlacementSearch):
 
     def rival(self) -> Rival:
         compile_for(self._solver.problem, [AUTO])
-        quick_s = min(_QUICK_SHARE * self._budget.seconds, _MOST_QUICK_S)
-        most_s = PLACING_SHARE * self._budget.seconds
+        quick_s = min(DEFAULTS.placing_quick_share * self._budget.seconds, DEFAULTS.most_placing_quick_s)
+        most_s = DEFAULTS.placing_share * self._budget.seconds
         self._began_s = time.monotonic()
         sys.setswitchinterval(min(_TURN_S, self._usual_s))
         self._result = self._pool.submit(self._solver.solve, AUTO, self._budget.left_s(), handle=self._handle)
@@ -135,7 +131,7 @@ class _Alongside(PlacementSearch):
     def best(self, best_s: float) -> Result:
         assert self._result is not None, "there is no rival yet"
         placed_s = self._handle.best_s
-        if self._is_beaten(placed_s, best_s) or placed_s > _NEAR * best_s or self._budget.interrupted:
+        if self._is_beaten(placed_s, best_s) or placed_s > DEFAULTS.near_placed * best_s or self._budget.interrupted:
             self.give_up()
         self._await(lambda: False)
         return self._counted(self._result.result())
@@ -145,7 +141,7 @@ class _Alongside(PlacementSearch):
 
     def _settle(self, is_enough: Callable[[], bool]) -> None:
         """Wait while what is known will soon be much better, at most until it `is_enough`."""
-        until_s = self._began_s + _SETTLED_SHARE * self._budget.seconds
+        until_s = self._began_s + DEFAULTS.settled_share * self._budget.seconds
         self._await(lambda: not self._handle.is_racing or is_enough() or time.monotonic() > until_s)
 
     def __exit__(self, *_: object) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from baselines.budget import Budget
 from baselines.strategies.searching.records import Rival
+from baselines.strategies.searching.settings import DEFAULTS
 from env.cluster import Cluster
 from env.plan import Priority
 from env.problem import LATENCY
@@ -31,7 +32,7 @@ from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SING
 from placement.solving.one_device import as_alternative
 from placement.solving.result import Result
 from placement.solving.solver import Solver
-from placement.solving.strategies.placing import PLACING_SHARE, placing
+from placement.solving.strategies.placing import placing
 from placement.solving.strategies.plainest import WITHIN, oddities, plainer
 from placement.solving.strategies.row import strategy_row, without_answer
 from placement.solving.strategies.words import impossible
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
 
-_SCORING_SHARE = 0.9  # of the rest goes into the search over strategies; then the best is carried out once more
-_QUICK_S = 1.0  # for strategies, whatever the budget
-PLACEMENTS_EACH = 100  # evaluations for each strategy that may be scored beside them: it is about as much work
 _MORE_DEVICES = 4  # times as many as there are, are tried where nothing fits
 _ENOUGH_S = 10.0  # for that, whatever the budget: who is told that nothing fits wants to know what would
 PLACED_DEVICES = 64  # of very many, a graph as it is may be placed on the first ones
@@ -105,14 +103,14 @@ def best_of_all(
         solver.search_by(LOCAL_SEARCH, aids.local_search)
 
     def searched(rival: Rival) -> StrategyOutcome:
-        part = budget.part_s(_SCORING_SHARE * budget.left_s())
+        part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
         outcome = find_strategies(graph, cluster, seed, part, progress, aids.score_many, rival)
         budget.absorb(part)
         return outcome
 
     if isinstance(solver, str):
         placed = single = without_answer(graph, few, seed, AUTO, solver)
-        outcome = searched(Rival(share=PLACING_SHARE))
+        outcome = searched(Rival(share=DEFAULTS.placing_share))
         budget.spend(outcome.scored)
     else:
         with placing(solver, budget, by_workers=aids.local_search is not None) as own:
@@ -137,7 +135,7 @@ def beside_placements(
     """As `best_of_all`, with placements that are known, and the whole budget for strategies."""
     began_s = time.perf_counter()
     budget = _budget(graph, budget_s, evaluations)
-    part = budget.part_s(_SCORING_SHARE * budget.left_s())
+    part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
     outcome = find_strategies(graph, cluster, seed, part)
     budget.absorb(part)
     budget.spend(outcome.scored)
@@ -175,8 +173,8 @@ def find_strategies(
     from baselines.strategies.searching.search import NO_RIVAL, search_strategies  # loads transforms and simulator
 
     rival = NO_RIVAL if rival is None else rival
-    seconds = max(_QUICK_S, budget.seconds)
-    each = budget.evaluations / PLACEMENTS_EACH
+    seconds = max(DEFAULTS.quick_s, budget.seconds)
+    each = budget.evaluations / DEFAULTS.placements_each
     most = each if math.isinf(each) else max(1, math.ceil(each))
     own = Budget(seconds, most, interrupted=budget.interrupted)
 

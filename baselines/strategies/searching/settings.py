@@ -1,0 +1,76 @@
+"""`SearchSettings`: every number by which the search over strategies is tuned, in one printable record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How a search over strategies spends its budget, and what it takes for promising.
+
+    None of them changes what a strategy's score is. Set by `benchmarks/strategies.py` on the zoo; a benchmark varies
+    one with `dataclasses.replace`.
+
+    Attributes:
+        sketch_share, climb_share, grid_share: of the time, when each part of the estimating ends.
+        climbs: meshes from which hill climbing starts.
+        most_steps: of one climb.
+        patience: strategies scored in a row without a better one, after which the search ends.
+        slack: times the best: estimates that are worth scoring.
+        near_memory: of a device's memory: estimates that lack no more may fit.
+        batch: strategies that workers score at once, whatever their number: the answer must not depend on it.
+        most_vain: refused strategies that communicate alike, after which no other one is tried.
+        most_estimates: where evaluations are the only limit.
+        op_scoring_s: seconds of scoring for each op of a rewritten graph, before the first was scored.
+        far_behind: times the rival: above it an estimate is slower indeed, where not every mesh was estimated.
+        hopeless, enough: where so many estimates are at least `hopeless` times as slow as the rival, no further mesh is
+            estimated.
+        ahead: times the rival: below it strategies are scored before the rival has settled.
+        behind_share, most_behind: of the time, where all estimates are slower than the rival; divided by how many times
+            they are slower, at most `most_behind`.
+        beaten: times as fast as the rival: no improvement of it could make up for that.
+        hope: quantile of the estimates' errors that corrects an estimate where nothing like it was scored.
+        weary: added to an estimate for each strategy like it that was scored and brought no gain.
+        scoring_share: of the budget goes into this search; in the rest the best is carried out once more.
+        quick_s: for this search, whatever the budget.
+        placements_each: evaluations of placements that cost as much as one strategy's.
+        placing_share: of the budget is kept for placing the graph as it is, unless a strategy has won.
+        placing_quick_share, most_placing_quick_s: of the budget, and at most so many seconds: time to place the graph
+            before any strategy is estimated.
+        settled_share: of the budget: so long strategies wait, at most, for the rival to settle.
+        near_placed: times the best strategy: placements below it may win.
+    """
+
+    sketch_share: float = 0.2
+    climb_share: float = 0.35
+    grid_share: float = 0.5
+    climbs: int = 8
+    most_steps: int = 40
+    patience: int = 24
+    slack: float = 1.25
+    near_memory: float = 0.15
+    batch: int = 8
+    most_vain: int = 2
+    most_estimates: int = 20_000
+    op_scoring_s: float = 1e-5
+    far_behind: float = 1.1
+    hopeless: float = 2.0
+    enough: int = 24
+    ahead: float = 0.5
+    behind_share: float = 0.35
+    most_behind: float = 4.0
+    beaten: float = 2.0
+    hope: float = 0.25
+    weary: float = 0.01
+    scoring_share: float = 0.9
+    quick_s: float = 1.0
+    placements_each: int = 100
+    placing_share: float = 0.2
+    placing_quick_share: float = 0.05
+    most_placing_quick_s: float = 5.0
+    settled_share: float = 0.3
+    near_placed: float = 1.5
+
+
+DEFAULTS = SearchSettings()
