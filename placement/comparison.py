@@ -17,6 +17,7 @@ from env.problem import LATENCY
 from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
+from graphs.origin import EAGER
 from graphs.transforms.strategy import NONE
 from placement.learning.by_name import learned
 from placement.runtime.checking.check import check
@@ -27,7 +28,7 @@ from placement.solving.own_methods import own_methods
 from placement.solving.result import OWN_ORDER, Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Attempt, Finding, Solver
-from placement.solving.stacks import asked_for
+from placement.solving.stacks import asked_for, beside_compiled, compiled_words
 from placement.solving.strategies.row import without_answer
 from placement.solving.utilisation import basis
 
@@ -75,6 +76,21 @@ class Comparison:
         return self.results[0] if self.results and self.results[0].feasible else None
 
     @property
+    def answer(self) -> Result | None:
+        """The fastest that fits, a strategy where they were searched, or a placement; None where none fits."""
+        return self.overall if self.overall is not None and self.overall.feasible else self.best
+
+    @cached_property
+    def compiled_s(self) -> float | None:
+        """The step time of an eager answer under torch.compile, as `Result.compiled_s`."""
+        found = None if self.answer is None else beside_compiled(self.answer, self.graph, self.cluster)
+        return None if found is None else found.compiled_s
+
+    def compiled_words(self) -> str:
+        """A line about what torch.compile would bring; empty where that is not known, or nothing."""
+        return "" if self.answer is None else compiled_words(self.answer.step_time_s, self.compiled_s)
+
+    @property
     def has_strategies(self) -> bool:
         """Whether strategies could be searched, too: the graph can be split, and its step time counts."""
         return self.objective == LATENCY and any(self.graph.split_rows)
@@ -94,6 +110,8 @@ class Comparison:
             "graph": self.graph.name,
             "cluster": self.cluster.name,
             "objective": self.objective,
+            "stack": self.graph.origin.stack or EAGER,
+            "compiled_s": self.compiled_s,
             "lower_bound_s": self.lower_bound_s,
             "seed": self.seed,
             "graph_hash": self.graph.hash,

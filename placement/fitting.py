@@ -9,16 +9,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from env.cluster import Cluster
-from graphs.errors import FitError, PlacementError
+from graphs.errors import FitError, PlacementError, UnknownNameError
 from graphs.formatting import counted, format_seconds
 from graphs.opgraph import OpGraph
+from graphs.origin import EAGER, STACKS
 from graphs.transforms.strategy import Strategy
 from placement.replicas.engines import Engines
 from placement.replicas.fit_data import fit_task_of, has_no_loss
 from placement.replicas.fit_log import Stop
 from placement.replicas.fit_result import CurvePoint, FitRun
 from placement.replicas.methods import FitMethod, check_sizes
-from placement.replicas.real.here import check_real
+from placement.replicas.real.here import check_real, is_here
 from placement.replicas.stragglers import Stragglers
 from placement.replicas.virtual.seating import most_workers
 from placement.solving.methods import check_cluster
@@ -121,6 +122,7 @@ class FitComparison:
             "learning_rate": self.learning_rate,
             "strategy": self.strategy,
             "stragglers": self.stragglers,
+            "stack": self.graph.origin.stack or EAGER,
             "seed": self.seed,
             "real": self.is_real,
             "versions": dict(self.versions),
@@ -155,6 +157,7 @@ def fit(
     real: bool = False,
     progress: Progress | None = None,
     beside_one_worker: bool = True,
+    stack: str | None = None,
 ) -> FitComparison:
     """Train a model by several methods on a simulated cluster, in virtual time: gradients are real, seconds simulated.
 
@@ -183,9 +186,11 @@ def fit(
             ``Cluster.local()``. Stragglers sleep for what they take longer.
         progress: called with a method's text and each point of its curve.
         beside_one_worker: simulate a single worker, too.
+        stack: how ops of a simulated step become kernels, as of `placement.optimize`. Gradients that are run and timed,
+            with `real` or on the cores of this machine, are eager.
 
     Raises:
-        UnknownNameError: a method or a distribution of stragglers that there is not.
+        UnknownNameError: a method, a distribution of stragglers or a stack that there is not.
         FitError: what model, data, cluster and methods do not allow; the message says what to do.
         ValueError: what is no cluster.
         RankError: a process was lost, and the method does not go on without it; ``finished`` has the methods before it.
@@ -202,6 +207,7 @@ def fit(
     if not isinstance(seed, int) or not 0 <= seed < _SEEDS:
         raise FitError(f"seed is {seed!r}; expected a whole number from 0 to {_SEEDS - 1}.")
     placed = Strategy.parse(strategy)
+    _check_stack(stack, cluster, placed, real)
     ranks = _ranks() if real else None
     several = len(cluster.compute_devices) // placed.devices if workers is None else workers
     if ranks is not None:
@@ -217,7 +223,7 @@ def fit(
         check_sizes(method, several, updates, len(task.data[0]))
     if real:
         check_real(cluster, several * placed.devices)
-    engines = Engines(task, type(model).__name__, cluster, several, placed, delays, lr, real, ranks)
+    engines = Engines(task, type(model).__name__, cluster, several, placed, delays, lr, real, ranks, stack)
     runs: list[FitRun] = []
     alone: list[FitRun] = []
 
@@ -273,6 +279,21 @@ def checked_stop(until: float | None, updates: int, seconds: float | None, every
     return Stop(
         -math.inf if until is None else until, updates, math.inf if seconds is None else seconds, min(every, updates)
     )
+
+
+def _check_stack(stack: str | None, cluster: Cluster, strategy: Strategy, real: bool) -> None:
+    """Refuse a stack that does not exist, and one where gradients are timed as they are.
+
+    Raises:
+        UnknownNameError, FitError: says which.
+    """
+    if stack is not None and stack not in STACKS:
+        raise UnknownNameError("stack", str(stack), STACKS)
+    if stack not in (None, EAGER) and (real or is_here(cluster, strategy)):
+        raise FitError(
+            f"gradients are run here and timed, which is eager, and not on stack {stack}; leave out the stack, or "
+            "simulate another cluster."
+        )
 
 
 def _ranks() -> Ranks | None:

@@ -17,9 +17,11 @@ from graphs.errors import UnknownNameError
 from graphs.formatting import format_bytes, show
 from graphs.kept import PRECISIONS, STATES, KeptState, activation_width, kept_state, own_precision, parameter_counts
 from graphs.opgraph import OpGraph
+from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
 from placement.sizing.fewest_devices import FewestDevices, fewest_devices
 from placement.solving.methods import check_cluster, check_graph
+from placement.solving.stacks import stack_word
 
 PLAIN, RECOMPUTED, ONE_SAMPLE = "plain", "recomputed", "one_sample"
 WAYS = (PLAIN, RECOMPUTED, ONE_SAMPLE)
@@ -117,6 +119,7 @@ class MemoryEstimate:
             "graph": self.graph.name,
             "graph_hash": self.graph.hash,
             "command": self.command,
+            "stack": self.graph.origin.stack or EAGER,
             "advice": self.headline(),
             "parameters": self.parameters,
             "trained": self.trained,
@@ -173,7 +176,9 @@ def estimate_memory(graph: OpGraph, cluster: Cluster | None = None, *, optimizer
         states=states,
         activations=activations,
         devices=tuple(_least(device, kept, activations, samples) for device in preset_devices()),
-        fewest=None if cluster is None else fewest_devices(graph, cluster),
+        fewest=None
+        if cluster is None
+        else dataclasses.replace(fewest_devices(graph, cluster), stack=stack_word(graph)),
     )
 
 

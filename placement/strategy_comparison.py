@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from env.cluster import Cluster
@@ -13,13 +14,14 @@ from env.problem import LATENCY
 from graphs.errors import StrategyError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
+from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
 from placement.runtime.checking.check import check
 from placement.solving.methods import AUTO, SINGLE, check_options, check_problem
 from placement.solving.result import Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Solver
-from placement.solving.stacks import asked_for
+from placement.solving.stacks import asked_for, beside_compiled, compiled_words
 from placement.solving.strategies.row import StrategyRow, refused_row, strategy_row, unrewritten_row, without_answer
 from placement.solving.strategies.search import solver_or_reason
 from placement.solving.utilisation import basis
@@ -62,6 +64,15 @@ class StrategyComparison:
         answer = None if self.single is None else self.single.answer
         return None if answer is None else next(iter(answer.used))
 
+    @cached_property
+    def compiled_s(self) -> float | None:
+        """The step time of an eager best strategy under torch.compile, as `Result.compiled_s`."""
+        return None if self.best is None else beside_compiled(self.best.result, self.graph, self.cluster).compiled_s
+
+    def compiled_words(self) -> str:
+        """A line about what torch.compile would bring; empty where that is not known, or nothing."""
+        return "" if self.best is None else compiled_words(self.best.result.step_time_s, self.compiled_s)
+
     def speedup(self, row: StrategyRow) -> float | None:
         """How many times faster than the best single device; None where either does not fit."""
         return None if row.result.answer is None else row.result.answer.speedup(self.single_device_s)
@@ -88,6 +99,8 @@ class StrategyComparison:
             "graph": self.graph.name,
             "cluster": self.cluster.name,
             "objective": LATENCY,
+            "stack": self.graph.origin.stack or EAGER,
+            "compiled_s": self.compiled_s,
             "seed": self.seed,
             "graph_hash": self.graph.hash,
             "cluster_hash": self.cluster.hash,

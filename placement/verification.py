@@ -24,7 +24,7 @@ from graphs.origin import EAGER
 from placement.solving.answer import Answer, relative_gap
 from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, STRATEGY, check_options, is_method, measure
 from placement.solving.result import ALL, OWN_ORDER, THIS_GRAPH, Result
-from placement.solving.stacks import asked_for
+from placement.solving.stacks import asked_for, stack_word
 
 TOLERANCE = 1e-9  # relative: two ways of adding the same numbers differ by rounding
 
@@ -77,7 +77,9 @@ class Verification:
         """One line for people, or one per problem."""
         method, strategy = self.result.method, self.result.strategy
         how = f"method {show(method)}" if strategy.is_none else f"strategy {show(strategy.text)}"
-        what = f"{show(self.result.graph_name)} on {show(self.result.cluster_name)}, {how}"
+        stack = stack_word(self.result.graph)
+        stack = f", {stack}" if stack else ""
+        what = f"{show(self.result.graph_name)} on {show(self.result.cluster_name)}, {how}{stack}"
         if self.holds:
             held = f"holds: {what}, {format_seconds(self.objective_s)} {measure(self.result.objective)}"
             return "\n".join([held, *(f"  not checked: {sentence}" for sentence in self.not_checked)])
@@ -90,6 +92,7 @@ class Verification:
             "cluster": self.result.cluster_name,
             "method": self.result.method,
             "strategy": self.result.strategy.text,
+            "stack": self.result.stack,
             "holds": self.holds,
             "problems": list(self.problems),
             "not_checked": list(self.not_checked),
@@ -121,8 +124,8 @@ def verify(
     if not isinstance(result, Result):
         result = Result.load(result)
     _check_names(result)
-    if graph is not None and graph.origin.stack in (None, EAGER):
-        graph = asked_for(graph, result.stack)
+    if graph is not None:
+        graph = _on_its_stack(graph, result)
     _check_same("graph", result.graph_name, result.source_hash, graph)
     whole = _whole_cluster(result, graph, cluster)
     if whole is not None:
@@ -152,6 +155,23 @@ def verify(
     if graph is not None and made_again:
         problems += _remade(result, graph, whole or result.cluster)
     return dataclasses.replace(checked, problems=tuple(problems), made_again=made_again)
+
+
+def _on_its_stack(graph: OpGraph, result: Result) -> OpGraph:
+    """The graph that a result should be for, on the stack of the result.
+
+    Raises:
+        MismatchError: it is on another one.
+        GraphError: as `graphs.transforms.on_stack`.
+    """
+    if graph.origin.stack in (None, EAGER):
+        return asked_for(graph, result.stack)
+    if graph.origin.stack != result.stack:
+        raise MismatchError(
+            f"the result is of stack {result.stack}, and graph {graph.name!r} is on stack {graph.origin.stack}; give "
+            "the eager graph."
+        )
+    return graph
 
 
 def _whole_cluster(result: Result, graph: OpGraph | None, cluster: Cluster | None) -> Cluster | None:

@@ -42,10 +42,7 @@ class Case:
     @property
     def best(self) -> Result | None:
         """The fastest that fits: a strategy, where they were searched, or a placement; None where none fits."""
-        if self.comparison is None:
-            return None
-        overall = self.comparison.overall
-        return overall if overall is not None and overall.feasible else self.comparison.best
+        return None if self.comparison is None else self.comparison.answer
 
     @property
     def proven_infeasible(self) -> bool:

@@ -43,6 +43,11 @@ def first_lines(given: Any, result: Result, after: str = ": ") -> list[str]:
     return [show_line(advice(result)), *how]
 
 
+def compiled_line(words: str) -> list[str]:
+    """The line about what torch.compile would bring, of `placement.solving.stacks.compiled_words`; none of no words."""
+    return [f"compiled: {words}"] if words else []
+
+
 def do_it(given: Any, result: Result, on_one_device: bool = False) -> str:
     """The command line that gives a result without searching strategies again, or the best single device instead.
 

@@ -38,6 +38,7 @@ def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) 
     """Score the strategies and show them, best first."""
     with progress("importing"):
         from placement.cli.commands.compare import command_of
+        from placement.cli.searching import compiled_line
         from placement.inputs.sources import cluster_for
         from placement.strategy_comparison import compare_strategies as compared
     target = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
@@ -57,9 +58,8 @@ def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) 
     if given.as_json:
         emit(found.to_json())
     else:
-        emit_rich(
-            *_advice(found, given), *strategy_tables(found), found.headline(), *written, f"again: {found.command}"
-        )
+        last = [found.headline(), *compiled_line(found.compiled_words())]
+        emit_rich(*_advice(found, given), *strategy_tables(found), *last, *written, f"again: {found.command}")
     if found.best is None:
         from graphs.errors import InfeasibleError
 

@@ -12,7 +12,7 @@ from placement.cli.options import parse_dims
 from placement.cli.output import emit, emit_rich, progress, reason_as_json, usage_errors
 from placement.cli.reading import read_graph
 from placement.cli.records import is_default, option_of
-from placement.cli.searching import do_it
+from placement.cli.searching import compiled_line, do_it
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -109,7 +109,9 @@ def sweep_or_clusters(
         from placement.cli.tables import what_if_table
 
         first = [found.advice(), *_how(found, given, source, clusters)]
-        emit_rich(*first, *what_if_table(found), *found.laws(), *written, f"again: {found.command}")
+        best = None if found.fastest is None else found.fastest.comparison
+        last = [*found.laws(), *compiled_line("" if best is None else best.compiled_words())]
+        emit_rich(*first, *what_if_table(found), *last, *written, f"again: {found.command}")
     if all(case.objective_s is None for case in found.cases):
         raise InfeasibleError(_nowhere(found))
 
@@ -248,6 +250,7 @@ def compare_figures(given: Options, source: Source) -> None:
     """Say which figure of the cluster would help most."""
     from placement.inputs.sources import cluster_for
     from placement.sensitivity import what_helps
+    from placement.solving.stacks import compiled_words
 
     cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
     with reason_as_json(given.as_json), progress("searching") as report:
@@ -268,7 +271,8 @@ def compare_figures(given: Options, source: Source) -> None:
         emit(found.to_json())
     else:
         first, *table = figures_table(found)
-        emit_rich(first, f"do it: {do_it(given, found.result)}", *table, f"again: {found.command}")
+        last = compiled_line(compiled_words(found.result.step_time_s, found.result.compiled_s))
+        emit_rich(first, f"do it: {do_it(given, found.result)}", *table, *last, f"again: {found.command}")
 
 
 def figures_table(found: Sensitivities) -> list[RenderableType]:

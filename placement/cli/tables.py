@@ -209,7 +209,7 @@ def coverage_tables(found: Coverage) -> list[RenderableType]:
     return [shares, unsplit]
 
 
-def models_table(rows: Sequence[dict[str, Any]], device: str) -> list[RenderableType]:
+def models_table(rows: Sequence[dict[str, Any]], device: str, stack: str) -> list[RenderableType]:
     """One row per model, with how much placement could gain."""
     table = new_table("model", "ops", "edges", "FLOPs", "kept", "bytes moved", "one device", "best speed-up", "")
     for row in rows:
@@ -226,8 +226,8 @@ def models_table(rows: Sequence[dict[str, Any]], device: str) -> list[Renderable
             ProgressBar(total=MAX_BAR_SPEEDUP - 1, completed=min(best, MAX_BAR_SPEEDUP) - 1, width=BAR_WIDTH),
         )
     note = (
-        f"one device: op times on a {device} one after the other, whether they fit its memory or not; best speed-up: "
-        "that over the critical path, so no number of these devices can do better "
+        f"one device: op times on a {device}, {stack}, one after the other, whether they fit its memory or not; best "
+        "speed-up: that over the critical path, so no number of these devices can do better "
         "without splitting ops or overlapping steps."
     )
     return [table, Text(note, style="dim")]

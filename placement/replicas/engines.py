@@ -17,6 +17,7 @@ from placement.replicas.role import Role
 from placement.replicas.virtual.engine import VirtualEngine
 from placement.replicas.virtual.seating import Seating
 from placement.replicas.virtual.speeds import placed_step, speeds_of
+from placement.solving.stacks import asked_for
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -38,6 +39,7 @@ class Engines:
         strategy: how a worker's step lies on its own devices.
         delays: how much longer gradients take.
         lr: learning rate of methods that name none.
+        stack: how ops of a simulated step become kernels; None: eager.
         is_real: in processes, among `ranks` where ``torchrun`` has started some.
     """
 
@@ -50,6 +52,7 @@ class Engines:
     lr: float
     is_real: bool = False
     ranks: Ranks | None = None
+    stack: str | None = None
 
     def engine_of(self, method: FitMethod) -> VirtualEngine | RealEngine:
         """What runs a method once.
@@ -85,7 +88,7 @@ class Engines:
             arguments = tuple(each[rows] for each in task.data)
             finest = "auto" if self.strategy.is_none else "op"
             try:
-                return capture(
+                graph = capture(
                     task.model,
                     arguments,
                     None,
@@ -98,6 +101,7 @@ class Engines:
             except CaptureError as error:
                 way_out = "leave out the strategy" if error.way_out == TO_MODULES else error.way_out
                 raise CaptureError(error.reason, way_out) from error
+            return asked_for(graph, self.stack)
 
         return graph_of
 

@@ -33,6 +33,7 @@ class FewestDevices:
         tried: the largest number tried.
         estimate: of the fastest strategy that fits; where none does, of the one that lacks least on `tried`.
         is_whole: whether all frugal strategies were looked at, where none fits.
+        stack: a word for how its ops become kernels, or "".
     """
 
     graph: str
@@ -43,6 +44,7 @@ class FewestDevices:
     tried: int
     estimate: Estimate | None
     is_whole: bool = True
+    stack: str = ""
 
     def headline(self) -> str:
         """The advice in a sentence."""
@@ -65,9 +67,10 @@ class FewestDevices:
         devices = "devices" if self.count > 1 else "device"
         fewer = f" Fewer than {self.at_least} cannot hold what is kept." if self.at_least > 1 else ""
         how = "as it is" if self.estimate.strategy.is_none else f"with strategy {self.estimate.strategy}"
+        stack = f" {self.stack}" if self.stack else ""
         return (
             f"{graph} fits on {self.count} {devices} like those of {cluster}, {how}, about "
-            f"{format_seconds(self.estimate.step_time_s)} a step.{fewer}"
+            f"{format_seconds(self.estimate.step_time_s)} a step{stack}.{fewer}"
         )
 
     def to_dict(self) -> dict[str, Any]:

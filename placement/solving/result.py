@@ -344,7 +344,7 @@ class Result:
         if self.compiled_s is not None:
             from placement.solving.stacks import compiled_words
 
-            lines.append(f"compiled     {compiled_words(self)}")
+            lines.append(f"compiled     {compiled_words(self.step_time_s, self.compiled_s)}")
         lines += others
         if self.checked:
             lines.append(show_line(self.checked))

@@ -56,14 +56,18 @@ def beside_compiled(result: Result, graph: OpGraph, cluster: Cluster) -> Result:
     return dataclasses.replace(result, compiled_s=compiled_s)
 
 
-def compiled_words(result: Result) -> str:
-    """A line about what torch.compile would bring; empty where that is not known, or nothing."""
+def compiled_words(step_s: float | None, compiled_s: float | None) -> str:
+    """A line about what torch.compile would bring; empty where that is not known, or nothing.
+
+    Args:
+        step_s, compiled_s: seconds of a step as it is, and `Result.compiled_s`.
+    """
     from graphs.formatting import format_seconds
 
-    if result.compiled_s is None or result.answer is None:
+    if step_s is None or compiled_s is None:
         return ""
-    gain = result.answer.step_time_s / result.compiled_s
-    return f"{format_seconds(result.compiled_s)}, {gain:.2f}x: the same plan under torch.compile (stack {COMPILED})"
+    gain = step_s / compiled_s
+    return f"{format_seconds(compiled_s)}, {gain:.2f}x: the same plan under torch.compile (stack {COMPILED})"
 
 
 def _compiled_s(result: Result, graph: OpGraph, cluster: Cluster) -> float:

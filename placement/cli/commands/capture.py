@@ -56,11 +56,13 @@ def _coverage(graph: OpGraph) -> Coverage:
 
 def _figures(graph: OpGraph) -> dict[str, Any]:
     from graphs.kept import activation_bytes
+    from graphs.origin import EAGER
     from placement.solving.speedup_limit import peak_bytes, reference_device
 
     return {
         "graph": graph.name,
         "hash": graph.hash,
+        "stack": graph.origin.stack or EAGER,
         "ops": graph.n_ops,
         "edges": graph.n_edges,
         "flops": float(graph.flops.sum()),

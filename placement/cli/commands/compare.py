@@ -13,7 +13,7 @@ from placement.cli import completion, options
 from placement.cli.output import check_outputs, emit, emit_rich, progress, reason_as_json
 from placement.cli.reading import HowToRead, read_graph
 from placement.cli.records import again
-from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search, first_lines
+from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search, compiled_line, first_lines
 
 if TYPE_CHECKING:
     from placement.comparison import Comparison
@@ -198,14 +198,14 @@ def _advice(found: Comparison, given: CompareOptions) -> list[str]:
 
 
 def _last_lines(found: Comparison) -> list[str]:
-    """The outcome of the methods, and what was searched beside them."""
+    """The outcome of the methods, what was searched beside them, and what torch.compile would bring."""
     from graphs.formatting import show_line
     from graphs.transforms.coverage import repeats_first
     from placement.report.words import headline
 
     note = "" if found.overall is None else repeats_first(found.overall.note)[1]
     searched = [show_line(note)] if note else []
-    return [headline(found), *searched]
+    return [headline(found), *searched, *compiled_line(found.compiled_words())]
 
 
 def _write(found: Comparison, given: CompareOptions) -> Iterator[str]:
@@ -221,11 +221,10 @@ def _write(found: Comparison, given: CompareOptions) -> Iterator[str]:
 
         rows = [*found.to_dict()["results"], *_searched(found)]
         yield from (f"for a paper: {path}" for path in write_paper(given.paper, rows, render_html(found)))
-    best = found.best if found.overall is None or not found.overall.feasible else found.overall
-    if given.trace is not None and best is not None:
+    if given.trace is not None and found.answer is not None:
         from placement.report import write_trace
 
-        write_trace(best, given.trace)
+        write_trace(found.answer, given.trace)
         yield f"trace: {given.trace}"
     if given.output is not None:
         from graphs.disk import write_atomically

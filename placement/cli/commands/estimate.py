@@ -16,6 +16,8 @@ from placement.cli.records import again, is_default, option_of
 if TYPE_CHECKING:
     from placement.memory_estimate import MemoryEstimate
 
+_READ = ("granularity", "train", "dim", "stack")  # how the graph is read
+
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateOptions(HowToRead):
@@ -36,6 +38,7 @@ class EstimateOptions(HowToRead):
     train: options.Train = False
     granularity: options.Granularity = "op"
     dim: options.Dims = None
+    stack: options.Stack = None
     as_json: options.Json = False
 
 
@@ -57,7 +60,7 @@ def estimate(given: EstimateOptions) -> None:
         from placement.memory_estimate import estimate_memory
 
         found = estimate_memory(source.graph, cluster, optimizer=given.optimizer)
-    command = again("estimate", [given.graph], given, ("cluster", "optimizer", "granularity", "train", "dim"))
+    command = again("estimate", [given.graph], given, ("cluster", "optimizer", *_READ))
     found = dataclasses.replace(found, command=command)
     if given.as_json:
         emit(found.to_json())
@@ -78,7 +81,6 @@ def _do_it(given: EstimateOptions, found: MemoryEstimate) -> list[str]:
     if fewest.count <= fewest.devices:
         strategy = fewest.estimate.strategy
         how = ({"--method": SINGLE} if strategy.is_none else {}) | {"--strategy": strategy.text}
-    read = ("granularity", "train", "dim")
     words = {"--cluster": given.cluster, **how, "--seed": 0}
-    words |= {option_of(name): getattr(given, name) for name in read if not is_default(given, name)}
+    words |= {option_of(name): getattr(given, name) for name in _READ if not is_default(given, name)}
     return [f"do it: {command_line('optimize', [given.graph], words)}"]

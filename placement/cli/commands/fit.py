@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from placement.sizing.sweeps import Sweep
 
 _LOSS = "loss"
-_PASSED = ("updates", "seconds", "lr", "strategy", "stragglers", "every", "seed", "real")  # to `placement.fit` as given
+_PASSED = (
+    "updates",
+    "seconds",
+    "lr",
+    "strategy",
+    "stragglers",
+    "every",
+    "seed",
+    "real",
+    "stack",
+)  # to `placement.fit` as given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +129,7 @@ class FitOptions:
         ),
     ] = False
     dim: options.Dims = None
+    stack: options.Stack = None
     html: options.Html = None
     output: options.Output = None
     as_json: options.Json = False
@@ -239,7 +250,7 @@ def _loss_of(text: str | None) -> float | None:
 def _command(given: FitOptions) -> str:
     """The command line that gives the same answer."""
     how = ("cluster", "methods", "until", "updates", "seconds", "workers", "batch", "lr", "strategy", "stragglers")
-    return again("fit", [given.model], given, (*how, "every", "sweep", "seed", "real", "dim"))
+    return again("fit", [given.model], given, (*how, "every", "sweep", "seed", "real", "dim", "stack"))
 
 
 def _write(found: FitComparison | FitSweep, html: Path | None, output: Path | None) -> Iterator[str]:
@@ -271,6 +282,7 @@ def fit_table(found: FitComparison, sweep: FitSweep | None = None) -> list[Rende
     sizes = {"workers": counted(found.workers, "worker"), "batch": f"{counted(found.batch, 'sample')} each"}
     said = [words for kind, words in sizes.items() if sweep is None or sweep.sweep.kind != kind]
     here = [] if not found.is_real else ["in real processes"]
+    here += [found.graph.origin.stack] if found.graph.origin.stack else []
     head = f"{on}: {', '.join([*said, f'lr {found.learning_rate:g}', *here])}"
     columns = ["seconds", "updates", "updates/s", "bytes", "loss", "reached", "staleness"]
     below: list[RenderableType] = []

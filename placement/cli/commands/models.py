@@ -22,12 +22,14 @@ class ModelsOptions:
         list[str] | None, typer.Argument(metavar="NAME", show_default=False, help="Which models; all by default.")
     ] = None
     train: options.Train = False
+    stack: options.Stack = None
     as_json: options.Json = False
 
 
 def models(given: ModelsOptions) -> None:
     """List the built-in models: ops, edges, FLOPs, bytes, and how much placement can gain at best."""
     from graphs.errors import UnknownNameError
+    from graphs.origin import EAGER
     from graphs.zoo import MODELS
     from placement.solving.speedup_limit import reference_device
 
@@ -40,22 +42,23 @@ def models(given: ModelsOptions) -> None:
     with progress("starting", len(chosen)) as report:
         for done, name in enumerate(chosen):
             report(f"reading {name} (captured once, then kept)", done)
-            rows.append(_row(name, given.train, device))
+            rows.append(_row(name, given, device))
     if given.as_json:
-        emit_json({"train": given.train, "device": device.model, "models": rows})
+        emit_json({"train": given.train, "stack": given.stack or EAGER, "device": device.model, "models": rows})
         return
     from placement.cli.tables import models_table
 
-    emit_rich(*models_table(rows, device.model))
+    emit_rich(*models_table(rows, device.model, given.stack or EAGER))
 
 
-def _row(name: str, train: bool, device: Device) -> dict[str, Any]:
+def _row(name: str, given: ModelsOptions, device: Device) -> dict[str, Any]:
     """The figures of one model, as they are printed as JSON."""
     from graphs.zoo import MODELS
     from graphs.zoo.cache import model_graph
     from placement.solving.speedup_limit import potential
+    from placement.solving.stacks import asked_for
 
-    graph = model_graph(name, train)
+    graph = asked_for(model_graph(name, given.train), given.stack)
     gain = potential(graph, device)
     return {
         "name": name,

@@ -17,12 +17,12 @@ COMMON = ["--dim", "--granularity", "--help", "--json", "--train"]
 
 
 OPTIONS = {
-    "models": ["--help", "--json", "--train", "NAMES"],
+    "models": ["--help", "--json", "--stack", "--train", "NAMES"],
     "clusters": [
         *["--collectives", "--help", "--json", "--output", "--ranks", "--toml", "-o", "NAME"],
     ],
     "capture": [*COMMON, "--stack", "--explain", "--optimizer", "--output", "-o", "GRAPH"],
-    "estimate": [*COMMON, "--cluster", "--optimizer", "GRAPH"],
+    "estimate": [*COMMON, "--stack", "--cluster", "--optimizer", "GRAPH"],
     "compare": [
         *COMMON,
         *HOW_FAST,
@@ -104,6 +104,7 @@ OPTIONS = {
             "--real",
             "--seconds",
             "--seed",
+            "--stack",
             "--stragglers",
             "--strategy",
             "--sweep",
