@@ -2,8 +2,8 @@
 # make test   set up .venv and pass the tests
 # make check  what continuous integration runs: lint, types, tests, wheel
 # make bench  measure every speed and write docs/results/speed.md (minutes; on a machine that does nothing else)
-# make suite  run every method on zoo models and clusters and write docs/results/suite.md, and the tables of README.md
-#             and docs/methods.md (more than an hour; goes on where it was stopped)
+# make suite  run every method on zoo models and clusters and write docs/results/suite.md, and the tables of
+#             docs/methods.md (more than an hour; goes on where it was stopped)
 # make learning  train policies on the tasks of the papers and write docs/results/learning.md (hours; goes on where it
 #             was stopped)
 # make net    draw models from a grammar, run each under every family of strategies beside the plain model, and write

@@ -5,7 +5,7 @@
 Each row of the study is one method on one model and cluster with one seed; it is appended to OUT/suite.jsonl as soon
 as it is known, and a run that was stopped goes on with what is missing. Methods with chance in them run with --seeds
 seeds from --seed on. At the end OUT/suite.md (tables) and OUT/suite.svg (performance profile) are written from all rows
-of the study, and the tables between the markers in README.md and docs/methods.md with them; --render does only that.
+of the study, and the tables between the markers in docs/methods.md with them; --render does only that.
 Losses and ties are printed like wins.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from suite_report import method_table, profile_plot, readme_table, tables
+from suite_report import cluster_table, method_table, profile_plot, tables
 from table import machine, parser, read_rows
 
 from env.cluster import Cluster
@@ -31,7 +31,7 @@ from placement.solving.solver import Solver
 
 MODELS = "inception_v3,resnet50,nasnet_large,rnnlm,nmt4,bert_base,transformer_moe,two_tower"
 CLUSTERS = "4xV100-pcie,8xV100-nvlink,8xH100-nvswitch"
-README_CLUSTERS = ("8xH100-nvswitch",)
+SHOWN_CLUSTERS = ("8xH100-nvswitch",)
 OUT = Path("docs/results")
 BEGIN, END = "<!-- written by benchmarks/suite.py -->", "<!-- end -->"
 # Only these depend on the seed; `exact` does so where it does not finish, which one seed shows as well as ten.
@@ -58,8 +58,8 @@ def main() -> None:
     print(f"{len(shown)} rows: {table_file}, {options.out / 'suite.svg'}")
     if options.out == OUT and options.objective == "latency":
         caption = f"`{command}` (`make suite`)"
-        _fill(Path("README.md"), [caption, "", *readme_table(shown, README_CLUSTERS)])
-        _fill(Path("docs/methods.md"), [caption, "", *method_table(shown)])
+        page = [caption, "", *cluster_table(shown, SHOWN_CLUSTERS), "", *method_table(shown)]
+        _fill(Path("docs/methods.md"), page)
 
 
 def _fill(path: Path, lines: list[str]) -> None:

@@ -19,8 +19,8 @@ SAME = 1e-9
 _LINES = ("auto", "local_search", "heft", "m_etf", "mite", "expert", "single_device", "hash", "random")
 
 
-def readme_table(rows: Sequence[Row], clusters: Sequence[str]) -> list[str]:
-    """The rows on these clusters, as shown in the README."""
+def cluster_table(rows: Sequence[Row], clusters: Sequence[str]) -> list[str]:
+    """The rows on these clusters, as shown in docs/methods.md."""
     shown = {key: found for key, found in _by_problem(rows).items() if key[1] in clusters}
     return _problem_table(shown, ("random", "hash", "mite", "heft"), searches=False)
 
