@@ -81,7 +81,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "networks",
         "policies",
         "learners",
-        "by_name checkpoint event_log islands placing session training",
+        "by_name checkpoint event_log placing session training",
         "__init__",
     ),
 }

@@ -131,7 +131,7 @@ Workers = Annotated[
         "--workers",
         metavar="COUNT",
         show_default=False,
-        help="Processes of Ray that search side by side, not as without; by --evaluations any number finds the same.",
+        help="Processes that search side by side, not as without; by --evaluations any number finds the same.",
     ),
 ]
 TrainWorkers = Annotated[
@@ -140,8 +140,7 @@ TrainWorkers = Annotated[
         "--workers",
         metavar="COUNT",
         show_default=False,
-        help="Processes of Ray that learn side by side and average what they learn; with --evaluations the policy "
-        "depends on the seed and on their number.",
+        help="Processes that score the placements of an update side by side; any number trains the same policy.",
     ),
 ]
 Address = Annotated[
@@ -150,7 +149,7 @@ Address = Annotated[
         "--address",
         metavar="HOST:PORT",
         show_default=False,
-        help="Of a Ray cluster that runs already, or auto; by default one is started on this machine.",
+        help="Of a Ray cluster that has the workers, or auto; by default they are processes of this machine.",
     ),
 ]
 Communication = Annotated[

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from env.cluster import Cluster
 from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import Checkpoint, save_checkpoint
-from placement.learning.learners.learner import Best, LearnerState, Update
+from placement.learning.learners.learner import Best, Learner, Update
 from placement.processes.threads import single_threaded
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import is_method
@@ -86,27 +86,8 @@ class Files:
         return Files(policy, policy.with_name(f"{stem}.checkpoint"), results)
 
 
-class Target(Protocol):
-    """What a policy is trained on: one graph on one cluster, and what the best answer for it is as a result."""
-
-    @property
-    def graph(self) -> OpGraph:
-        """Which graph."""
-
-    @property
-    def cluster(self) -> Cluster:
-        """Which cluster."""
-
-    @property
-    def lower_bound_s(self) -> float:
-        """No answer can have a smaller step time."""
-
-    def result(self, best: Any, attempt: Attempt) -> Result:
-        """The best answer of a learner, as one of its `best`, scored."""
-
-
 @dataclass(frozen=True)
-class PlacementTarget:
+class Target:
     """A problem whose ops are placed.
 
     Attributes:
@@ -136,31 +117,6 @@ class PlacementTarget:
         return dataclasses.replace(result, note=measured_note(best.value_s, result)) if self.is_measured else result
 
 
-class Trainee(Protocol):
-    """What `Session` asks of a learner, of placements or of strategies."""
-
-    @property
-    def policy(self) -> Any:
-        """The policy being trained, which has a name."""
-
-    @property
-    def samples(self) -> int:
-        """Placements scored so far, or moves made."""
-
-    @property
-    def best(self) -> Sequence[Any]:
-        """P: the best answer of each problem so far, with its ``value_s``; None where none fits."""
-
-    def update(self) -> Update:
-        """Learn once."""
-
-    def state(self) -> LearnerState:
-        """The run as it stands."""
-
-    def restore(self, state: LearnerState) -> None:
-        """Go on from there."""
-
-
 @dataclass
 class Session:
     """A training run between two updates (P problems).
@@ -178,7 +134,7 @@ class Session:
     """
 
     run: Mapping[str, Any]
-    learner: Trainee
+    learner: Learner
     targets: Sequence[Target]
     files: Files
     most_samples: float

@@ -6,9 +6,9 @@ import hashlib
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,15 @@ from graphs.disk import check_target, remove_leftovers
 from graphs.errors import MismatchError, MissingPackageError, UnknownNameError
 from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import load_checkpoint
-from placement.learning.islands import Learning, on_islands
-from placement.learning.learners.learner import Learner
 from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learner
-from placement.learning.policies.policy import PlacementPolicy
 from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
-from placement.learning.session import Files, PlacementTarget, Point, Session, Status
+from placement.learning.session import Files, Point, Session, Status, Target
 from placement.processes.threads import single_threaded
 from placement.solving.methods import check_count, check_problem, check_seconds
 from placement.solving.result import Result, versions
 from placement.solving.solver import Solver
+from placement.workers.runner import opened
+from placement.workers.scoring import ScoredByWorkers, ScoredProblems
 
 DEFAULT_TRAINING_S = 600.0  # where neither a number of placements nor a time is asked for
 CHECKPOINT_EVERY_S = 30.0
@@ -115,8 +114,8 @@ def train(
         log_dir: folder for TensorBoard; no log without.
         checkpoint_every_s: seconds between checkpoints.
         restart: begin anew, whatever checkpoint there is.
-        workers: processes of Ray that learn side by side (`placement.learning.islands`); `evaluations` are then rounded
-            up to whole rounds, and the outcome depends on their number, too. One, or None: this process alone.
+        workers: processes that score the placements of an update side by side; the outcome is the same for any number.
+            None: this process, with a thread for each core.
         address: of a Ray cluster, ``"auto"`` or ``"HOST:PORT"``, that has the workers; None: this machine.
         command: the command line, for the record.
         begin: called once before the first update, with the run as it stands.
@@ -139,24 +138,23 @@ def train(
     is_measured = scorer != "simulate"
     if is_measured and (workers, address) != (None, None):
         raise MismatchError("workers score by the simulator; leave out workers, or scorer.")
-    pairs = pairs_of(graphs, clusters)
-    files = files_of(output, len(pairs), log_dir)
+    pairs = _pairs_of(graphs, clusters)
+    files = _files_of(output, len(pairs), log_dir)
     trained = None if start_from is None else load_policy(start_from).policy.train()
-    run = _identity(policy, preset, warm_start, scorer, start_from, seed, pairs) | islands_of(workers)
+    run = _identity(policy, preset, warm_start, scorer, start_from, seed, pairs)
     checkpoint = load_checkpoint(files.checkpoint, run) if files.checkpoint.exists() and not restart else None
-    solvers = [_solver(pair, seed) for pair in pairs]
+    solvers = [Solver(*pair, seed, LATENCY, Priority.LONGEST_PATH.value) for pair in pairs]
     problems = [solver.problem for solver in solvers]
-    with single_threaded():
-        learner = make_learner(
-            policy, problems, seed, preset=preset, warm_start=warm_start, scorer=scorer, trained=trained
-        )
-    learning = Learning(partial(_island_learner, policy, pairs, seed, preset, trained), problems[0])
-    most_samples, most_s = limits(evaluations, budget_s)
-    with on_islands(learner, learning, seed, workers, address) as trainee:
+    most_samples, most_s = _limits(evaluations, budget_s)
+    with _scoring(scorer, pairs, workers, address) as scoring:
+        with single_threaded():
+            learner = make_learner(
+                policy, problems, seed, preset=preset, warm_start=warm_start, scorer=scoring, trained=trained
+            )
         session = Session(
             run=run,
-            learner=trainee,
-            targets=[PlacementTarget(solver, is_measured) for solver in solvers],
+            learner=learner,
+            targets=[Target(solver, is_measured) for solver in solvers],
             files=files,
             most_samples=most_samples,
             most_s=most_s,
@@ -168,35 +166,31 @@ def train(
         if begin is not None:
             begin(session)
         session.train(checkpoint_every_s, log_dir, progress)
-    found = finished(session, save_policy)
+    found = _finished(session)
     return replace(found, measured_s=session.best_s) if is_measured else found
 
 
-def islands_of(workers: int | None) -> dict[str, int]:
-    """What workers add to the identity of a run: nothing where there is one, or none."""
-    return {} if workers in (None, 1) else {"workers": workers}
+@contextmanager
+def _scoring(
+    scorer: str | ScorerFactory, pairs: Sequence[tuple[OpGraph, Cluster]], workers: int | None, address: str | None
+) -> Iterator[str | ScorerFactory]:
+    """The scorer, or that of workers."""
+    if workers is None and address is None:
+        yield scorer
+        return
+    shared, count = ScoredProblems(tuple(pairs)), 1 if workers is None else workers
+    with opened(shared, count, address) as runner:
+        yield ScoredByWorkers(runner, shared, count)
 
 
-def _solver(pair: tuple[OpGraph, Cluster], seed: int) -> Solver:
-    return Solver(*pair, seed, LATENCY, Priority.LONGEST_PATH.value)
-
-
-def _island_learner(
-    policy: str, pairs: Sequence[tuple[OpGraph, Cluster]], seed: int, preset: str, trained: PlacementPolicy | None
-) -> Learner:
-    """The learner of an island, whose state is then put in, so that it begins with nothing."""
-    problems = [_solver(pair, seed).problem for pair in pairs]
-    return make_learner(policy, problems, seed, preset=preset, warm_start=False, trained=trained)
-
-
-def limits(evaluations: int | None, budget_s: float | None) -> tuple[float, float]:
+def _limits(evaluations: int | None, budget_s: float | None) -> tuple[float, float]:
     """``(most samples, most seconds)`` of a run; the default time where neither is given."""
     if evaluations is None and budget_s is None:
         budget_s = DEFAULT_TRAINING_S
     return math.inf if evaluations is None else evaluations, math.inf if budget_s is None else budget_s
 
 
-def pairs_of(
+def _pairs_of(
     graphs: OpGraph | Sequence[OpGraph], clusters: Cluster | Sequence[Cluster]
 ) -> list[tuple[OpGraph, Cluster]]:
     """Every graph on every cluster."""
@@ -208,7 +202,7 @@ def pairs_of(
     return pairs
 
 
-def files_of(output: str | os.PathLike[str], count: int, log_dir: str | os.PathLike[str] | None) -> Files:
+def _files_of(output: str | os.PathLike[str], count: int, log_dir: str | os.PathLike[str] | None) -> Files:
     """Files that the run writes, after a check that it can be written."""
     if log_dir is not None and importlib.util.find_spec("tensorboard") is None:
         raise MissingPackageError("a log for TensorBoard", "tensorboard")
@@ -248,12 +242,8 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
-def finished(session: Session, save: Callable[[Path, Any, PolicyOrigin], None]) -> Training:
-    """Write what a session has made; its checkpoint goes, unless it is to be gone on with.
-
-    Args:
-        save: writes a policy file.
-    """
+def _finished(session: Session) -> Training:
+    """Write what a session has made; its checkpoint goes, unless it is to be gone on with."""
     results = session.save_best(rewrite=True)
     origin = PolicyOrigin(
         preset=session.run["preset"],
@@ -265,7 +255,7 @@ def finished(session: Session, save: Callable[[Path, Any, PolicyOrigin], None]) 
         versions=versions(),
         command=session.command,
     )
-    save(session.files.policy, session.learner.policy, origin)
+    save_policy(session.files.policy, session.learner.policy, origin)
     if not session.interrupted:
         session.files.checkpoint.unlink(missing_ok=True)
     return Training(

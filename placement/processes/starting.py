@@ -197,6 +197,11 @@ class Workers:
         return [process.pid or 0 for process, _ in self._started]
 
     @property
+    def pipes(self) -> list[Pipe]:
+        """To each process, by rank, for `multiprocessing.connection.wait`."""
+        return [pipe for _, pipe in self._started]
+
+    @property
     def all_alive(self) -> bool:
         """Whether there are any, and none has ended."""
         return bool(self._started) and all(process.exitcode is None for process, _ in self._started)
@@ -212,6 +217,11 @@ class Workers:
                 pipe.send(message)
             except OSError:
                 raise self._ended(rank) from None
+
+    def post(self, message: Any) -> None:
+        """As `tell`; of a process that has ended, `collect` says so."""
+        with suppress(WorkerEndedError):
+            self.tell(message)
 
     def collect(
         self, limit_s: float | None = None, report: Report = tell_nobody, look: Callable[[], None] = lambda: None

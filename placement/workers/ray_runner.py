@@ -1,10 +1,13 @@
-"""`RayRunner`: tasks on actors of Ray; one that dies is replaced, and its task done again."""
+"""`RayRunner`: tasks on actors of a Ray cluster, which replaces those that die and does their tasks again."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
 import platform
+import socket
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,14 +16,17 @@ from typing import Any, TypeVar
 import numba
 
 from graphs.errors import WorkersError
+from graphs.formatting import show
 from placement.workers.compiling_once import compiled_once
-from placement.workers.ray_cluster import joined
-from placement.workers.runner import Preparing, Told
+from placement.workers.runner import MOST_LOSSES, Preparing, Told, too_many_losses
 
 SharedT = TypeVar("SharedT")
 TaskT = TypeVar("TaskT")
 FoundT = TypeVar("FoundT")
-_MOST_LOSSES = 3  # of workers, by one task; then it is the task that ends them
+_ANSWER_S = 5.0  # that a cluster has to answer
+_HERE = "leave out the address to run on this machine"
+# Before Ray is imported: it asks nothing of the network, and leaves the accelerators as they are.
+_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 
 
 class Actor:
@@ -29,11 +35,10 @@ class Actor:
     def __init__(self, shared: Preparing, versions: dict[str, str]) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"  # for what is loaded later, torch say
         mine = own_versions()
-        if mine != versions:
-            differing = ", ".join(f"{name} {mine[name]} there, {versions[name]} here" for name in sorted(mine)
-                                  if mine[name] != versions[name])  # fmt: skip
-            raise WorkersError(f"the workers are of another version: {differing}; install the same, or leave out the "
-                               "address to run on this machine.")  # fmt: skip
+        if differing := [f"{name} {mine[name]} there, {versions[name]} here" for name in mine
+                         if mine[name] != versions[name]]:  # fmt: skip
+            raise WorkersError(f"the workers are of another version: {', '.join(differing)}; install the same, or "
+                               f"{_HERE}.")  # fmt: skip
         self._shared = shared
         compiled_once(shared)
 
@@ -54,92 +59,132 @@ def own_versions() -> dict[str, str]:
 
 
 @contextmanager
-def ray_runner(shared: Preparing, workers: int, address: str | None) -> Iterator[RayRunner]:
+def ray_runner(shared: Preparing, workers: int, address: str) -> Iterator[RayRunner]:
     """A runner whose actors end with it.
 
     Raises:
         WorkersError: as `placement.workers.runner.opened`.
     """
-    with joined(workers, address) as ray:
+    ray, was_there = _joined(address)
+    try:
+        resources: Any = ray.cluster_resources
+        if (cores := int(resources().get("CPU", 0))) < workers:
+            raise WorkersError(
+                f"{workers} workers take a core each, and the Ray cluster has {cores}; take fewer, or add machines."
+            )
         runner = RayRunner(ray, shared, workers)
         try:
+            runner.start()
             yield runner
         finally:
-            runner.close()
+            runner.end()
+    finally:
+        if not was_there:
+            ray.shutdown()
 
 
 class RayRunner:
     """So many actors; each does one task at a time."""
 
     def __init__(self, ray: Any, shared: Preparing, workers: int) -> None:
-        self._ray, self._shared = ray, ray.put(shared)
-        self._kind = ray.remote(num_cpus=1, max_restarts=0)(Actor)
-        self._versions = own_versions()
-        self._actors = [self._started() for _ in range(workers)]
-        for actor in self._actors:
-            self._ready(actor)
+        self._ray, given = ray, ray.put(shared)
+        kind = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=MOST_LOSSES - 1)(Actor)
+        self._actors = [kind.remote(given, own_versions()) for _ in range(workers)]
 
+    def start(self) -> None:
+        """Wait until all actors are ready.
+
+        Raises:
+            WorkersError: one cannot begin.
+        """
+        for actor in self._actors:
+            try:
+                self._ray.get(actor.process.remote())
+            except self._ray.exceptions.RayActorError as error:
+                raise WorkersError(_reason(error)) from None
+
+    @property
     def processes(self) -> list[int]:
         """The process of each worker, on its own host."""
-        return [self._ready(actor) for actor in self._actors]
+        return [self._ray.get(actor.process.remote()) for actor in self._actors]
 
     def run(
         self, work: Callable[[SharedT, TaskT], FoundT], tasks: Sequence[TaskT], told: Told | None = None
     ) -> list[FoundT]:
         """As of any `Runner`."""
-        ray, lost = self._ray, (self._ray.exceptions.ActorDiedError, self._ray.exceptions.ActorUnavailableError)
-        waiting, free = deque(range(len(tasks))), deque(range(len(self._actors)))
+        waiting, free = deque(enumerate(tasks)), list(self._actors)
+        running: dict[Any, tuple[Any, int]] = {}  # actor and number of the task by what is to come
         found: dict[int, FoundT] = {}
-        running: dict[Any, tuple[int, int]] = {}  # actor and task by what is to come
-        losses = dict.fromkeys(range(len(tasks)), 0)
         while waiting or running:
             while waiting and free:
-                actor, task = free.popleft(), waiting.popleft()
-                running[self._actors[actor].work.remote(work, tasks[task])] = actor, task
-            for coming in ray.wait(list(running), num_returns=1)[0]:
-                actor, task = running.pop(coming)
+                actor, (number, task) = free.pop(), waiting.popleft()
+                running[actor.work.remote(work, task)] = actor, number
+            for coming in self._ray.wait(list(running), num_returns=1)[0]:
+                actor, number = running.pop(coming)
                 try:
-                    found[task] = ray.get(coming)
-                    if told is not None:
-                        told(task, found[task])
-                except lost:
-                    losses[task] += 1
-                    if losses[task] == _MOST_LOSSES:
-                        raise WorkersError(
-                            f"a task has ended {_MOST_LOSSES} workers, most likely for want of memory; take fewer "
-                            "workers, or leave them out to run in this process."
-                        ) from None
-                    self._actors[actor] = self._started()
-                    waiting.appendleft(task)
-                except ray.exceptions.RayTaskError as error:
+                    found[number] = self._ray.get(coming)
+                except self._ray.exceptions.RayActorError:
+                    raise too_many_losses() from None
+                except self._ray.exceptions.RayTaskError as error:
                     raise error.cause from None
+                if told is not None:
+                    told(number, found[number])
                 free.append(actor)
-        return [found[task] for task in range(len(tasks))]
+        return [found[number] for number in range(len(tasks))]
 
-    def close(self) -> None:
+    def end(self) -> None:
         """End the actors."""
         for actor in self._actors:
             with suppress(Exception):
                 self._ray.kill(actor)
 
-    def _started(self) -> Any:
-        return self._kind.remote(self._shared, self._versions)
 
-    def _ready(self, actor: Any) -> int:
-        """Raises: WorkersError: it cannot begin."""
+def _reason(error: Exception) -> str:
+    """Why an actor did not begin, in a sentence: its own, if it has one."""
+    text = str(error)
+    if (own := text.find("WorkersError: ")) >= 0:
+        return text[own + len("WorkersError: ") :].partition("\n")[0]
+    reason = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason given")
+    return (
+        f"a worker did not begin ({reason}); the same version of placement has to be installed where workers run, or "
+        f"{_HERE}."
+    )
+
+
+def _joined(address: str) -> tuple[Any, bool]:
+    """The module `ray`, connected to the cluster, and whether it was before: then it is the caller's own."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise WorkersError(
+            f"workers of a cluster take Ray, which is not installed; run pip install 'placement[ray]', or {_HERE}."
+        ) from None
+    _check_answers(address)
+    if ray.is_initialized():
+        return ray, True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own: files and processes that it leaves to Python to close
         try:
-            process: int = self._ray.get(actor.process.remote())
-        except self._ray.exceptions.RayActorError as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, WorkersError):
-                raise cause from None
-            text = str(error)
-            where = text.find("WorkersError: ")
-            if where >= 0:
-                raise WorkersError(text[where + len("WorkersError: ") :].partition("\n")[0]) from None
-            reason = next((line for line in reversed(text.splitlines()) if line.strip()), "no reason given")
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        except (ConnectionError, TimeoutError, RuntimeError) as error:
+            first = str(error).strip().partition("\n")[0].removesuffix(".")[:300]
             raise WorkersError(
-                f"a worker did not begin ({reason.strip()}); the same version of placement has to be installed where "
-                "workers run. Leave out workers to run in this process."
+                f"the Ray cluster at {show(address)} does not take this process in ({first}); it has to run, with the "
+                f"same versions of Ray and Python as here. Else {_HERE}."
             ) from None
-        return process
+    return ray, False
+
+
+def _check_answers(address: str) -> None:
+    """Raises: WorkersError: it is no address, or nobody is there; Ray itself would try for a minute."""
+    if address == "auto":
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and colon and port.isdigit() and int(port) < 2**16):
+        raise WorkersError(f"address {show(address)} is none; expected auto or HOST:PORT, as `ray start` prints it.")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
+    except OSError as error:
+        raise WorkersError(f"no Ray cluster answers at {show(address)} ({error}); {_HERE}.") from None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ TaskT = TypeVar("TaskT")
 FoundT = TypeVar("FoundT")
 Told = Callable[[int, Any], None]  # the number of a task, and what was found for it
 MOST_WORKERS = 100_000
+MOST_LOSSES = 3  # of workers, by one task; then it is the task that ends them
 
 
 class Preparing(Protocol):
@@ -91,14 +92,13 @@ class LocalRunner:
         return found
 
 
-@contextmanager
-def opened(shared: Preparing, workers: int, address: str | None = None) -> Iterator[Runner]:
-    """A runner with so many workers: Ray's actors, of a cluster that runs already or of one that ends with this.
+def opened(shared: Preparing, workers: int, address: str | None = None) -> AbstractContextManager[Runner]:
+    """A runner with so many workers: processes of this machine, or with an address actors of a Ray cluster.
 
     One worker without an address is this process. Kernels are compiled once on each host.
 
     Args:
-        address: of a Ray cluster, ``"auto"`` or ``"HOST:PORT"``; None: one on this machine.
+        address: of a Ray cluster that runs already, ``"auto"`` or ``"HOST:PORT"``; None: this machine.
 
     Raises:
         WorkersError: fewer than one worker, no Ray, no cluster there, one of another version, or one too small.
@@ -106,9 +106,19 @@ def opened(shared: Preparing, workers: int, address: str | None = None) -> Itera
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= MOST_WORKERS:
         raise WorkersError(f"workers is {workers!r}; expected a whole number, 1 or more.")
     if workers == 1 and address is None:
-        yield LocalRunner(shared)
-        return
+        return nullcontext(LocalRunner(shared))
+    if address is None:
+        from placement.workers.process_runner import process_runner
+
+        return process_runner(shared, workers)
     from placement.workers.ray_runner import ray_runner
 
-    with ray_runner(shared, workers, address) as runner:
-        yield runner
+    return ray_runner(shared, workers, address)
+
+
+def too_many_losses() -> WorkersError:
+    """A task has ended `MOST_LOSSES` workers."""
+    return WorkersError(
+        f"a task has ended {MOST_LOSSES} workers, most likely for want of memory; take fewer workers, or leave them "
+        "out to run in this process."
+    )

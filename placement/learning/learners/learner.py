@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,14 +21,6 @@ class Best:
     plan: Plan
     value_s: float
     source: str
-
-
-class _Valued(Protocol):
-    @property
-    def value_s(self) -> float: ...
-
-
-BestT = TypeVar("BestT", bound=_Valued)
 
 
 @dataclass(frozen=True)
@@ -73,13 +65,6 @@ def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
-def better(one: BestT | None, other: BestT | None) -> BestT | None:
-    """The better of two answers, the first of equals; None stands for nothing."""
-    if one is None or (other is not None and other.value_s < one.value_s):
-        return other
-    return one
-
-
 def adam_tensors(adam: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The moments of an optimizer, as ``adam.NUMBER.NAME``."""
     each = adam.state_dict()["state"].items()
@@ -95,42 +80,7 @@ def restore_adam(adam: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> 
     adam.load_state_dict(known)
 
 
-class IslandLearner(Protocol):
-    """A training run, of placements or of strategies, that can be one island of `placement.learning.islands`."""
-
-    @property
-    def policy(self) -> Any:
-        """The policy being trained, which has a name."""
-
-    @property
-    def samples(self) -> int:
-        """Placements scored so far, or moves made."""
-
-    @property
-    def best(self) -> Sequence[Any]:
-        """The best answer of each problem so far, with its ``value_s``; None before the first that fits."""
-
-    @property
-    def averaged(self) -> frozenset[str]:
-        """Names of the tensors of its state that are parameters of the policy or moments of the optimizer."""
-
-    def update(self) -> Update:
-        """Sample one batch of answers for one problem, learn from it."""
-
-    def state(self) -> LearnerState:
-        """The run as it stands between two updates."""
-
-    def restore(self, state: LearnerState) -> None:
-        """Go on from there: the next updates are those that the run which gave the state would have made."""
-
-    def reseed(self, seed: int) -> None:
-        """Draw from here on by this seed."""
-
-    def adopt(self, best: Sequence[Any]) -> None:
-        """Take over what is better than its own best of a problem; None stands for nothing."""
-
-
-class Learner(IslandLearner, Protocol):
+class Learner(Protocol):
     """One run that learns placements. Two with the same problems, options and seed make the same updates."""
 
     @property
@@ -142,5 +92,18 @@ class Learner(IslandLearner, Protocol):
         """The problems it is trained on."""
 
     @property
+    def samples(self) -> int:
+        """Placements scored so far."""
+
+    @property
     def best(self) -> Sequence[Best | None]:
         """The best placement of each problem so far; None before the first that fits."""
+
+    def update(self) -> Update:
+        """Sample one batch of placements of one problem, learn from it."""
+
+    def state(self) -> LearnerState:
+        """The run as it stands between two updates."""
+
+    def restore(self, state: LearnerState) -> None:
+        """Go on from there: the next updates are those that the run which gave the state would have made."""

@@ -27,7 +27,7 @@ from env.gym.vector import PlacementVecEnv
 from env.plan import Plan
 from env.problem import Problem
 from graphs.errors import InfeasibleError, MismatchError
-from placement.learning.learners.learner import Best, LearnerState, Update, better, tensors_under
+from placement.learning.learners.learner import Best, LearnerState, Update, tensors_under
 from placement.learning.learners.options import PpoOptions
 from placement.learning.policies.policy import PlacementPolicy
 from placement.learning.policies.ppo_policy import POLICY_OPTIONS, SEEN, PpoPolicy
@@ -229,24 +229,6 @@ class PpoLearner:
             None if s is None else Best(Plan(state.tensors[f"best.{k}"].numpy()), s, PpoPolicy.name)
             for k, s in enumerate(values["best_s"])
         ]
-
-    @property
-    def averaged(self) -> frozenset[str]:
-        """As of `placement.learning.learners.learner.IslandLearner`."""
-        network = (f"network.{name}" for name, _ in self._model.policy.named_parameters())
-        moments = self._model.policy.optimizer.state_dict()["state"]
-        return frozenset(network) | {f"adam.{i}.{key}" for i, row in moments.items() for key in row}
-
-    def reseed(self, seed: int) -> None:
-        """As of `placement.learning.learners.learner.IslandLearner`; episodes begin anew."""
-        self._random = _RandomState(seed)
-        self._env.seed(seed)
-        self._model._last_obs = self._env.reset()
-        self._model._last_episode_starts = np.ones(self._options.envs, dtype=bool)
-
-    def adopt(self, best: Sequence[Best | None]) -> None:
-        """As of `placement.learning.learners.learner.IslandLearner`."""
-        self.best = [better(own, other) for own, other in zip(self.best, best, strict=True)]
 
 
 class _RandomState:

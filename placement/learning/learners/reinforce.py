@@ -25,7 +25,6 @@ from placement.learning.learners.learner import (
     LearnerState,
     Update,
     adam_tensors,
-    better,
     restore_adam,
     tensors_under,
 )
@@ -177,21 +176,6 @@ class Reinforce:
             _unpacked(tensors_under(f"{index}", state.tensors), summary)
             for index, summary in enumerate(state.values["memories"])
         ]
-
-    @property
-    def averaged(self) -> frozenset[str]:
-        """As of `placement.learning.learners.learner.IslandLearner`."""
-        return frozenset(f"policy.{name}" for name, _ in self.policy.named_parameters()) | set(adam_tensors(self._adam))
-
-    def reseed(self, seed: int) -> None:
-        """As of `placement.learning.learners.learner.IslandLearner`."""
-        self._generator.manual_seed(seed)
-        self._rng = np.random.default_rng(seed)
-
-    def adopt(self, best: Sequence[Best | None]) -> None:
-        """As of `placement.learning.learners.learner.IslandLearner`."""
-        for memory, other in zip(self._memories, best, strict=True):
-            memory.best = better(memory.best, other)
 
     # -- one update -----------------------------------------------------------------------------------------
 

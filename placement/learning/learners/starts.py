@@ -21,6 +21,7 @@ from placement.learning.learners.learner import Best
 from placement.learning.learners.pretrained import propose_pretrained
 from placement.learning.policies.policy import PlacementPolicy
 from placement.solving.methods import heuristics_for
+from placement.workers.scoring import ScoredByWorkers
 
 if TYPE_CHECKING:
     from placement.learning.learners.registry import Beginning
@@ -40,7 +41,7 @@ def starts_of(problems: Sequence[Problem], seed: int, beginning: Beginning) -> l
         found = [_likeliest(problem, beginning.trained) for problem in problems]
     elif beginning.warm_start:
         found = best_starts(problems, seed)
-    if beginning.scorer == "simulate":
+    if beginning.scorer == "simulate" or isinstance(beginning.scorer, ScoredByWorkers):
         return found
     return [
         None if best is None else _scored_again(problem, best, beginning.scorer)

@@ -1,21 +1,22 @@
-"""One local Ray cluster of two cores for all tests of this folder that need one."""
+"""One Ray cluster of two cores for all tests of this folder that need one."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 
 @pytest.fixture(scope="session")
-def ray_of_two() -> Iterator[Any]:
-    """Ray, with a cluster of two cores and 128 MiB of shared memory."""
-    from placement.workers.ray_cluster import joined
-
+def ray_address() -> Iterator[str]:
+    """Address of a Ray cluster with two cores and 128 MiB of shared memory, to which this process is not connected."""
     pytest.importorskip("ray")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own: files that it leaves to Python to close
-        with joined(2, None) as ray:
-            yield ray
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 2, "object_store_memory": 128 * 2**20, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        yield cluster.address
+        cluster.shutdown()

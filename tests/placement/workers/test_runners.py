@@ -1,13 +1,11 @@
-"""Tasks done here and by Ray's actors: the same answers in the same order, whoever dies meanwhile."""
+"""Tasks done here, in processes and by Ray's actors: the same answers in the same order, whoever dies meanwhile."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,14 @@ from typing import Any
 import pytest
 
 import placement
-from graphs.errors import MismatchError, PlacementError, WorkersError
+from graphs.errors import MismatchError, PlacementError, UnknownNameError, WorkersError
 from graphs.files import save_graph
 from graphs.generators import layered
 from graphs.opgraph import OpGraph
 from placement.cli import run
-from placement.workers import ray_cluster, ray_runner
+from placement.processes.processes import usable_cores
+from placement.workers import ray_runner
+from placement.workers.process_runner import ProcessRunner
 from placement.workers.runner import LocalRunner, Shared, opened
 
 # Ray leaves files and processes to Python to close.
@@ -66,13 +66,23 @@ def failing(shared: object, task: int) -> int:
     raise MismatchError(f"task {task} is of no use.")
 
 
-def test_what_is_found_comes_in_the_order_of_the_tasks(ray_of_two: Any) -> None:
+def unknown(shared: object, task: int) -> None:
+    raise UnknownNameError("method", "hefty", ["heft"])
+
+
+@pytest.fixture(params=["processes", "ray"])
+def address(request: pytest.FixtureRequest) -> str | None:
+    """Where workers are: None for processes of this machine."""
+    return None if request.param == "processes" else request.getfixturevalue("ray_address")
+
+
+def test_what_is_found_comes_in_the_order_of_the_tasks(address: str | None) -> None:
     told: dict[int, tuple[int, int]] = {}
-    with opened(Nothing(), 2) as runner:
+    with opened(Nothing(), 2, address) as runner:
         found = runner.run(squared, range(20), told.__setitem__)
     assert [value for value, _ in found] == [task * task for task in range(20)]
     assert told == dict(enumerate(found))
-    assert len({process for _, process in found} - {os.getpid()}) == 2
+    assert len({process for _, process in found} - {os.getpid()}) == min(2, len(usable_cores()))
 
 
 def test_one_worker_is_this_process() -> None:
@@ -81,22 +91,29 @@ def test_one_worker_is_this_process() -> None:
         assert runner.run(squared, [3]) == [(9, os.getpid())]
 
 
-def test_a_worker_that_dies_is_replaced_and_its_task_done_again(ray_of_two: Any, tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_replaced_and_its_task_done_again(address: str | None, tmp_path: Path) -> None:
     tasks = [(str(tmp_path), number) for number in range(8)]
-    with opened(Nothing(), 2) as runner:
+    with opened(Nothing(), 2, address) as runner:
         assert runner.run(fatal_once, tasks) == list(range(8))
         assert len(list(tmp_path.iterdir())) == 3
         with pytest.raises(WorkersError, match="a task has ended 3 workers"):
             runner.run(always_fatal, [0])
 
 
-def test_an_error_of_a_task_is_that_of_the_run(ray_of_two: Any) -> None:
-    with opened(Nothing(), 2) as runner, pytest.raises(MismatchError, match=r"^task 1 is of no use\.$"):
-        runner.run(failing, [1])
+def test_an_error_of_a_task_is_that_of_the_run(address: str | None) -> None:
+    with opened(Nothing(), 2, address) as runner:
+        with pytest.raises(MismatchError, match=r"^task 1 is of no use\.$"):
+            runner.run(failing, [1])
+        assert runner.run(squared, [3])[0][0] == 9  # it goes on
+
+
+def test_an_error_that_cannot_be_sent_is_its_sentence() -> None:
+    with opened(Nothing(), 2) as runner, pytest.raises(WorkersError, match="unknown method 'hefty', did you mean"):
+        runner.run(unknown, [1])
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
-def test_placements_are_the_same_for_any_number_of_workers(ray_of_two: Any, objective: str) -> None:
+def test_placements_are_the_same_for_any_number_of_workers(objective: str) -> None:
     def found(workers: int, seed: int = 0) -> Any:
         result = placement.optimize(
             graph(), CLUSTER, "local_search", objective=objective, evaluations=EVALUATIONS, seed=seed, workers=workers
@@ -106,39 +123,49 @@ def test_placements_are_the_same_for_any_number_of_workers(ray_of_two: Any, obje
     assert found(1) == found(2)
 
 
-def test_strategies_are_the_same_for_any_number_of_workers(ray_of_two: Any) -> None:
+def test_strategies_are_the_same_for_any_number_of_workers(address: str | None) -> None:
     from fitted_models import classifier  # workers, which import this file for its tasks, do not find it
 
     model, data = classifier()
     captured = placement.capture(model, tuple(each[:16] for each in data), train=True)
     cluster = placement.Cluster.preset("2xK40-pcie")
 
-    def found(workers: int) -> Any:
-        result = placement.optimize(captured, cluster, evaluations=3_000, workers=workers)
+    def found(workers: int, where: str | None) -> Any:
+        result = placement.optimize(captured, cluster, evaluations=3_000, workers=workers, address=where)
         return result.strategy, result.objective_s, result.placement, [each.strategy for each in result.alternatives]
 
-    assert found(1) == found(2)
+    assert found(1, None) == found(2, address)
 
 
-def test_a_search_whose_worker_is_killed_has_the_same_answer(ray_of_two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_whose_worker_is_killed_has_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = placement.optimize(graph(), CLUSTER, "local_search", evaluations=EVALUATIONS, workers=1)
-    run, rounds = ray_runner.RayRunner.run, []
+    run, rounds = ProcessRunner.run, []
 
     def killing(self: Any, work: Any, tasks: Any, told: Any = None) -> Any:
         rounds.append(len(tasks))
         if len(rounds) == 2:
-            os.kill(self.processes()[0], signal.SIGKILL)
-            time.sleep(0.1)
+            os.kill(self.processes[0], signal.SIGKILL)
         return run(self, work, tasks, told)
 
-    monkeypatch.setattr(ray_runner.RayRunner, "run", killing)
+    monkeypatch.setattr(ProcessRunner, "run", killing)
     found = placement.optimize(graph(), CLUSTER, "local_search", evaluations=EVALUATIONS, workers=2)
     assert len(rounds) >= 2
     assert (found.objective_s, found.placement) == (alone.objective_s, alone.placement)
 
 
+def test_policies_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+    graphs = [layered(20, seed) for seed in (0, 1)]
+
+    def trained(name: str, workers: int | None) -> Any:
+        output = tmp_path / name
+        found = placement.train(graphs, CLUSTER, output=output, evaluations=128, workers=workers)
+        return found.curve, output.read_bytes(), [result.placement for result in found.results]
+
+    assert trained("alone.zip", None) == trained("two.zip", 2)
+
+
 def test_the_command_line_takes_workers(
-    ray_of_two: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLACEMENT_CACHE_DIR", str(tmp_path / "cache"))
     save_graph(graph(), tmp_path / "g.json")
@@ -171,33 +198,37 @@ def test_bad_workers_are_one_sentence(options: dict[str, Any], sentence: str) ->
     assert sentence in str(caught.value)
 
 
-def test_too_few_cores_are_one_sentence(ray_of_two: Any) -> None:
+def test_bad_workers_of_training_are_one_sentence(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"output": tmp_path / "p.zip", "evaluations": 8}
+    with pytest.raises(WorkersError, match="workers is 0; expected a whole number, 1 or more"):
+        placement.train(graph(12), CLUSTER, workers=0, **how)
+    with pytest.raises(MismatchError, match="workers score by the simulator; leave out workers, or scorer"):
+        placement.train(graph(12), CLUSTER, workers=2, scorer=lambda problem: None, **how)  # type: ignore[arg-type, return-value]
+
+
+def test_too_few_cores_are_one_sentence(ray_address: str) -> None:
     with (
         pytest.raises(WorkersError, match="3 workers take a core each, and the Ray cluster has 2"),
-        opened(Nothing(), 3),
+        opened(Nothing(), 3, ray_address),
     ):
         pass
 
 
-def test_workers_of_another_version_are_one_sentence(ray_of_two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_another_version_are_one_sentence(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_runner, "own_versions", lambda: {**ORIGINAL(), "placement": "9.9"})
     with pytest.raises(WorkersError, match=r"the workers are of another version: placement \S+ there, 9\.9 here"):  # noqa: SIM117
-        with opened(Nothing(), 2):
+        with opened(Nothing(), 2, ray_address):
             pass
 
 
 ORIGINAL = ray_runner.own_versions
 
 
-def test_without_ray_or_shared_memory_the_local_way_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ray_cluster, "_SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(ray_cluster, "_STORE_BYTES", 2**62)
-    with pytest.raises(WorkersError, match="or leave out workers to run in this process"):
-        ray_cluster._check_shared_memory()
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+def test_without_ray_this_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        pytest.raises(WorkersError, match=r"pip install 'placement\[ray\]', or leave out workers"),
-        opened(Nothing(), 2),
+        pytest.raises(WorkersError, match=r"pip install 'placement\[ray\]', or leave out the address"),
+        opened(Nothing(), 2, "auto"),
     ):
         pass
 
@@ -211,18 +242,3 @@ def test_what_is_shared_is_sent_without_what_is_made_of_it() -> None:
     assert (copy.graph.hash, copy.cluster.hash) == (shared.graph.hash, shared.cluster.hash)
     assert not copy.graph.kernels.flags.writeable
     assert copy._problems == {}
-
-
-def test_the_cluster_of_this_machine_does_nothing_for_who_has_no_token(ray_of_two: Any) -> None:
-    address = ray_of_two.get_runtime_context().gcs_address
-    program = f"import ray; ray.init({address!r}); print(ray.get(ray.remote(lambda: 'ran').remote()))"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert "ran" not in done.stdout.split()
-    assert "ConnectionError" in done.stderr
