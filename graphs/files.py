@@ -25,12 +25,14 @@ from graphs.errors import GraphError, GraphFileError
 from graphs.formatting import is_text
 from graphs.opgraph import Op, OpGraph, Phase, Tensor, Work
 from graphs.origin import origin_of
+from graphs.packed import graph_from_columns, packed_columns
 from graphs.records import EXTENTS
 from graphs.rows import SplitRow, State
 
 SCHEMA = "placement.opgraph"
 VERSION = 2
-_VERSIONS = (1, 2)  # that are read
+PACKED_VERSION = 3  # of graphs as columns, inside of other files
+_VERSIONS = (1, 2, PACKED_VERSION)  # that are read
 Path = str | os.PathLike[str]
 
 
@@ -53,6 +55,12 @@ def graph_to_json(graph: OpGraph) -> str:
     state_lines = ",\n  ".join(_encode(_differing(state)) for state in graph.states)
     states = f',\n "states": [\n  {state_lines}]' if graph.states else ""
     return f'{head},\n "ops": [\n  {op_lines}],\n "tensors": [\n  {tensor_lines}]{states}}}\n'
+
+
+def packed_graph(graph: OpGraph) -> dict[str, Any]:
+    """A graph as packed columns (`graphs.packed`), JSON-ready, for files that nobody reads by eye."""
+    head = {"schema": SCHEMA, "version": PACKED_VERSION, "name": graph.name, "origin": graph.origin.known()}
+    return {**head, **packed_columns(graph), "states": [_differing(state) for state in graph.states]}
 
 
 def load_json_graph(path: Path) -> OpGraph:
@@ -183,25 +191,28 @@ def graph_from_document(document: Any, where: str) -> OpGraph:
         raise GraphFileError(f'{where} is not a saved graph: expected "schema": "{SCHEMA}", it has {got}.')
     if document.get("version") not in _VERSIONS:
         raise GraphFileError(
-            f"{where} is of version {document.get('version')!r}; this release reads versions 1 to {VERSION}, "
+            f"{where} is of version {document.get('version')!r}; this release reads versions 1 to {PACKED_VERSION}, "
             "save the graph again or use a newer release."
         )
-    _check_fields(document, _DOCUMENT, ("ops", "tensors"), where, "the graph")
+    is_packed = document["version"] == PACKED_VERSION
+    needed = ("columns", "time_keys") if is_packed else ("ops", "tensors")
+    _check_fields(document, _PACKED if is_packed else _DOCUMENT, needed, where, "the graph")
     try:
-        ops = [_op(entry, i, where) for i, entry in enumerate(document["ops"])]
-        tensors = [_tensor(entry, i, where) for i, entry in enumerate(document["tensors"])]
         states = [_state(entry, i, where) for i, entry in enumerate(document.get("states", ()))]
         origin = origin_of(document.get("origin", {}))
+        if is_packed:
+            return graph_from_columns(document, document.get("name", "graph"), origin, states)
+        ops = [_op(entry, i, where) for i, entry in enumerate(document["ops"])]
+        tensors = [_tensor(entry, i, where) for i, entry in enumerate(document["tensors"])]
         graph = OpGraph.build(ops, tensors, document.get("name", "graph"), origin, states)
         if document["version"] == VERSION:
             return graph
         from graphs.readers.version_1 import upgraded
 
         return upgraded(graph)
-    except GraphFileError:
-        raise
     except GraphError as error:
-        raise GraphFileError(f"{where}: {error}") from None
+        text = str(error)
+        raise GraphFileError(text if text.startswith(f"{where}: ") else f"{where}: {text}") from None
 
 
 def _op(entry: Any, number: int, where: str) -> Op:
@@ -279,6 +290,12 @@ _DOCUMENT: Mapping[str, Check] = {
     "ops": _LIST,
     "tensors": _LIST,
     "states": _LIST,
+}
+_PACKED: Mapping[str, Check] = {
+    **_DOCUMENT,
+    **dict.fromkeys(("ops", "tensors", "edges"), _COUNT),
+    "time_keys": _STRINGS,
+    "columns": ("an object", lambda value: isinstance(value, dict)),
 }
 _OP: Mapping[str, Check] = {
     "name": _STRING,

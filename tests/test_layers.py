@@ -20,7 +20,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "disk networkx_io origin records rows",
         "columns",
         "checks opgraph",
-        "kept generators transforms",
+        "kept generators packed transforms",
         "capture",
         "readers",
         "files",

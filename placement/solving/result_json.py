@@ -1,6 +1,7 @@
 """Results as JSON: one flat object, every field of a `Result` and of its `Answer` under its own name.
 
-A file also holds the graph and the cluster. What a field may hold is what its annotation says.
+A file also holds the graph and the cluster; of a strategy, the graph, placement and order are packed columns. What a
+field may hold is what its annotation says.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from graphs.disk import plain_reason
 from graphs.errors import ClusterError, GraphError, MismatchError, StrategyError
-from graphs.files import graph_from_document, graph_to_json
+from graphs.files import graph_from_document, graph_to_json, packed_graph
 from graphs.transforms.strategy import NONE, Strategy
 from placement.inputs.cluster_json import cluster_from_dict, cluster_to_dict
 from placement.solving.alternatives import Alternative
 from placement.solving.answer import Answer
+from placement.solving.packed_answer import is_packed, packed_answer, unpacked_answer, without_answer_columns
 from placement.solving.result import Result
 
 SCHEMA = "placement.result"
-VERSION = 8
+VERSION = 9
 _PROBLEM = ("graph", "cluster")
 _ANSWER = tuple(f.name for f in fields(Answer))
 _OWN = tuple(f.name for f in fields(Result) if f.name not in (*_PROBLEM, "answer"))
@@ -43,6 +45,7 @@ _ADDED: dict[int, dict[str, Any]] = {
     6: {},  # the device of an alternative
     7: {"samples": None, "tokens": None, "flops": {}, "checked": ""},
     8: {"compiled_s": None, "stack": "eager"},
+    9: {},  # packed columns
 }
 _WORDS: dict[Any, str] = {
     str: "a string",
@@ -92,9 +95,12 @@ def comparison_row(result: Result, single_s: float | None) -> dict[str, Any]:
 
 def result_to_json(result: Result) -> str:
     """The result with its graph and cluster as JSON text; `result_from_json` of it equals this result."""
-    cluster = cluster_to_dict(result.cluster)
-    head = {"schema": SCHEMA, "version": VERSION, **result_to_dict(result), "cluster": cluster}
-    text = json.dumps(head, indent=1, allow_nan=False)
+    head = {"schema": SCHEMA, "version": VERSION, **result_to_dict(result)}
+    if not result.strategy.is_none:  # a graph that no one made by hand
+        head |= {"graph": packed_graph(result.graph), **packed_answer(result)}
+    text = json.dumps({**head, "cluster": cluster_to_dict(result.cluster)}, indent=1, allow_nan=False)
+    if "graph" in head:
+        return f"{text}\n"
     return f'{text[:-2]},\n "graph": {graph_to_json(result.graph).strip()}\n}}\n'
 
 
@@ -119,12 +125,14 @@ def result_from_json(text: str, where: str) -> Result:
         MismatchError: as `Result.from_json`.
     """
     document = _completed(_parsed(text, where), where)
-    _check_fields(document, where)
+    has_columns = is_packed(document)
+    _check_fields(without_answer_columns(document) if has_columns else document, where)
     try:
         graph = graph_from_document(document["graph"], where)
         cluster = cluster_from_dict(document["cluster"])
-    except (GraphError, ClusterError) as error:
-        raise MismatchError(f"{where}: {error}") from None
+        document |= unpacked_answer(document, graph, cluster) if has_columns else {}
+    except (GraphError, ClusterError, MismatchError) as error:
+        raise MismatchError(str(error) if str(error).startswith(f"{where}: ") else f"{where}: {error}") from None
     _check_same("graph", document, graph.name, graph.hash, where)
     _check_same("cluster", document, cluster.name, cluster.hash, where)
     try:

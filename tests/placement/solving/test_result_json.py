@@ -7,10 +7,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from small_problems import PAIR, two_branches
 
 from graphs.errors import MismatchError, UnknownNameError
+from graphs.packed import pack_whole
 from graphs.transforms.strategy import Strategy
 from placement.optimization import optimize
 from placement.solving.answer import Answer
@@ -82,9 +84,17 @@ def test_a_file_of_an_earlier_version_is_read(version: int) -> None:
     assert Result.from_json(found.to_json()) == found
 
 
+def test_a_strategys_file_from_before_packed_columns_is_read() -> None:
+    found = Result.load(DATA / "result_v8.json")
+    assert found.strategy == Strategy.parse("dp2")
+    assert found.plan().device.tolist() == found.device_numbers().tolist()
+    assert verify(found).holds
+    assert Result.from_json(found.to_json()) == found
+
+
 @pytest.mark.parametrize("version", [0, VERSION + 1, True, "2", None])
 def test_other_versions_are_refused(result: Result, version: Any) -> None:
-    with pytest.raises(MismatchError, match=r"is of version .*; this release reads versions 1 to 8, make it again"):
+    with pytest.raises(MismatchError, match=r"is of version .*; this release reads versions 1 to 9, make it again"):
         Result.from_json(edited(result, version=version))
 
 
@@ -135,3 +145,50 @@ def test_a_strategy_that_does_not_exist_is_not_verified(result: Result) -> None:
 def test_a_result_for_a_rewritten_graph_is_for_the_graph_it_was_made_from(result: Result) -> None:
     rewritten = replace(result, strategy=Strategy.parse("dp4"), source_hash="0" * 64)
     assert Result.from_json(rewritten.to_json()) == rewritten
+
+
+# -- packed columns ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def packed() -> dict[str, Any]:
+    """The file of a strategy."""
+    return json.loads(Result.load(DATA / "result_v8.json").to_json())
+
+
+def column(*values: int) -> dict[str, Any]:
+    return {"packed": pack_whole(np.array(values)), "count": len(values)}
+
+
+def test_a_strategys_file_has_columns_and_a_placements_has_names(result: Result, packed: dict[str, Any]) -> None:
+    assert packed["graph"]["version"] == 3
+    assert packed["placement"].keys() == {"packed", "count"}
+    assert json.loads(result.to_json())["placement"] == result.placement
+
+
+def test_a_fixed_sequence_of_transfers_comes_back() -> None:
+    result = Result.load(DATA / "result_v8.json")
+    assert result.answer is not None
+    sends = (next(iter(result.answer.placement)), 0, "gpu1")
+    fixed = replace(result, answer=replace(result.answer, transfer_order=[sends]))
+    assert Result.from_json(fixed.to_json()) == fixed
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"order": None}, "order is not packed, and placement is"),
+        ({"order": {}}, "order is not packed, and placement is"),
+        ({"order": column(1, 2)}, "order has count = 2; expected [0-9]+, one for each op"),
+        ({"placement": {"packed": "AAAA", "count": 2**60}}, "placement has count = 1152921504606846976"),
+        ({"placement": column(*[99] * 34)}, "the packed placement names number 99 of"),
+        ({"order": column(*[0] * 34)}, "the packed order does not have each of 34 ops once"),
+        ({"transfer_order": column(1)}, "the packed transfer_order has half a transfer"),
+        ({"transfer_order": column(-1, 0)}, "the packed transfer_order names number -1 of"),
+        ({"transfer_order": 5}, "transfer_order is not packed, and placement is"),
+        ({"placement": 5}, "placement = 5; expected an object of strings or null"),
+    ],
+)
+def test_wrong_columns_are_refused(packed: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(MismatchError, match=f"^p.json.* {message}"):
+        Result.from_json(json.dumps({**packed, **changes}), "p.json")
