@@ -20,26 +20,9 @@ from urllib.parse import quote
 
 from graphs.disk import plain_reason
 from graphs.errors import StrategyError
+from graphs.transforms.axes import AXES
 from graphs.transforms.splitting.sharding import Axis
 
-# Axes of a mesh, outermost first, and the words of the rows that each takes, the first that an op has a row of; none
-# for cutting weights.
-AXES: Mapping[str, tuple[str, ...]] = {
-    "dp": ("batch",),
-    "ep": ("experts", "batch"),
-    "cp": ("sequence",),
-    "hp": ("height",),
-    "wp": ("width",),
-    "tp": (),
-}
-AXIS_NAMES = {
-    "dp": "data parallelism",
-    "ep": "expert parallelism",
-    "cp": "context parallelism, along the sequence",
-    "hp": "spatial parallelism along the height",
-    "wp": "spatial parallelism along the width",
-    "tp": "tensor parallelism",
-}
 ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "memory", "pipedream")
 VIRTUAL = ("interleaved", "zbv", "v-half")  # orders with several stages on each device, two unless the strategy says
 STATISTICS = ("exact", "sync", "local")
@@ -91,12 +74,12 @@ class MeshRule:
     @property
     def words(self) -> tuple[str, ...]:
         """Dimensions along which it cuts ops whatever their weights are."""
-        return (*AXES[self.name], *(("sequence",) if self.sequence else ()))
+        return (*AXES[self.name].words, *(("sequence",) if self.sequence else ()))
 
     def axis(self) -> Axis:
         """What `graphs.transforms.splitting.splitter` is told."""
         patterns = self.modules, self.tensor_modules
-        return Axis(self.name, self.size, AXES[self.name], self.sequence, *patterns, shares=self.shares)
+        return Axis(self.name, self.size, AXES[self.name].words, self.sequence, *patterns, shares=self.shares)
 
     def __str__(self) -> str:
         where = f" on {_joined(self.modules)}" if self.modules else ""

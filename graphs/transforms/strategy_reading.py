@@ -10,8 +10,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from graphs.errors import StrategyError
+from graphs.transforms.axes import AXES
 from graphs.transforms.collectives.rounds import ALGORITHMS, is_algorithm
-from graphs.transforms.strategy import AXES, NONE, ORDERS, STATISTICS, MeshRule, Strategy
+from graphs.transforms.strategy import NONE, ORDERS, STATISTICS, MeshRule, Strategy
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "": 1}
 _WORD = re.compile(r"[^\s|]+|\|")

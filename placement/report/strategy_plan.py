@@ -8,20 +8,13 @@ from html import escape
 import numpy as np
 
 from graphs.opgraph import Phase
+from graphs.transforms.axes import AXES
 from graphs.transforms.strategy import MeshRule, Strategy
 from placement.solving.result import Result
 from placement.solving.strategies.words import in_words
 
 CELL, ROW, GAP, HEAD, SIDE = 92, 26, 18, 44, 64
 MOST_STAGES, MOST_ROWS, MOST_COLUMNS = 8, 16, 8
-_SPLIT = {
-    "dp": "the batch, a part for each replica",
-    "ep": "the experts of each layer",
-    "cp": "the sequence",
-    "hp": "the height of images",
-    "wp": "the width of images",
-    "tp": "weights, by heads, features, channels or vocabulary",
-}
 _ZERO = {
     1: "the optimizer's state",
     2: "gradients and the optimizer's state",
@@ -48,9 +41,9 @@ def split_lines(strategy: Strategy) -> Iterator[str]:
     for rule in strategy.mesh:
         where = f" in {', '.join(rule.modules)}" if rule.modules else ""
         rest = "; what it leaves whole is cut along the sequence" if rule.sequence else ""
-        rest += f"; in {', '.join(rule.tensor_modules)} {_SPLIT['tp']}" if rule.tensor_modules else ""
+        rest += f"; in {', '.join(rule.tensor_modules)} {AXES['tp'].cuts}" if rule.tensor_modules else ""
         shares = f" in shares of {':'.join(map(str, rule.shares))}" if rule.shares else ""
-        yield f"{rule.name}, {rule.size} parts: {_SPLIT.get(rule.name, rule.name)}{shares}{where}{rest}."
+        yield f"{rule.name}, {rule.size} parts: {AXES[rule.name].cuts}{shares}{where}{rest}."
         if rule.name == "dp" and strategy.zero:
             yield f"zero{strategy.zero}: {_ZERO[strategy.zero]} in {rule.size} parts, one on each replica."
     if strategy.stages > 1:

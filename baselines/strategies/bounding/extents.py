@@ -15,8 +15,8 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray
 from graphs.opgraph import OpGraph
 from graphs.rows import Partial, Shard, SplitRow, op_with_statistics
+from graphs.transforms.axes import AXES
 from graphs.transforms.splitting.splitter import BATCH
-from graphs.transforms.strategy import AXES
 
 _AXES = len(AXES) + 1  # with that of time
 _OWN = ("batch", "sequence", "height", "width")  # words whose cuts fit to no other word's

@@ -31,6 +31,7 @@ from env.routes import TABLE_DEVICES
 from env.times.op_times import OpWork, least_seconds, measured_seconds
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
+from graphs.transforms.axes import AXES
 
 ALL, ONE_DEVICE, NO_STRATEGY = "all", "one device", "none"
 _STRAIGHT, _V_SHAPED = ("gpipe", "1f1b", "zb-h1", "zb-h2", "memory"), ("zbv", "v-half")
@@ -92,14 +93,9 @@ def _families(problem: Problem, devices: IntArray, extents: Extents) -> dict[str
     places = np.arange(2, count + 1)
     along, anyhow = extents.along, np.where(is_update, np.inf, extents.most)
     replicas = [room.whole(places, level) if extents.keeps_states else room.shared(places) for level in range(4)]
-    limits = {
-        "dp": (along["batch"], replicas[0]),
-        **{f"zero{k}": (np.where(is_update, np.inf, along["batch"]), replicas[k]) for k in (1, 2, 3)},
-        "tp": (extents.most, room.shared(places)),
-        "cp": (along["sequence"], room.shared(places)),
-        "ep": (anyhow, room.shared(places)),
-        "spatial": (along["height"] * along["width"], room.shared(places)),
-    }
+    limits = {axis.family: (_parts(axis.family, extents, anyhow), room.shared(places)) for axis in AXES.values()}
+    limits["dp"] = along["batch"], replicas[0]
+    limits |= {f"zero{k}": (np.where(is_update, np.inf, along["batch"]), replicas[k]) for k in (1, 2, 3)}
     result = {name: _least(costs.area_s(parts, places), fits) for name, (parts, fits) in limits.items()}
     staged = Staged.of(graph, costs, anyhow, extents)
     filling = Filling(graph, costs, extents, anyhow, staged)
@@ -114,6 +110,17 @@ def _families(problem: Problem, devices: IntArray, extents: Extents) -> dict[str
             known_s = filling.least_s(count, (2, count // 2), is_v, known_s)
         result[HYBRID] = known_s
     return {name: seconds * (1.0 - _ROUNDING) for name, seconds in result.items()}
+
+
+def _parts(family: str, extents: Extents, anyhow: FloatArray) -> FloatArray:
+    """float64 [n]: parts into which the axes of a family may cut each op; `anyhow`: along any row, updates freely."""
+    axes = [axis for axis in AXES.values() if axis.family == family]
+    if any(not axis.words for axis in axes):
+        return extents.most
+    if any(len(axis.words) > 1 for axis in axes):
+        return anyhow
+    parts: FloatArray = np.prod([extents.along[axis.words[0]] for axis in axes], axis=0, dtype=np.float64)
+    return parts
 
 
 def _pipelines(filling: Filling, room: _Room, devices: int) -> dict[str, float]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from graphs.transforms.axes import AXES
 from graphs.transforms.strategy import ORDERS, Strategy
 
 HYBRID = "hybrid"
 IN_PARTS = ""  # on one device: its micro-batches, and what it recomputes
 PIPELINES = tuple(f"pp {order}" for order in ORDERS if order != "pipedream")
-FAMILIES = ("dp", "zero1", "zero2", "zero3", "tp", "cp", "ep", "spatial", *PIPELINES, HYBRID)
+_ZERO = ("zero1", "zero2", "zero3")
+FAMILIES = (*dict.fromkeys(("dp", *_ZERO, "tp", *sorted(axis.family for axis in AXES.values()))), *PIPELINES, HYBRID)
 
 
 def family_of(strategy: Strategy) -> str:
@@ -20,7 +22,7 @@ def family_of(strategy: Strategy) -> str:
     """
     if any(rule.tensor_modules for rule in strategy.mesh):
         return HYBRID
-    names = {{"hp": "spatial", "wp": "spatial"}.get(rule.name, rule.name) for rule in strategy.mesh if rule.size > 1}
+    names = {AXES[rule.name].family for rule in strategy.mesh if rule.size > 1}
     if strategy.stages > 1:
         names.add(f"pp {strategy.order}")
     if len(names) > 1:

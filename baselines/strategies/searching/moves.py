@@ -20,8 +20,9 @@ from baselines.strategies.stage_cuts import moved_cuts
 from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
+from graphs.transforms.axes import AXES
 from graphs.transforms.splitting.sharding import shares
-from graphs.transforms.strategy import AXES, ORDERS, VIRTUAL, MeshRule, Strategy
+from graphs.transforms.strategy import ORDERS, VIRTUAL, MeshRule, Strategy
 
 Move = tuple[str, Strategy]
 
@@ -86,7 +87,7 @@ def _meshes(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Mo
 def _axes(graph: OpGraph) -> list[str]:
     """Axes along which there is something to cut."""
     words = patterns(graph).words
-    return [name for name, taken in AXES.items() if words.intersection(taken[:1]) or (words and not taken)]
+    return [name for name, taken in AXES.items() if words.intersection(taken.words[:1]) or (words and not taken.words)]
 
 
 def _resized(sizes: dict[str, int]) -> Iterator[dict[str, int]]:

@@ -15,8 +15,9 @@ from baselines.strategies.devices import problem_of
 from env.cluster import Cluster
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import op_with_statistics
+from graphs.transforms.axes import AXES
 from graphs.transforms.recomputing import unmatched
-from graphs.transforms.strategy import AXES, MeshRule, Strategy
+from graphs.transforms.strategy import MeshRule, Strategy
 
 EACH_LAYER = ("*",)  # as `Strategy.recompute`
 _COUNTS = 1e-3  # share of a step that is worth an option of a strategy
@@ -47,12 +48,7 @@ class Space:
 
     def limit(self, axis: str) -> int:
         """The most parts along an axis of a mesh; 1 where the graph has none."""
-        if axis == "tp":
-            others = [extent for word, extent in self.extents.items() if word not in ("batch", "sequence")]
-            return max(others, default=1)
-        if axis == "ep" and "experts" not in self.extents:
-            return 1
-        return max((self.extents.get(word, 1) for word in AXES[axis]), default=1)
+        return AXES[axis].limit(self.extents)
 
     @cached_property
     def batch(self) -> int:
@@ -68,7 +64,7 @@ class Space:
         """Whether what is kept has room, were every byte of it shared out as evenly as the strategy allows."""
         graph, parts = self.graph, strategy.stages
         for rule in strategy.mesh:
-            parts *= rule.size if rule.name in ("tp", "ep") or rule.tensor_modules else 1
+            parts *= rule.size if AXES[rule.name].shares_states or rule.tensor_modules else 1
         dp = max((rule.size for rule in strategy.mesh if rule.name == "dp"), default=1)
         sizes = graph.parameter_bytes.sum(), graph.gradient_bytes.sum(), graph.optimizer_bytes.sum()
         kept = sum(float(size) / (dp if strategy.zero > 2 - i else 1) for i, size in enumerate(sizes)) / parts
@@ -82,7 +78,7 @@ class Space:
     @cached_property
     def parted_statistics(self) -> frozenset[str]:
         """Words of axes along which parts of the graph have other statistics than the whole."""
-        words = {word for words in AXES.values() for word in words} if self.graph.is_training else set()
+        words = {word for axis in AXES.values() for word in axis.words} if self.graph.is_training else set()
         kinds, rows = self.graph.kinds, self.graph.split_rows
         return frozenset(word for word in words if op_with_statistics(kinds, rows, (word,)) is not None)
 
@@ -150,7 +146,7 @@ class Space:
 
     def _meshes_of(self, total: int) -> Iterator[tuple[dict[str, int], int]]:
         """Those of so many devices."""
-        others = [axis for axis in ("cp", "ep", "hp", "wp") if self.limit(axis) > 1]
+        others = [axis for axis in sorted(AXES) if axis not in ("dp", "tp") and self.limit(axis) > 1]
         shapes = [(stages, inner) for stages in divisors(total) for inner in divisors(total // stages)]
         for stages, inner in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)):
             dp = total // stages // inner

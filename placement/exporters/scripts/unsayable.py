@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from baselines.strategies.memory_order import MEMORY_ORDER
 from graphs.errors import MismatchError
 from graphs.formatting import show
-from graphs.transforms.strategy import AXIS_NAMES, Strategy
+from graphs.transforms.axes import AXES
+from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
     from placement.solving.result import Result
@@ -65,8 +66,8 @@ def _unsayable(result: Result, strategy: Strategy) -> Iterator[str]:
     if result.graph.origin.train is False:
         yield "it was found for inference, and the script trains; place the training step, with train=True"
     for rule in strategy.mesh:
-        if rule.name not in ("dp", "tp") and rule.size > 1:
-            yield f"torch has no module for {AXIS_NAMES[rule.name]} ({rule.name}{rule.size})"
+        if not AXES[rule.name].in_torch and rule.size > 1:
+            yield f"torch has no module for {AXES[rule.name].label} ({rule.name}{rule.size})"
         if rule.shares and len(set(rule.shares)) > 1:
             yield f"replicas with uneven shares of the batch ({rule.name}{rule.size}) would need gradients weighed"
         if rule.modules and rule.name != "tp":

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from graphs.errors import MismatchError
-from graphs.transforms.strategy import AXES, Strategy
+from graphs.transforms.axes import AXES
+from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

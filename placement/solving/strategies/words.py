@@ -5,17 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from graphs.transforms.axes import AXES
 from graphs.transforms.strategy import MeshRule, Strategy
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT
 
-_AXES = {
-    "dp": "data parallel on {}",
-    "ep": "expert parallel on {}",
-    "cp": "context parallel on {}",
-    "hp": "images cut by height on {}",
-    "wp": "images cut by width on {}",
-    "tp": "tensor parallel on {}",
-}
 _ORDERS = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -31,13 +24,8 @@ _FAMILIES = {
     ONE_DEVICE: "one device",
     PLACEMENT: "placed op by op",
     "": "one device, in micro-batches or recomputing",
-    "dp": "data parallel",
-    "zero1": "data parallel, ZeRO-1",
-    "zero2": "data parallel, ZeRO-2",
-    "zero3": "data parallel, ZeRO-3",
-    "tp": "tensor parallel",
-    "cp": "context parallel",
-    "ep": "expert parallel",
+    **{axis.family: axis.brief for axis in AXES.values()},
+    **{f"zero{level}": f"{AXES['dp'].brief}, ZeRO-{level}" for level in (1, 2, 3)},
     "spatial": "spatial parallel",
     "hybrid": "hybrid",
 }
@@ -105,7 +93,7 @@ def _parts(strategy: Strategy) -> Iterator[str]:
 
 
 def _axis(rule: MeshRule, zero: int) -> str:
-    words = _AXES.get(rule.name, f"{rule.name} on {{}}").format(rule.size)
+    words = f"{AXES[rule.name].brief} on {rule.size}"
     extra = [f"ZeRO-{zero}"] if zero else []
     extra += ["sequence parallelism"] if rule.sequence else []
     extra += [f"shares of {':'.join(map(str, rule.shares))}"] if rule.shares else []

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from baselines.strategies.orders import ORDERS as NAMED_ORDERS
 from graphs import StrategyError
 from graphs.transforms import Strategy
+from graphs.transforms.axes import AXES
 from graphs.transforms.collectives import ALGORITHMS
-from graphs.transforms.strategy import AXES, ORDERS, MeshRule
+from graphs.transforms.strategy import ORDERS, MeshRule
 
 # Of any characters, and of those that the text or a pattern has a use for.
 NAMES = st.text(st.characters() | st.sampled_from("+|,%= :[]*?!-\n\u3000"), min_size=1, max_size=6)

@@ -9,7 +9,8 @@ from dataclasses import replace
 from env.cluster import Cluster
 from env.device import Device, both_ways
 from graphs.opgraph import OpGraph
-from graphs.transforms.strategy import AXES, ORDERS, MeshRule, Strategy
+from graphs.transforms.axes import AXES
+from graphs.transforms.strategy import ORDERS, MeshRule, Strategy
 
 SYNCHRONOUS = tuple(order for order in ORDERS if order != "pipedream")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baselines.strategies.searching.families import FAMILIES
-from graphs.transforms.strategy import AXES, ORDERS, Strategy
+from graphs.transforms.axes import AXES
+from graphs.transforms.strategy import ORDERS, Strategy
 from placement.solving.strategies.words import family_in_words, impossible, in_words
 
 

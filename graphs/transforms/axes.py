@@ -1,0 +1,105 @@
+"""`AXES`: the axes of a mesh, each a way to run one step on several devices. A new one is an entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MeshAxis:
+    """A parallelism within a stage.
+
+    Attributes:
+        name: in texts of strategies, ``"dp"`` in ``dp4``.
+        words: axes of split rows that it takes, the first that an op has; none for one that cuts weights.
+        label: the noun, as errors say it.
+        brief: the adjective, as answers say it: "data parallel" on 4.
+        cuts: the object that is split, as drawings say it.
+        family: name of the strategies that use this axis alone (`baselines.strategies.searching.families`).
+        needs: axis of split rows without which a graph cannot use it; "" for none beyond `words`.
+        shares_states: devices along it keep parts of the weights.
+        in_torch: torch and the training frameworks have a module or a setting for it.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    label: str
+    brief: str
+    cuts: str
+    family: str
+    needs: str = ""
+    shares_states: bool = False
+    in_torch: bool = False
+
+    def limit(self, extents: Mapping[str, int]) -> int:
+        """The most parts of a graph along it; 1 where it has none.
+
+        Args:
+            extents: units that the graph's rows have along each word.
+        """
+        if self.needs and self.needs not in extents:
+            return 1
+        words = self.words or extents.keys() - {"batch", "sequence"}
+        return max((extents.get(word, 1) for word in words), default=1)
+
+
+# In the order of a mesh, outermost first.
+AXES: Mapping[str, MeshAxis] = {
+    axis.name: axis
+    for axis in (
+        MeshAxis(
+            "dp",
+            ("batch",),
+            "data parallelism",
+            "data parallel",
+            "the batch, a part for each replica",
+            family="dp",
+            in_torch=True,
+        ),
+        MeshAxis(
+            "ep",
+            ("experts", "batch"),
+            "expert parallelism",
+            "expert parallel",
+            "the experts of each layer",
+            family="ep",
+            needs="experts",
+            shares_states=True,
+        ),
+        MeshAxis(
+            "cp",
+            ("sequence",),
+            "context parallelism, along the sequence",
+            "context parallel",
+            "the sequence",
+            family="cp",
+        ),
+        MeshAxis(
+            "hp",
+            ("height",),
+            "spatial parallelism along the height",
+            "images cut by height",
+            "the height of images",
+            family="spatial",
+        ),
+        MeshAxis(
+            "wp",
+            ("width",),
+            "spatial parallelism along the width",
+            "images cut by width",
+            "the width of images",
+            family="spatial",
+        ),
+        MeshAxis(
+            "tp",
+            (),
+            "tensor parallelism",
+            "tensor parallel",
+            "weights, by heads, features, channels or vocabulary",
+            family="tp",
+            shares_states=True,
+            in_torch=True,
+        ),
+    )
+}
