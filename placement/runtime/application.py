@@ -18,7 +18,7 @@ from graphs.opgraph import OpGraph
 from graphs.origin import COMPILED, EAGER, FUSED, STACKS
 from graphs.records import LANE
 from placement.inputs.call_arguments import check_call
-from placement.runtime.backends.registry import BACKENDS, PLAIN, Request, backend_of
+from placement.runtime.backends.registry import BACKENDS, MODULES, Request, backend_of
 from placement.runtime.program.functional import functional
 from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.ranks.meeting import of_this_host
@@ -58,13 +58,14 @@ def apply(
         devices: torch device of each device of the cluster by name; by default the n-th of kind ``"gpu"`` is
             ``cuda:n`` and every other one is the CPU.
         mesh: of a strategy: one that the script has made of its processes; it must be the strategy's.
-        stack: ``"eager"``, op by op; ``"compiled"``: the model runs under torch.compile, where one device has all of
-            it. Whatever stack the result was found on, its values are the same.
+        stack: ``"eager"``, op by op; ``"compiled"``: under torch.compile, the model itself where one device has all
+            of it, else the ops of each device between two transfers or exchanges. Whatever stack the result was found
+            on, its values are the same.
 
     Raises:
         UnknownNameError: no such stack.
         MismatchError: the result is infeasible, of a strategy or for another model, or names a device that is not
-            there; or the mesh is another one; or what cannot be compiled.
+            there; or the mesh is another one; or a placement of modules is to be compiled.
         CaptureError: the model cannot be captured.
     """
     positional, keywords = example_inputs(args, kwargs)
@@ -95,16 +96,25 @@ def apply(
     return applied
 
 
-def _check_stack(stack: str, backend: str) -> None:
-    """Refuse what is not run compiled."""
+def check_runnable(stack: str) -> None:
+    """Refuse a stack that no model is run on.
+
+    Raises:
+        UnknownNameError, MismatchError: says which are.
+    """
     if stack not in STACKS:
         raise UnknownNameError("stack", str(stack), STACKS)
     if stack == FUSED:
         raise MismatchError("stack fused stands for modules of Megatron-LM; apply runs a model eager or compiled.")
-    if stack == COMPILED and backend != PLAIN:
+
+
+def _check_stack(stack: str, backend: str) -> None:
+    """Refuse what is not run compiled."""
+    check_runnable(stack)
+    if stack == COMPILED and backend == MODULES:
         raise MismatchError(
-            "stack compiled runs a placement on one device; this one has several, each of which runs its ops one by "
-            "one: leave stack out."
+            "stack compiled runs placements of ops, and this one is of modules, which may do what cannot be traced; "
+            "leave stack out."
         )
 
 

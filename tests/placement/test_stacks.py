@@ -59,15 +59,16 @@ def test_a_placement_found_on_a_stack_runs_with_the_numbers_of_the_model() -> No
 
 
 @pytest.mark.filterwarnings("ignore")  # torch, of itself
-def test_a_compiled_stack_runs_on_one_device_and_is_refused_on_several() -> None:
+def test_a_compiled_stack_runs_on_one_device_and_is_refused_of_modules() -> None:
     layer, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
     model = torch.nn.Sequential(layer, torch.nn.GELU())
     expected = model(x)
     (expected_gradient,) = torch.autograd.grad(expected.sum(), [layer.bias])
     graph, cluster = placement.capture(model, (x,)), placement.Cluster.preset(CLUSTER)
     here = {f"gpu{i}": "cpu" for i in range(4)}
-    found = placement.optimize(graph, cluster, "round_robin", strategy="none")
-    with pytest.raises(MismatchError, match="runs a placement on one device"):
+    by_module = placement.capture(model, (x,), granularity="module")
+    found = placement.optimize(by_module, cluster, "round_robin", strategy="none")
+    with pytest.raises(MismatchError, match="runs placements of ops, and this one is of modules"):
         placement.apply(model, found, (x,), devices=here, stack="compiled")
     with pytest.raises(MismatchError, match="Megatron"):
         placement.apply(model, found, (x,), devices=here, stack="fused")

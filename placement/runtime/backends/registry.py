@@ -160,11 +160,11 @@ def _strategy(request: Request) -> nn.Module:
 
 
 # The first that fits is taken.
-PLAIN = "plain"  # the backend of one device, which runs the model itself
+MODULES = "modules"  # the backend of placements by module
 BACKENDS: Mapping[str, Backend] = {
     "strategy": Backend(lambda request: request.is_strategy, _strategy),
-    "modules": Backend(lambda request: request.by_module, _modules),
+    MODULES: Backend(lambda request: request.by_module, _modules),
     "ranks": Backend(_is_distributed, _ranks),
-    PLAIN: Backend(lambda request: request.n_devices == 1, _plain),
+    "plain": Backend(lambda request: request.n_devices == 1, _plain),
     "threads": Backend(lambda request: True, _threads),
 }

@@ -16,6 +16,7 @@ from graphs.errors import MismatchError
 from placement.inputs.call_arguments import as_captured, check_data, check_tangents, tangent, tensors_of
 from placement.runtime.in_process.threads import StepTransfers, Team
 from placement.runtime.in_process.wrapper import OpByOpWrapper
+from placement.runtime.program.compiled_runs import Compile, compiled_routines
 from placement.runtime.program.drawing import draw
 from placement.runtime.program.layout import DeviceLayout, Key
 from placement.runtime.program.named_tensors import NamedTensors, move_tensors
@@ -35,7 +36,7 @@ class PlacedModule(OpByOpWrapper):
         self._loss = loss
         self._team = Team(layout.places)
         self._tensors = NamedTensors(model)
-        self._steps: dict[DeviceLayout, _Step] = {}
+        self._steps: dict[tuple[DeviceLayout, Compile | None], _Step] = {}
         self._variants = Variants(model, layout, loss)
         self._capturing = threading.RLock()  # while the model is captured, others must not read its parameters
         self._take_mode()
@@ -61,6 +62,7 @@ class PlacedModule(OpByOpWrapper):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlacedModule:
         copied = PlacedModule(copy.deepcopy(self._model, memo), self._layout, self._loss)
+        copied._compile_run = self._compile_run
         copied.train(self.training)
         return copied
 
@@ -86,16 +88,17 @@ class PlacedModule(OpByOpWrapper):
     def _step_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any]) -> _Step:
         """The step for these arguments in the mode that the model is in."""
         layout = self._variants.get(args, kwargs, leaves, self.training)
-        if layout not in self._steps:
-            self._steps[layout] = _Step(layout)
-        return self._steps[layout]
+        key = layout, self._compile_run
+        if key not in self._steps:
+            self._steps[key] = _Step(*key)
+        return self._steps[key]
 
 
 class _Step:
     """A layout and its code, without and with a backward pass."""
 
-    def __init__(self, layout: DeviceLayout) -> None:
-        self.layout = layout
+    def __init__(self, layout: DeviceLayout, compile_run: Compile | None) -> None:
+        self.layout, self._compile_run = layout, compile_run
         self._compiled: dict[bool, Routines] = {}
         self.counters = {layout.step.state_of[node] for node in layout.step.counters}
 
@@ -103,7 +106,7 @@ class _Step:
         if with_backward not in self._compiled:
             layout = self.layout
             sections = [layout.forward(), layout.backward()] if with_backward else [layout.forward()]
-            self._compiled[with_backward] = compile_routines(layout, sections)
+            self._compiled[with_backward] = compiled_routines(compile_routines(layout, sections), self._compile_run)
         return self._compiled[with_backward]
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from graphs.errors import MismatchError
 from placement.runtime.in_process.methods import Methods
+from placement.runtime.program.compiled_runs import Compile, compiler
 from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.program.named_tensors import NamedTensors
 
@@ -67,6 +68,8 @@ class ModelWrapper(nn.Module):
 class OpByOpWrapper(ModelWrapper):
     """A model that runs op by op, as placed; so do methods of its class, where they call the whole model."""
 
+    _compile_run: Compile | None = None
+
     def __init__(self, model: nn.Module, layout: DeviceLayout) -> None:
         super().__init__(model)
         self._layout = layout
@@ -83,6 +86,10 @@ class OpByOpWrapper(ModelWrapper):
         if mode and not self._layout.step.program.train:
             raise MismatchError("the model was placed for inference; capture it with train=True to train it.")
         return super().train(mode)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Run the ops of each device between two transfers under torch.compile, whose options it takes."""
+        self._compile_run = compiler(**kwargs)
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from graphs.capture.trace import value_of
 from placement.inputs.call_arguments import as_captured, check_tangents, tangent
+from placement.runtime.program.compiled_runs import Compile, compiled_routines
 from placement.runtime.program.drawing import draw
 from placement.runtime.program.routines import Routine, Routines, compile_routines, sent_tags
 from placement.runtime.ranks.endpoint import RankEndpoint
@@ -32,15 +33,16 @@ class CompiledPass:
 
     Args:
         kind: ``"forward"`` alone, ``"both"`` passes in two sections, or forward, loss and backward in one ``"step"``.
+        compile_run: makes the code between two transfers; None: op by op.
     """
 
-    def __init__(self, layout: DeviceLayout, kind: str) -> None:
+    def __init__(self, layout: DeviceLayout, kind: str, compile_run: Compile | None = None) -> None:
         if kind == "step":
             sections = [layout.whole()]
         else:
             sections = [layout.forward(), layout.backward()] if kind == "both" else [layout.forward()]
         self.layout = layout
-        self.routines: Routines = compile_routines(layout, sections)
+        self.routines: Routines = compiled_routines(compile_routines(layout, sections), compile_run)
         self.op_names = tuple(layout.step.program.graph.op_names)
         # Calls of different kinds must not take each other's transfers: the ranks would compute nonsense.
         self._first_tag = _KINDS.index(kind) << _TAG_BITS

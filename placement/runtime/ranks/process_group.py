@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -79,6 +80,7 @@ class ProcessGroup:
         self._mail = None if self._mailbox is None else MailTransport(self._mailbox)
         self._pairs: dict[tuple[str, ...], dict[int, nccl.Pair]] = {}
         self._backends: dict[tuple[tuple[int, ...], str], Any] = {}
+        self._has_run: weakref.WeakSet[Routine] = weakref.WeakSet()
 
     @classmethod
     def start(
@@ -303,9 +305,11 @@ class ProcessGroup:
         activity = self.activity
         activity.op_names, activity.thread = op_names, threading.get_ident()
         activity.progress += 1
-        activity.routine = routine
+        # While parts of it are compiled this process waits for a compiler, which is no stalling.
+        activity.routine = None if routine.is_compiled and routine not in self._has_run else routine
         try:
             yield
+            self._has_run.add(routine)
         except RankError:
             raise
         except Exception as error:

@@ -14,6 +14,7 @@ from graphs.capture.record import Loss, argument_leaves
 from graphs.errors import MismatchError
 from placement.inputs.call_arguments import tensors_of
 from placement.runtime.in_process.wrapper import OpByOpWrapper
+from placement.runtime.program.compiled_runs import Compile
 from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.variants import Variants
@@ -47,7 +48,7 @@ class RankModule(OpByOpWrapper):
         check_size(group.size, len(layout.places))
         _check_same(group, layout)
         self._group, self._pairs = group, group.pairs(layout.places[group.rank])
-        self._compiled: dict[tuple[int, str], CompiledPass] = {}
+        self._compiled: dict[tuple[int, str, Compile | None], CompiledPass] = {}
         self._ties = {name: state.names for state in layout.step.program.states for name in state.names}
         outlines = outlines_of(model)
         self._new = keep_local(model, keepers(model, layout), group.rank, layout.places[group.rank])
@@ -148,9 +149,9 @@ class RankModule(OpByOpWrapper):
         if self._new:
             check_filled(self._model, self._new)
             self._new = []
-        key = id(layout), kind  # the variants keep their layouts
+        key = id(layout), kind, self._compile_run  # the variants keep their layouts
         if key not in self._compiled:
-            self._compiled[key] = CompiledPass(layout, kind)
+            self._compiled[key] = CompiledPass(layout, kind, self._compile_run)
         return Pass(self._group, self._compiled[key], self._tensors, inputs, self._pairs)
 
 

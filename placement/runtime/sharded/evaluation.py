@@ -22,6 +22,7 @@ from placement.runtime.sharded.storing.states import StatePart, stored
 from placement.runtime.sharded.values import Values
 
 if TYPE_CHECKING:
+    from placement.runtime.program.compiled_runs import Compile
     from placement.runtime.program.named_tensors import NamedTensors
     from placement.runtime.ranks.process_group import ProcessGroup
     from placement.runtime.sharded.storing.rank_states import RankStates
@@ -61,6 +62,10 @@ class Evaluation:
         given = self._program.checked(leaves)
         self._gather()
         return self._program.outputs(self._program.run(given))
+
+    def compile(self, compile_run: Compile) -> None:
+        """As `RankProgram.compile`."""
+        self._program.compile(compile_run)
 
     def free(self) -> None:
         """Let go of what has been gathered."""

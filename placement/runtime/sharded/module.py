@@ -12,6 +12,7 @@ from graphs.capture.record import argument_leaves
 from graphs.errors import MismatchError
 from placement.inputs.call_arguments import check_call, tensors_of
 from placement.runtime.in_process.wrapper import ModelWrapper
+from placement.runtime.program.compiled_runs import Compile, compiler
 from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.ranks.local_tensors import lent, outlines_of
 from placement.runtime.ranks.process_group import ProcessGroup
@@ -39,6 +40,8 @@ class StrategyModule(ModelWrapper):
         group: the processes.
         place: the torch device of this one.
     """
+
+    _compile_run: Compile | None = None
 
     def __init__(self, model: nn.Module, plan: StrategyPlan, group: ProcessGroup, place: torch.device) -> None:
         super().__init__(model)
@@ -76,6 +79,13 @@ class StrategyModule(ModelWrapper):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         refuse_copy()
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Run the ops between two exchanges under torch.compile, whose options it takes."""
+        self._compile_run = compiler(**kwargs)
+        self._program.compile(self._compile_run)
+        for evaluation in self._evaluations.values():
+            evaluation.compile(self._compile_run)
 
     # -- running ----------------------------------------------------------------------------------------------
 
@@ -129,7 +139,10 @@ class StrategyModule(ModelWrapper):
             given = lent(self._model, self._outlines)
             program = forward_program(self._model, args, kwargs, leaves, self._program.input_parts, given)
             plan = evaluation_plan(program, self._plan)
-            self._evaluations[settings] = Evaluation(plan, self._group, self._place, self._states, self._tensors)
+            made = Evaluation(plan, self._group, self._place, self._states, self._tensors)
+            if self._compile_run is not None:
+                made.compile(self._compile_run)
+            self._evaluations[settings] = made
         return self._evaluations[settings]
 
     def _own_name(self, name: str) -> str:

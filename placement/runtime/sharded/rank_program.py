@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from graphs.capture.trace import value_of
 from placement.inputs.call_arguments import check_data, check_kinds, tensors_of
+from placement.runtime.program.compiled_runs import Compile, compiled_routine
 from placement.runtime.program.drawing import draw
 from placement.runtime.program.layout import Key
 from placement.runtime.program.routines import sent_tags
@@ -57,6 +59,10 @@ class RankProgram:
         drawing = [torch.device(value_of(node).layout.device) for _, node in plan.values.step.draws]
         shapes = {path: part.shape for path, part in self.input_parts.items()}
         self._start = SameStart(group, drawing[0] if drawing else None, shapes)
+
+    def compile(self, compile_run: Compile) -> None:
+        """Have the ops between two exchanges compiled."""
+        self._code = replace(self._code, routine=compiled_routine(self._code.routine, compile_run))
 
     @cached_property
     def input_parts(self) -> dict[str, PartLayout]:
