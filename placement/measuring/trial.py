@@ -15,6 +15,7 @@ from env.problem import Problem
 from env.simulation.simulator import Score
 from graphs.disk import temporary_folder
 from graphs.errors import MismatchError
+from graphs.origin import COMPILED, EAGER
 from graphs.records import ANY_DEVICE
 from placement.measuring.figures import relative_spread
 from placement.measuring.profiling import check_gradients
@@ -155,6 +156,7 @@ class Trial:
         single_steps, single_dropped: the same of the plain model.
         kept_memory: None where the system keeps memory as it likes (not Linux, or a GPU).
         by_module: whether it was placed by module, and so ran module by module in one process.
+        stack: that it ran on: ``"compiled"``, of a result on that stack whose ops are placed; else ``"eager"``.
         devices: of those that the placement uses.
     """
 
@@ -175,6 +177,7 @@ class Trial:
     single_dropped: int
     kept_memory: KeptMemory | None
     by_module: bool
+    stack: str
     devices: tuple[DeviceTrial, ...]
 
     @property
@@ -185,7 +188,7 @@ class Trial:
     @property
     def is_plain(self) -> bool:
         """Whether the placement runs the plain model, on one device."""
-        return len(self.devices) == 1 and not self.by_module
+        return len(self.devices) == 1 and not self.by_module and self.stack == EAGER
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
@@ -206,6 +209,7 @@ def try_out(
     """Run the plain model in one process, and after that a placement with one process for each device it uses.
 
     A placement by module runs in one process, as `placement.apply` does it; one on a single device is the plain model.
+    A result on the stack compiled runs under torch.compile, beside the plain model, which does not.
 
     Args:
         model: a built-in model or ``file.py:function``, which every process makes anew under the seed.
@@ -230,23 +234,27 @@ def try_out(
     check_gradients(result.graph, "adam")
     if not by_module:
         _check_places(list(places.values()))
+    stack = COMPILED if result.stack == COMPILED and not by_module else EAGER
+    is_single = len(names) == 1 and not by_module and result.strategy.is_none
     repeats = Repeats() if steps is None else Repeats.exactly(steps, steps // 2)
     score, _ = result.schedule()
     with orderly_end(), temporary_folder() as folder:
         description = {
             "model": model,
             "train": train,
-            "is_plain": len(names) == 1 and not by_module and result.strategy.is_none,
+            "is_plain": is_single and stack == EAGER,
+            "is_compiled": stack == COMPILED,
             "dims": dict(dims or {}),
             "seed": seed,
             "repeats": asdict(repeats),
-            "recorded": 0 if recorded is None else _RECORDED,
+            # Ops that share a kernel have no times of their own.
+            "recorded": 0 if recorded is None or stack == COMPILED else _RECORDED,
             "devices": places,
             "halves": _halves(result),
             "place": places[names[0]],
         }
         single, ranks = _measured(description, result, folder, partial(_run, repeats, report), score.step_time_s)
-    trial = _trial(result, score, names, single, ranks)
+    trial = _trial(result, score, names, single, ranks, stack)
     if recorded is not None:
         recorded(_timeline(trial, ranks))
     return trial
@@ -285,6 +293,8 @@ def _measured(
         return single, [single]
     if result.graph.origin.granularity == "module":  # one process drives all devices
         return single, run("by_module", "the placement", description, places[:1], single_s)
+    if len(places) == 1 and result.strategy.is_none:
+        return single, run("compiled", "the compiled model", description, places, step_s)
     kind = "placed" if result.strategy.is_none else "rewritten"
     return single, run(kind, "the placement", description, places, step_s)
 
@@ -307,7 +317,7 @@ def _run(
 
 
 def _trial(
-    result: Result, score: Score, names: list[str], single: dict[str, Any], ranks: list[dict[str, Any]]
+    result: Result, score: Score, names: list[str], single: dict[str, Any], ranks: list[dict[str, Any]], stack: str
 ) -> Trial:
     numbers, by_module = result.device_numbers(), result.graph.origin.granularity == "module"
     # A step is over when the last process has ended it.
@@ -344,6 +354,7 @@ def _trial(
         single_dropped=single["dropped"],
         kept_memory=_kept_memory(single),
         by_module=by_module,
+        stack=stack,
         devices=devices,
     )
 

@@ -1,6 +1,7 @@
 """The work of the processes of a trial.
 
-`plain` runs the model as it is, `placed` a rank's share of it, `by_module` all of one that is placed by module.
+`plain` runs the model as it is, `compiled` the same under torch.compile, `placed` a rank's share of it, `by_module` all
+of one that is placed by module.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from graphs.capture import Program, capture_program
 from graphs.capture.failure import reason_of
 from graphs.capture.record import default_loss, output_tensors
 from graphs.errors import MismatchError
+from graphs.origin import COMPILED
 from placement.inputs.examples import Example, read_example
 from placement.measuring.recording import RecordingModule, record_steps
 from placement.measuring.repeats import Repeats, run_steps
@@ -132,6 +134,24 @@ def by_module(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, 
     return found | {"compared": compared, "kept_bytes": kept_bytes}
 
 
+def compiled(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]:
+    """Steps of the model under torch.compile on its one device, and whether it computes what the model does."""
+    from torch._inductor import config  # loads the compiler
+
+    keep_freed_memory()
+    example = _example(description)
+    train, result = description["train"], Result.load(description["placement"])
+    own = (example.args, example.kwargs)
+    model = apply(example.model, result, *own, devices=description["devices"], stack=COMPILED)
+    example = _moved(replace(example, model=model), torch.device(description["place"]))
+    torch.manual_seed(description["seed"])
+    # Compiled code draws other numbers than the kernels of PyTorch, so that dropout would not compare.
+    with config.patch(fallback_random=True):
+        compared = _compared(_first_step(model, example, train), load_file(description["reference"]))
+        found = _timed(_step_of(example, _optimizer(model) if train else None), description, group)
+    return found | {"compared": compared, "kept_bytes": _own_bytes(model)}
+
+
 def placed(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]:
     """Steps of a rank's share, and whether it computes what the model does."""
     keep_freed_memory()
@@ -140,6 +160,8 @@ def placed(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any
     result = Result.load(description["placement"])
     layout = layout_of(_program(example, train, result), result, description["devices"])
     module = RecordingModule(example.model, layout, group)
+    if description["is_compiled"]:
+        module.compile()
     torch.manual_seed(description["seed"])
     if train:
         computed = {"loss": module.step(*example.args, **example.kwargs)} | _gradients(module)
@@ -172,6 +194,8 @@ def rewritten(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, 
         group,
         torch.device(list(description["devices"].values())[group.rank]),
     )
+    if description["is_compiled"]:
+        module.compile()
     torch.manual_seed(description["seed"])
     if train:
         computed = {"loss": module.step(*example.args, **example.kwargs)} | _gradients(module)

@@ -75,6 +75,7 @@ class ApplyOptions:
     seed: options.Seed = 0
     budget_s: options.BudgetSeconds = None
     dim: options.Dims = None
+    stack: options.Stack = None
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -112,7 +113,7 @@ def apply(given: ApplyOptions) -> None:
         }
         emit_json({**head, **trial.to_dict()})
     else:
-        _show(trial)
+        _show(trial, result.stack)
         if trial.differs and result.strategy.statistics == "local":
             emit("           statistics=local asks for that: each part of a batch has batch statistics of its own")
         if given.trace is not None:
@@ -125,11 +126,13 @@ def _loaded(given: ApplyOptions, file: Path) -> Result:
     """The placement in a file, for the cluster it was made for.
 
     Raises:
-        typer.BadParameter: options that say how to place.
+        typer.BadParameter: options that say how to place; its stack is its own.
         MismatchError: it is for another cluster than the command names.
     """
-    if given.method is not None or given.budget_s is not None or given.strategy is not None:
-        raise typer.BadParameter("--method, --strategy and --budget-s say how to place; leave them out with PLACEMENT.")
+    if any(option is not None for option in (given.method, given.budget_s, given.strategy, given.stack)):
+        raise typer.BadParameter(
+            "--method, --strategy, --stack and --budget-s say how to place; leave them out with PLACEMENT."
+        )
     from graphs.errors import MismatchError
     from placement.inputs.sources import LOCAL, read_cluster
     from placement.measuring.figures import warn_of_doubts
@@ -147,7 +150,7 @@ def _loaded(given: ApplyOptions, file: Path) -> Result:
 
 
 def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
-    """A placement found now, of op times measured now."""
+    """A placement found now, of op times measured now; compiled, of those of the cost model."""
     with progress(f"measuring {given.model}") as bar:
         from env.plan import Priority
         from env.problem import LATENCY
@@ -156,8 +159,11 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         from placement.inputs.examples import read_example
         from placement.inputs.sources import LOCAL, read_cluster
         from placement.optimization import optimize
+        from placement.runtime.application import check_runnable
         from placement.solving.methods import AUTO, check_options
 
+        if given.stack is not None:
+            check_runnable(given.stack)
         method = given.method or AUTO
         with usage_errors():
             check_options([method], given.seed, LATENCY, Priority.LONGEST_PATH.value, given.budget_s)
@@ -166,7 +172,7 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         example = read_example(given.model, train=given.train, dims=dims, seed=given.seed)
         machine = named or read_cluster(LOCAL)  # which may be measured first: a minute, for a model that can be read
         report = partial(tell_steps(bar, given.model, dims), f"{given.model} op by op")
-        graph = _graph_of(example, machine, given.train, report)
+        graph = _graph_of(example, machine, given.train, report, given.stack)
     del example
     with progress(f"placing with {method}"):
         strategy = NONE if given.strategy is None else given.strategy
@@ -176,14 +182,22 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
     return result
 
 
-def _graph_of(example: Example, machine: Cluster, train: bool, report: Report) -> OpGraph:
-    """With measured op times; of a model that cannot be traced one by module, whose times are the cost model's."""
+def _graph_of(example: Example, machine: Cluster, train: bool, report: Report, stack: str | None) -> OpGraph:
+    """With measured op times.
+
+    Times are the cost model's of a model that cannot be traced, whose graph is by module, and on a stack: ops are
+    measured one by one.
+    """
     from graphs.capture import capture
     from graphs.capture.failure import TO_MODULES
     from graphs.errors import CaptureError
+    from graphs.origin import EAGER
     from placement.measuring.profiling import measured_profile, step_to_measure
+    from placement.solving.stacks import asked_for
 
     own = (example.model, example.args, example.kwargs)
+    if stack not in (None, EAGER):
+        return asked_for(capture(*own, train, name=example.name), stack)
     try:
         step = step_to_measure(*own, train, name=example.name)
         return measured_profile(step, machine, report=report).graph
@@ -220,7 +234,12 @@ def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:
         )
 
 
-def _show(trial: Trial) -> None:
+def _show(trial: Trial, result_stack: str) -> None:
+    """The figures of the devices, and sentences.
+
+    Args:
+        result_stack: that its step time was predicted on.
+    """
     from rich.table import Table
 
     from graphs.formatting import format_bytes, format_seconds, show
@@ -239,6 +258,8 @@ def _show(trial: Trial) -> None:
             format_bytes(device.kept_bytes),
         )
     emit_rich(table)
+    if result_stack != trial.stack:
+        emit(f"stack      predicted {result_stack}, and run {trial.stack}")
     if trial.by_module:
         emit("placed by module: all modules run in one process, one at a time; the prediction takes them to overlap")
     emit("\n".join(_sentences(trial)))
@@ -247,11 +268,13 @@ def _show(trial: Trial) -> None:
 def _sentences(trial: Trial) -> list[str]:
     """Measured times, what they were compared with, and how noisy they were."""
     from graphs.formatting import format_seconds, show
+    from graphs.origin import EAGER
 
     timed = trial.steps - trial.dropped
     noise = f"median of {timed} steps, spread {trial.spread:.1%}" if timed > 1 else "1 step, so no spread is known"
     error = trial.predicted_step_s / trial.measured_step_s - 1
-    model = "" if trial.op_times == "measured" else "; op times are the cost model's, `placement profile` measures them"
+    model = "" if trial.op_times == "measured" else "; op times are the cost model's"
+    model += ", `placement profile` measures them" if model and trial.stack == EAGER else ""
     measured, predicted = format_seconds(trial.measured_step_s), format_seconds(trial.predicted_step_s)
     prediction = f"{predicted} predicted ({error:+.1%}{model})"
     if trial.speedup is None:
@@ -259,8 +282,9 @@ def _sentences(trial: Trial) -> list[str]:
     else:
         lines = [f"step       {measured} measured ({noise}), {prediction}"]
         within = abs(trial.speedup - 1) <= trial.spread + trial.single_spread
+        eager = "" if trial.stack == EAGER else " eager"
         lines.append(
-            f"one device {format_seconds(trial.measured_single_step_s)} measured (median of "
+            f"one device {format_seconds(trial.measured_single_step_s)} measured{eager} (median of "
             f"{trial.single_steps - trial.single_dropped} steps, spread {trial.single_spread:.1%}), speed-up "
             f"{trial.speedup:.2f}x{', within the noise' if within else ''}"
         )

@@ -84,6 +84,7 @@ OPTIONS = {
             "--method",
             "--output",
             "--seed",
+            "--stack",
             "--steps",
             "--strategy",
             "--trace",

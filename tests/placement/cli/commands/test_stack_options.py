@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from command_lines import Call, refused
 
+from graphs.errors import MismatchError
+from placement.solving.result import Result
+
 CLUSTER = "4xV100-pcie"
 
 
@@ -106,3 +109,21 @@ def test_fit_simulates_steps_on_a_stack(call: Call) -> None:
     assert ", compiled" in call(*words, "--stack", "compiled")[1].splitlines()[1]
     refused(call(*words, "--stack", "jit"), "unknown stack 'jit'")
     refused(call(*words, "--stack", "compiled", "--real"), "gradients are run here and timed, which is eager")
+
+
+def test_apply_places_on_the_stack_and_a_placement_has_its_own(
+    call: Call, net: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Result] = []
+
+    def refused_trial(model: str, result: Result, **_: object) -> None:
+        tried.append(result)
+        raise MismatchError("no run")
+
+    monkeypatch.setattr("placement.measuring.trial.try_out", refused_trial)
+    words = ("apply", net, "--cluster", CLUSTER, "--method", "single_device")
+    refused(call(*words, "--stack", "compiled", "-o", "p.json"), "no run")
+    refused(call("apply", net, "p.json"), "no run")
+    assert [result.stack for result in tried] == ["compiled", "compiled"]
+    refused(call("apply", net, "p.json", "--stack", "compiled"), "--stack and --budget-s say how to place")
+    refused(call(*words, "--stack", "fused"), "apply runs a model eager or compiled")
