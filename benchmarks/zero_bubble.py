@@ -145,7 +145,8 @@ def chunked_chain(
     source = OpGraph.build(ops[:each], (t for t in tensors if t.producer.endswith(".0")), "chain of stages")
     n = graph.n_ops
     origins = np.arange(n) % each
-    derived = Derived(graph, source, np.arange(n + 1), origins, np.zeros(n, np.int64), np.arange(n) // each, (), m)
+    none = np.zeros(n, np.int64)
+    derived = Derived(graph, source, np.arange(n + 1), origins, none, np.arange(n) // each, none - 1, (), m)
     return derived, np.arange(each) // len(letters)
 
 

@@ -33,7 +33,7 @@ from env.device import (
     without,
 )
 from env.fabric import Fabric, Protocol, fabric_from_dict
-from env.lanes import check_memories, lane_of, memory_owner, with_lanes
+from env.lanes import check_memories, lane_of, memory_owner, outer_lane_of, with_lanes
 from env.local import measurer
 from env.rates import Rates
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes
@@ -193,14 +193,17 @@ class Cluster:
             ),
         )
 
-    def with_lanes(self) -> Cluster:
+    def with_lanes(self, *, outer: bool = False) -> Cluster:
         """This cluster, with a lane for each device: a device ``NAME.lane`` that takes only ops pinned to it.
 
         A lane is of kind ``"lane"``, has its device's rates, works in its memory and has its routes, so that transfers
         and reductions that run on it do not wait for the ops of its device. Lanes come behind all other devices; a
         device that has one already gets no other, and a CPU core whose collectives were measured gets none.
+
+        Args:
+            outer: behind these another one for each device, ``NAME.outer_lane``, for collectives between hosts.
         """
-        return with_lanes(self)
+        return with_lanes(self, outer=outer)
 
     def to_toml(self) -> str:
         """The cluster as TOML text; ``from_toml`` of it equals this cluster."""
@@ -268,6 +271,11 @@ class Cluster:
     def lane_of(self) -> NDArray[np.int64]:
         """int64 [D]: the number of each device's lane, -1 where it has none."""
         return frozen(lane_of(self.devices))
+
+    @cached_property
+    def outer_lane_of(self) -> NDArray[np.int64]:
+        """int64 [D]: the number of each device's lane for collectives between hosts, -1 where it has none."""
+        return frozen(outer_lane_of(self.devices))
 
     @cached_property
     def memory_owner(self) -> NDArray[np.int64]:

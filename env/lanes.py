@@ -17,25 +17,33 @@ if TYPE_CHECKING:
     from env.cluster import Cluster
     from graphs.arrays import IntArray
 
+OUTER_LANE = "outer_lane"  # how the name of a lane for what goes between hosts ends
 _FREE = {"bandwidth_bytes_per_s": float("inf"), "latency_s": 0.0}
 
 
-def with_lanes(cluster: Cluster) -> Cluster:
-    """`cluster`, where every device that has no lane yet has one, behind all other devices.
+def with_lanes(cluster: Cluster, *, outer: bool = False) -> Cluster:
+    """`cluster`, where every device that has no lane yet has one, behind all other devices, and then outer ones.
 
     CPU cores whose collectives were measured get none: they copy and add up themselves, and compute nothing meanwhile.
+
+    Args:
+        outer: whether each gets an outer lane, too.
     """
-    without = [
-        device
-        for device, lane in zip(cluster.devices, lane_of(cluster.devices).tolist(), strict=True)
-        if lane < 0 and device.kind != LANE and not (cluster.collectives and device.kind == "cpu")
-    ]
     lanes = [
-        replace(device, name=_lane_name(device), kind=LANE, model="", memory_of=device.memory_of or device.name)
-        for device in without
+        replace(device, name=_name(device, suffix), kind=LANE, model="", memory_of=device.memory_of or device.name)
+        for suffix in ((LANE, OUTER_LANE) if outer else (LANE,))
+        for device, lane in zip(cluster.devices, _numbers(cluster.devices, suffix).tolist(), strict=True)
+        if lane < 0 and device.kind != LANE and not (cluster.collectives and device.kind == "cpu")
     ]
     links = [link for lane in lanes for link in both_ways(lane.name, lane.memory_of, **_FREE)]
     return replace(cluster, devices=(*cluster.devices, *lanes), links=(*cluster.links, *links))
+
+
+def with_lanes_of(cluster: Cluster, other: Cluster) -> Cluster:
+    """`cluster` with the lanes that the devices of another one have: none, one each, or outer ones, too."""
+    if other.lane_of.max(initial=-1) < 0:
+        return cluster
+    return with_lanes(cluster, outer=bool(other.outer_lane_of.max() >= 0))
 
 
 def without_lanes(cluster: Cluster) -> Cluster:
@@ -48,8 +56,12 @@ def without_lanes(cluster: Cluster) -> Cluster:
 
 def lane_of(devices: Sequence[Device]) -> IntArray:
     """int64 [D]: the number of each device's lane, -1 where it has none."""
-    number = {device.name: d for d, device in enumerate(devices) if device.kind == LANE}
-    return np.array([number.get(_lane_name(device), -1) for device in devices], dtype=np.int64)
+    return _numbers(devices, LANE)
+
+
+def outer_lane_of(devices: Sequence[Device]) -> IntArray:
+    """int64 [D]: the number of each device's outer lane, -1 where it has none."""
+    return _numbers(devices, OUTER_LANE)
 
 
 def memory_owner(devices: Sequence[Device]) -> IntArray:
@@ -101,5 +113,10 @@ def _links_at(cluster: Cluster) -> dict[str, list[Link]]:
     return result
 
 
-def _lane_name(device: Device) -> str:
-    return f"{device.name}.{LANE}"
+def _numbers(devices: Sequence[Device], suffix: str) -> IntArray:
+    number = {device.name: d for d, device in enumerate(devices) if device.kind == LANE}
+    return np.array([number.get(_name(device, suffix), -1) for device in devices], dtype=np.int64)
+
+
+def _name(device: Device, suffix: str) -> str:
+    return f"{device.name}.{suffix}"

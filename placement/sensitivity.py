@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from env.cluster import Cluster
+from env.lanes import with_lanes_of
 from env.plan import Plan
 from env.problem import Problem
 from graphs.errors import InfeasibleError
@@ -219,7 +220,7 @@ def _carried_out(graph: OpGraph, result: Result, cluster: Cluster) -> tuple[Prob
 
 def _problem(result: Result, cluster: Cluster) -> Problem:
     """The graph of a result on a cluster, with lanes if the result has them."""
-    return Problem(result.graph, cluster.with_lanes() if result.cluster.lane_of.max() >= 0 else cluster)
+    return Problem(result.graph, with_lanes_of(cluster, result.cluster))
 
 
 def _is_made_anew(graph: OpGraph, result: Result, cluster: Cluster) -> bool:

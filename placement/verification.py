@@ -14,7 +14,7 @@ from env.checking.checker import audit
 from env.checking.naming import plan_of
 from env.checking.reference_loads import reference_loads
 from env.cluster import Cluster
-from env.lanes import without_lanes
+from env.lanes import with_lanes_of, without_lanes
 from env.plan import Priority
 from env.problem import LATENCY, THROUGHPUT, Problem
 from graphs.errors import MismatchError, UnknownNameError
@@ -131,7 +131,7 @@ def verify(
     if whole is not None:
         cluster = None  # of which the result has a part; it is made again below
     if cluster is not None and not result.strategy.is_none and cluster.hash != result.cluster_hash:
-        cluster = cluster.with_lanes()  # which the strategy gave it
+        cluster = with_lanes_of(cluster, result.cluster)  # the strategy gave it these
     _check_same("cluster", result.cluster_name, result.cluster_hash, cluster)
     answer = result.answer
     if answer is None:

@@ -9,7 +9,7 @@ import numpy as np
 from baselines.memory_orders import least_memory_order
 from baselines.strategies.allowed import check_allowed, check_flush, joins_micro_batches, remarks, waits_backwards
 from baselines.strategies.costs import pipeline_costs
-from baselines.strategies.devices import recomputed
+from baselines.strategies.devices import leaving_hosts, recomputed
 from baselines.strategies.folding import check_folded, folded_note, grid_of, with_lone_collectives, with_shared_links
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order, order_of
 from baselines.strategies.stage_cuts import recomputed_in_stages
@@ -20,7 +20,7 @@ from env.plan import Plan
 from env.problem import Problem
 from env.resizing import part_of
 from env.simulation.simulator import Simulator
-from graphs.arrays import FloatArray, IntArray, nearly_least
+from graphs.arrays import BoolArray, FloatArray, IntArray, nearly_least
 from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce, with_fused_updates
@@ -130,7 +130,9 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
         devices = np.array([[used.device_index[cluster.devices[d].name]] for d in devices[:, 0].tolist()])
     # Where devices do nothing else while they communicate, collectives run on the devices themselves.
     has_lanes = bool(exchanged.collectives) and cluster.communication != BLOCKING
-    target = used.with_lanes() if has_lanes else used
+    is_outer = leaving_hosts(cluster, grid)
+    levels = np.unique(is_outer[rank[exchanged.origin], exchanged.along][exchanged.along >= 0])
+    target = used.with_lanes(outer=len(levels) > 1) if has_lanes else used
     if exchanged.collectives:
         unordered = _without_lanes(unordered, target)
     spelt_out, numbers = unordered, None
@@ -138,7 +140,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
         in_blocks = np.where(is_apart, -1, stage)
         try:
             if order is None:
-                device = _devices(unordered, target, devices, rank)
+                device = _devices(unordered, target, devices, rank, is_outer)
                 costs = pipeline_costs(Problem(unordered.graph, target), unordered, in_blocks, device)
                 order = memory_order(costs, strategy.micro_batches)
             spelt_out, numbers = sequenced(unordered, in_blocks, order.sequences)
@@ -149,7 +151,7 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
             ) from None
     elif strategy.micro_batches > 1 or strategy.recompute:
         numbers = _program_order(spelt_out)
-    device = _devices(spelt_out, target, devices, rank)
+    device = _devices(spelt_out, target, devices, rank, is_outer)
     derived = replace(spelt_out, source=graph, origins=again.origin[spelt_out.origins])
     problem = Problem(derived.graph, target)
     plan = Plan(device, numbers) if numbers is not None else _faster(problem, device, _program_order(spelt_out))
@@ -208,16 +210,22 @@ def _program_order(derived: Derived) -> FloatArray:
     return turn * (derived.source.n_ops + 1.0) + derived.origin
 
 
-def _devices(derived: Derived, cluster: Cluster, devices: IntArray, rank: IntArray) -> IntArray:
-    """int64 [n]: device of every op; of communication the lane of its device, where that has one.
+def _devices(derived: Derived, cluster: Cluster, devices: IntArray, rank: IntArray, is_outer: BoolArray) -> IntArray:
+    """int64 [n]: device of every op; of communication a lane of its device, where that has one.
 
     Args:
         devices: int64 [ranks, places], numbers in `cluster`.
         rank: int64, the row of `devices` for every op of the source.
+        is_outer: bool [ranks, axes + 1], of `leaving_hosts`.
     """
-    device = devices[rank[derived.origin], derived.part]
-    lanes = derived.graph.is_pinned_to(LANE) & (cluster.lane_of[device] >= 0)
-    return np.asarray(np.where(lanes, cluster.lane_of[device], device), dtype=np.int64)
+    row = rank[derived.origin]
+    result = device = devices[row, derived.part]
+    for lane_of, suits in (
+        (cluster.lane_of, derived.graph.is_pinned_to(LANE)),
+        (cluster.outer_lane_of, is_outer[row, derived.along]),
+    ):
+        result = np.where(suits & (lane_of[device] >= 0), lane_of[device], result)
+    return np.asarray(result, dtype=np.int64)
 
 
 def _without_lanes(derived: Derived, cluster: Cluster) -> Derived:

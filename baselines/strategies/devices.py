@@ -10,7 +10,7 @@ import numpy as np
 from env.cluster import LANE, Cluster
 from env.problem import Problem
 from env.routes import TABLE_DEVICES
-from graphs.arrays import IntArray
+from graphs.arrays import BoolArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.derived import Derived
@@ -42,6 +42,19 @@ def devices_of(cluster: Cluster, strategy: Strategy) -> IntArray:
             f"{len(devices)}{hint}; take a smaller mesh or a larger cluster."
         )
     return devices
+
+
+def leaving_hosts(cluster: Cluster, grid: IntArray) -> BoolArray:
+    """bool [stages, axes + 1]: whether some group of ranks along each axis of the mesh is on several hosts.
+
+    The last column, that of no axis, is False.
+
+    Args:
+        grid: int64 [stages, *sizes of the mesh], devices by number.
+    """
+    host = cluster.host_number[grid]
+    spread = [(host != host.take([0], axis)).reshape(len(host), -1).any(axis=1) for axis in range(1, host.ndim)]
+    return np.stack([*spread, np.zeros(len(host), dtype=np.bool_)], axis=1)
 
 
 def device_subsets(cluster: Cluster, n: int) -> Iterator[tuple[str, ...]]:

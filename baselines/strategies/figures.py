@@ -44,8 +44,9 @@ def figures(what: Applied, score: Score, schedule: Schedule) -> StrategyFigures:
     graph, cluster = what.derived.graph, what.problem.cluster
     is_lane = np.array([device.kind == LANE for device in cluster.devices], dtype=np.bool_)
     home = np.arange(cluster.n_devices)
-    for d in np.flatnonzero(cluster.lane_of >= 0).tolist():
-        home[cluster.lane_of[d]] = d
+    for lane_of in (cluster.lane_of, cluster.outer_lane_of):
+        has_one = np.flatnonzero(lane_of >= 0)
+        home[lane_of[has_one]] = has_one
     op_home = home[what.plan.device]
     memory = _memory(what, score, op_home)
     busiest = int(np.argmax(np.where(is_lane, -1, score.peak_bytes)))
@@ -88,12 +89,14 @@ def _memory(what: Applied, score: Score, op_home: IntArray) -> dict[str, dict[st
     return result
 
 
-def communicating(schedule: Schedule, members: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
-    """When a device's lane works, or a transfer from or to it is under way: ``(starts, ends)``, apart and increasing.
+def communicating(schedule: Schedule, cluster: Cluster, device: int) -> tuple[FloatArray, FloatArray]:
+    """When a device's lanes work, or a transfer from or to it is under way.
 
-    Args:
-        members: number of the device, and of its lane if it has one.
+    Returns:
+        ``(starts, ends)``, apart and increasing.
     """
+    lanes = (int(lane_of[device]) for lane_of in (cluster.lane_of, cluster.outer_lane_of))
+    members = device, *(lane for lane in lanes if lane >= 0)
     near = np.isin(schedule.transfer_source, members) ^ np.isin(schedule.transfer_target, members)
     lane = np.isin(schedule.device, members[1:])
     return _union(
@@ -104,10 +107,9 @@ def communicating(schedule: Schedule, members: tuple[int, ...]) -> tuple[FloatAr
 
 def _exposed(device: int, cluster: Cluster, schedule: Schedule) -> float:
     """Seconds in which a device computes nothing and communicates."""
-    lane = int(cluster.lane_of[device])
     mine = schedule.device == device
     computing = _union(schedule.op_start_s[mine], schedule.op_end_s[mine])
-    busy = communicating(schedule, (device,) if lane < 0 else (device, lane))
+    busy = communicating(schedule, cluster, device)
     both = _union(*(np.concatenate(ends) for ends in zip(busy, computing, strict=True)))
     return float((both[1] - both[0]).sum() - (computing[1] - computing[0]).sum())
 

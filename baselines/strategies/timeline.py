@@ -44,7 +44,7 @@ class DeviceTimeline:
 
     Attributes:
         device: the name of the device.
-        is_lane: whether it shows the device's communication: its lane's ops, and transfers from it and to it.
+        is_lane: whether it shows the device's communication: its lanes' ops, and transfers from it and to it.
         stretches: what it does, in order of time.
         blocks: one micro-batch's pass with nothing else between, for its number; of a lane none.
     """
@@ -87,18 +87,18 @@ def timelines(what: Applied, schedule: Schedule, columns: int) -> tuple[DeviceTi
     takes = schedule.op_end_s > schedule.op_start_s
     borders = np.linspace(0.0, schedule.step_time_s, columns + 1)
     rows = []
-    for d, lane in enumerate(cluster.lane_of.tolist()):
-        if cluster.devices[d].kind == LANE:
+    for d, device in enumerate(cluster.devices):
+        if device.kind == LANE:
             continue
         ops = np.flatnonzero(takes & (schedule.device == d))
         shown = _columns(schedule.op_start_s[ops], schedule.op_end_s[ops], code[ops], borders)
-        busy = communicating(schedule, (d,) if lane < 0 else (d, lane))
+        busy = communicating(schedule, cluster, d)
         exchange = _columns(*busy, np.full(len(busy[0]), COMMUNICATION * base), borders, least=0.0)
         for columns_, is_lane in ((shown, False), (exchange, True)):
             stretches = _runs(columns_, base)
             if stretches:
                 blocks = () if is_lane else tuple(_blocks(stretches))
-                rows.append(DeviceTimeline(cluster.devices[d].name, is_lane, tuple(stretches), blocks))
+                rows.append(DeviceTimeline(device.name, is_lane, tuple(stretches), blocks))
     return tuple(rows)
 
 

@@ -83,6 +83,7 @@ class Derived:
             numbers of `source`. A collective comes from the op whose tensor it exchanges.
         part: int64 [n], number of the op's place in `mesh` (the last axis counts fastest); 0 without a mesh.
         micro_batch: int64 [n]; -1 for an op that works for the whole step.
+        along: int64 [n], number of the axis of `mesh` along which an op exchanges; -1 for all others.
         mesh: the axes along which ops were split.
         n_micro_batches: into which the step was chunked.
         collectives: exchanges that are not spelt out yet.
@@ -94,6 +95,7 @@ class Derived:
     origins: IntArray
     part: IntArray
     micro_batch: IntArray
+    along: IntArray
     mesh: tuple[MeshAxis, ...] = ()
     n_micro_batches: int = 1
     collectives: tuple[Collective, ...] = ()
@@ -102,7 +104,8 @@ class Derived:
     def identity(graph: OpGraph) -> Derived:
         """The graph as derived from itself by nothing."""
         n = graph.n_ops
-        return Derived(graph, graph, np.arange(n + 1), np.arange(n), np.zeros(n, np.int64), np.full(n, -1, np.int64))
+        no_part, none = np.zeros(n, np.int64), np.full(n, -1, np.int64)
+        return Derived(graph, graph, np.arange(n + 1), np.arange(n), no_part, none, none)
 
     @staticmethod
     def merged(graph: OpGraph, source: OpGraph, group_of: IntArray) -> Derived:
@@ -110,7 +113,7 @@ class Derived:
         n = graph.n_ops
         origins = np.argsort(group_of, kind="stable").astype(np.int64)
         none = np.full(n, -1, np.int64)
-        return Derived(graph, source, pointers(group_of, n), origins, np.zeros(n, np.int64), none)
+        return Derived(graph, source, pointers(group_of, n), origins, np.zeros(n, np.int64), none, none)
 
     @property
     def origin(self) -> IntArray:

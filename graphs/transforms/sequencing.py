@@ -246,6 +246,7 @@ def sequenced(
         origins=np.concatenate([derived.origins, derived.origin[first]]),
         part=np.concatenate([derived.part, derived.part[first]]),
         micro_batch=np.concatenate([derived.micro_batch, derived.micro_batch[first]]),
+        along=np.concatenate([derived.along, derived.along[first]]),
     )
     before = position[first] * (derived.source.n_ops + 1.0) - 0.5
     return result, frozen(np.concatenate([numbers, before]))

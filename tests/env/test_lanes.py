@@ -23,6 +23,7 @@ from env.checking.reference import simulate_reference
 from env.checking.reference_loads import reference_loads
 from env.cluster import LANE, Cluster, Link, both_ways
 from env.gym.task_kernel import DEVICE_STATE
+from env.lanes import with_lanes_of, without_lanes
 from env.plan import Plan
 from env.problem import THROUGHPUT, Problem
 from env.simulation.loads import loads
@@ -49,6 +50,19 @@ def test_every_device_has_a_lane_behind_the_devices() -> None:
     assert (lane.kind, lane.memory_of, lane.peak_flops) == (LANE, "gpu1", PAIR.devices[1].peak_flops)
     assert LANES.name == PAIR.name
     assert LANES.with_lanes() == LANES
+
+
+def test_outer_lanes_come_behind_the_others() -> None:
+    outer = PAIR.with_lanes(outer=True)
+    assert [d.name for d in outer.devices[4:]] == ["gpu0.outer_lane", "gpu1.outer_lane"]
+    assert outer.devices[:4] == LANES.devices
+    assert outer.lane_of.tolist() == [2, 3, -1, -1, -1, -1]
+    assert outer.outer_lane_of.tolist() == [4, 5, -1, -1, -1, -1]
+    assert LANES.outer_lane_of.max() == -1
+    assert LANES.with_lanes(outer=True) == outer == outer.with_lanes()
+    assert without_lanes(outer) == PAIR
+    for like in (PAIR, LANES, outer):
+        assert with_lanes_of(PAIR, like) == like
 
 
 def test_a_cluster_without_lanes_says_and_hashes_what_it_always_did() -> None:

@@ -48,7 +48,9 @@ def chunked(graph: OpGraph, micro_batches: int) -> Derived:
     chunks = OpGraph.build(copies, moved, graph.name)
     n = chunks.n_ops
     none = np.zeros(n, np.int64)
-    return Derived(chunks, graph, np.arange(n + 1), np.array(origin), none, np.array(micro), (), micro_batches)
+    return Derived(
+        chunks, graph, np.arange(n + 1), np.array(origin), none, np.array(micro), none - 1, (), micro_batches
+    )
 
 
 def chain_of_stages(stages: int, layers: int = 2) -> tuple[OpGraph, np.ndarray]:

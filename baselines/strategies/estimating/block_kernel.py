@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from baselines.strategies.estimating.local_costs import Hops
 from env.jit import entry, inner
 from graphs.arrays import BoolArray, FloatArray, IntArray
+
+LANES = 2  # for exchanges within a host, and between hosts
 
 
 class BlockArrays(NamedTuple):
@@ -35,33 +39,44 @@ class BlockArrays(NamedTuple):
 
 
 @inner
-def _launch(first: int, last: int, now: float, lane: float, job_s: FloatArray, job_end: FloatArray) -> float:
-    """Put jobs into the lane; returns when it is free."""
+def _launch(
+    first: int, last: int, now: float, lane_s: FloatArray, job_s: FloatArray, job_lane: IntArray, job_end: FloatArray
+) -> None:
+    """Put jobs into their lanes, and note in `lane_s` when these are free."""
     for j in range(first, last):
         # One that is left out is there at once.
         job_end[j] = 0.0
         if job_s[j] >= 0.0:
-            lane = max(lane, now) + job_s[j]
-            job_end[j] = lane
-    return lane
+            lane = job_lane[j]
+            lane_s[lane] = max(lane_s[lane], now) + job_s[j]
+            job_end[j] = lane_s[lane]
 
 
 @entry
 def run_blocks(
-    a: BlockArrays, op_s: FloatArray, job_s: FloatArray, job_end: FloatArray, ends: FloatArray, lane_ends: FloatArray
+    a: BlockArrays,
+    op_s: FloatArray,
+    job_s: FloatArray,
+    job_lane: IntArray,
+    job_end: FloatArray,
+    lane_s: FloatArray,
+    ends: FloatArray,
+    lane_ends: FloatArray,
 ) -> None:
-    """Run every block by itself, ops one after the other and jobs beside them, each in its order.
+    """Run every block by itself, ops one after the other and jobs beside them, each lane's in their order.
 
     Args:
         op_s: seconds of the op at each place.
         job_s: seconds of each job; below 0 for one that is left out.
-        job_end: scratch [j].
+        job_lane: int64 [j], a number below `LANES`.
+        job_end, lane_s: scratch [j], [LANES].
         ends, lane_ends: [B], when ops and jobs of each block have come to their end.
     """
     for b in range(len(ends)):
         # The clock of every block begins at 0; some exchanges begin with it.
         now = 0.0
-        lane = _launch(a.start_ptr[2 * b], a.start_ptr[2 * b + 1], 0.0, 0.0, job_s, job_end)
+        lane_s[:] = 0.0
+        _launch(a.start_ptr[2 * b], a.start_ptr[2 * b + 1], 0.0, lane_s, job_s, job_lane, job_end)
         # What nothing but an update waits for is put off until the device has nothing else to do.
         late = a.first[b]
         for i in range(a.first[b], a.first[b + 1]):
@@ -76,17 +91,17 @@ def run_blocks(
             while late < i and now < ready:
                 if a.is_late[late]:
                     now += op_s[late]
-                    lane = _launch(a.job_ptr[2 * late], a.job_ptr[2 * late + 1], now, lane, job_s, job_end)
+                    _launch(a.job_ptr[2 * late], a.job_ptr[2 * late + 1], now, lane_s, job_s, job_lane, job_end)
                 late += 1
             now = max(now, ready) + op_s[i]
-            lane = _launch(a.job_ptr[2 * i], a.job_ptr[2 * i + 1], now, lane, job_s, job_end)
+            _launch(a.job_ptr[2 * i], a.job_ptr[2 * i + 1], now, lane_s, job_s, job_lane, job_end)
         # What is still put off runs at the end of the block.
         for i in range(late, a.first[b + 1]):
             if a.is_late[i]:
                 now += op_s[i]
-                lane = _launch(a.job_ptr[2 * i], a.job_ptr[2 * i + 1], now, lane, job_s, job_end)
-        # Where the lane ends later, what follows has to say whether it waits for that.
-        ends[b], lane_ends[b] = now, lane
+                _launch(a.job_ptr[2 * i], a.job_ptr[2 * i + 1], now, lane_s, job_s, job_lane, job_end)
+        # Where a lane ends later, what follows has to say whether it waits for that.
+        ends[b], lane_ends[b] = now, lane_s.max()
 
 
 class TurnArrays(NamedTuple):
@@ -95,6 +110,7 @@ class TurnArrays(NamedTuple):
     Attributes:
         op_s: float64 [n].
         job_s: float64 [j], below 0 for a job that is left out.
+        job_lane: int64 [j], a number below `LANES`.
         first_of_block: int64 [n], the block that begins at a place; -1 for none.
         live, after: float64 [n], bytes of a micro-batch while each op runs, and once it has.
         sum_s: seconds of adding up gradients, of every micro-batch but the first.
@@ -102,6 +118,7 @@ class TurnArrays(NamedTuple):
 
     op_s: FloatArray
     job_s: FloatArray
+    job_lane: IntArray
     first_of_block: IntArray
     live: FloatArray
     after: FloatArray
@@ -110,7 +127,7 @@ class TurnArrays(NamedTuple):
 
 @inner
 def _launched(a: BlockArrays, t: TurnArrays, place: int) -> int:
-    """Jobs that have begun to wait for the lane before the op at a place runs: as many of the first ones."""
+    """Jobs that have begun to wait for their lane before the op at a place runs: as many of the first ones."""
     # Behind the last op no exchange is left to ask for.
     if place == len(t.op_s):
         return len(t.job_s)
@@ -120,14 +137,23 @@ def _launched(a: BlockArrays, t: TurnArrays, place: int) -> int:
 
 
 @inner
-def _can_run(a: BlockArrays, place: int, now: float, begun: int, job_end: FloatArray) -> bool:
+def _can_run(a: BlockArrays, place: int, now: float, job_end: FloatArray) -> bool:
     """Whether the exchanges that an op waits for have come to their end."""
-    # One that the lane has not begun has no end yet.
+    # One that its lane has not begun has no end yet.
+    last = now
     for w in range(a.wait_ptr[place], a.wait_ptr[place + 1]):
-        j = a.wait_job[w]
-        if j >= begun or job_end[j] > now:
-            return False
-    return True
+        last = max(last, job_end[a.wait_job[w]])
+    return last <= now
+
+
+@inner
+def _next_job(t: TurnArrays, lane: int, job: int, last: int, job_end: FloatArray) -> int:
+    """The first of a lane's jobs from `job` on, or `last`; those that are left out are there at once."""
+    while job < last and (t.job_lane[job] != lane or t.job_s[job] < 0.0):
+        if t.job_lane[job] == lane:
+            job_end[job] = 0.0
+        job += 1
+    return job
 
 
 @entry
@@ -139,20 +165,23 @@ def run_in_turn(
     asked: FloatArray,
     job_end: FloatArray,
     held: FloatArray,
+    lane_s: FloatArray,
 ) -> tuple[float, float]:
     """Run micro-batches without a pipeline: while one communicates, those behind it compute, the first one before all.
 
     Args:
         place: int64 [M], zeros; scratch: the op that each micro-batch has come to.
-        begun: int64 [M], zeros; scratch: how many of its jobs the lane has begun.
-        asked, job_end: float64 [M, j], zeros; scratch: when each of its jobs could begin, and when it ends.
+        begun: int64 [M, LANES], zeros; scratch: up to which of its jobs each lane has come.
+        asked: float64 [M, j], zeros; scratch: when each of its jobs could begin.
+        job_end: float64 [M, j], infinite; scratch: when it ends.
         held: float64 [M], zeros; scratch: bytes of each.
+        lane_s: float64 [LANES], zeros; scratch: when each lane is free.
 
     Returns:
         ``(end of all, most bytes at a time)``; an end below 0 where an op waits for an exchange that never begins.
     """
     n, count = len(t.op_s), len(place)
-    now, device_s, lane_s, total, peak = 0.0, 0.0, 0.0, 0.0, 0.0
+    now, device_s, total, peak = 0.0, 0.0, 0.0, 0.0
     running, first = -1, 0
     while first < count:
         is_stuck = True
@@ -160,7 +189,7 @@ def run_in_turn(
         if running < 0:
             for m in range(first, count):
                 i = place[m]
-                if i < n and _can_run(a, i, now, begun[m], job_end[m]):
+                if i < n and _can_run(a, i, now, job_end[m]):
                     running, is_stuck = m, False
                     peak = max(peak, total - held[m] + t.live[i])
                     # The gradients of the first micro-batch are there to be added to.
@@ -168,27 +197,32 @@ def run_in_turn(
                     break
                 if i == 0:
                     break
-        # The lane takes the exchange that has waited longest.
-        while lane_s <= now:
-            chosen = -1
-            for m in range(first, count):
-                last = _launched(a, t, place[m])
-                # One that is left out is there at once.
-                while begun[m] < last and t.job_s[begun[m]] < 0.0:
-                    begun[m] += 1
-                    is_stuck = False
-                if begun[m] < last and (chosen < 0 or asked[m, begun[m]] < asked[chosen, begun[chosen]]):
-                    chosen = m
-                if place[m] == 0:
+        # A lane takes the exchange that has waited longest.
+        for lane in range(len(lane_s)):
+            while lane_s[lane] <= now:
+                chosen = -1
+                for m in range(first, count):
+                    last = _launched(a, t, place[m])
+                    job = _next_job(t, lane, begun[m, lane], last, job_end[m])
+                    is_stuck = is_stuck and job == begun[m, lane]
+                    begun[m, lane] = job
+                    if job < last and (chosen < 0 or asked[m, job] < asked[chosen, begun[chosen, lane]]):
+                        chosen = m
+                    if place[m] == 0:
+                        break
+                if chosen < 0:
                     break
-            if chosen < 0:
-                break
-            lane_s = now + t.job_s[begun[chosen]]
-            job_end[chosen, begun[chosen]] = lane_s
-            begun[chosen] += 1
-            is_stuck = False
+                job = begun[chosen, lane]
+                lane_s[lane] = now + t.job_s[job]
+                job_end[chosen, job] = lane_s[lane]
+                begun[chosen, lane] += 1
+                is_stuck = False
+        next_s = np.inf
+        for lane in range(len(lane_s)):
+            if lane_s[lane] > now:
+                next_s = min(next_s, lane_s[lane])
         # The clock goes on to what ends first.
-        if running >= 0 and (lane_s <= now or device_s <= lane_s):
+        if running >= 0 and device_s <= next_s:
             now = device_s
             total += t.after[place[running]] - held[running]
             held[running] = t.after[place[running]]
@@ -203,8 +237,8 @@ def run_in_turn(
             running = -1
             while first < count and place[first] == n:
                 first += 1
-        elif lane_s > now:
-            now = lane_s
+        elif next_s < np.inf:
+            now = next_s
         elif is_stuck:
             return -1.0, peak
     return now, peak

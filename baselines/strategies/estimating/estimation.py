@@ -11,7 +11,9 @@ import numpy as np
 
 from baselines.strategies.allowed import check_allowed, check_flush
 from baselines.strategies.costs import PipelineCosts
+from baselines.strategies.devices import leaving_hosts
 from baselines.strategies.estimating.block_kernel import (
+    LANES,
     PipelineArrays,
     TurnArrays,
     run_blocks,
@@ -130,6 +132,8 @@ class Estimation:
         devices = [self.grid[rank].reshape(-1).tolist() for rank in ranks.tolist()]
         local = local_costs(self.step, self.split, self.sizes, self.source.states, self.source.times, devices)
         job_s = self._job_seconds(local, ranks)
+        jobs = self.step.jobs
+        self.job_lane = leaving_hosts(self.estimator.cluster, self.grid)[ranks[jobs.block // GROUPS], jobs.axis] + 0
         if self.strategy.fused_updates:
             local = replace(local, op_s=local.op_s - self._saved_s(devices))
         frame = self.step.frame
@@ -213,7 +217,8 @@ class Estimation:
     def _blocks(self, by_place: FloatArray, job_s: FloatArray) -> tuple[FloatArray, FloatArray]:
         n = self.n_stages * GROUPS
         ends, lanes = np.zeros(n), np.zeros(n)
-        run_blocks(self.blocks, by_place, job_s, np.zeros(len(job_s)), ends, lanes)
+        job_end, lane_s = np.zeros(len(job_s)), np.zeros(LANES)
+        run_blocks(self.blocks, by_place, job_s, self.job_lane, job_end, lane_s, ends, lanes)
         return ends.reshape(-1, GROUPS), lanes.reshape(-1, GROUPS)
 
     def _pipeline(
@@ -233,7 +238,7 @@ class Estimation:
         jobs, frame = self.step.jobs, self.step.frame
         usual, _ = self._blocks(by_place, np.where(jobs.is_gradient, -1.0, job_s))
         last, lanes = self._blocks(by_place, job_s)
-        # What comes after the last op of a block on its lane delays the end of the step.
+        # What comes after the last op of a block on its lanes delays the end of the step.
         tail = np.maximum(lanes[:, [BACKWARD, WEIGHTS]] - last[:, [BACKWARD, WEIGHTS]], 0.0).max(axis=1)
         slower = np.maximum(last[:, BACKWARD] + last[:, WEIGHTS] - usual[:, BACKWARD] - usual[:, WEIGHTS], 0.0)
         tail += slower
@@ -278,12 +283,12 @@ class Estimation:
         first, n = self.blocks.first[:ONCE], int(self.blocks.first[ONCE])
         begins = np.full(n, -1)
         begins[first[first < n]] = np.flatnonzero(first < n)
-        arrays = TurnArrays(by_place[:n], own_s, begins, memory.live[:n], memory.after[:n], float(local.sum_s[0]))
+        lane = self.job_lane[:n_jobs]
+        arrays = TurnArrays(by_place[:n], own_s, lane, begins, memory.live[:n], memory.after[:n], float(local.sum_s[0]))
         m = self.strategy.micro_batches
-        none = np.zeros(m, dtype=np.int64)
-        end, peak = run_in_turn(
-            self.blocks, arrays, none, none.copy(), np.zeros((m, n_jobs)), np.zeros((m, n_jobs)), np.zeros(m)
-        )
+        place, begun = np.zeros(m, dtype=np.int64), np.zeros((m, LANES), dtype=np.int64)
+        asked, job_end = np.zeros((m, n_jobs)), np.full((m, n_jobs), np.inf)
+        end, peak = run_in_turn(self.blocks, arrays, place, begun, asked, job_end, np.zeros(m), np.zeros(LANES))
         return None if end < 0 else (end, peak)
 
     def _finished(

@@ -170,6 +170,7 @@ def _merged(derived: Derived, buckets: list[list[Collective]]) -> Derived:
         origins=derived.origins[np.argsort(owner, kind="stable")],
         part=derived.part[kept],
         micro_batch=derived.micro_batch[kept],
+        along=derived.along[kept],
         collectives=tuple(
             replace(
                 bucket[0],

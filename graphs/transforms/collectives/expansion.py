@@ -138,6 +138,7 @@ def _replaced(derived: Derived, batches: list[_Batch]) -> Derived:
         origins=origins,
         part=derived.part[source],
         micro_batch=derived.micro_batch[source],
+        along=derived.along[source],
         collectives=(),
     )
 

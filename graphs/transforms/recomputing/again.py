@@ -47,8 +47,8 @@ class Runs:
     @property
     def derived(self) -> Derived:
         n = self.graph.n_ops
-        whole_step, no_part = np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.int64)
-        return Derived(self.graph, self.source, np.arange(n + 1), self.origin, no_part, whole_step)
+        none, no_part = np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        return Derived(self.graph, self.source, np.arange(n + 1), self.origin, no_part, none, none)
 
 
 @dataclass(frozen=True, eq=False)

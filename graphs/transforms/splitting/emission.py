@@ -34,9 +34,10 @@ _OPS: dict[str, Any] = {
     "origin": np.int64,  # number in the source
     "part": np.int64,
     "micro_batch": np.int64,
+    "along": np.int64,  # number of an axis
 }
-_DEFAULTS: dict[str, Any] = {"colocation": -1, "forward_of": -1, "kernels": 0, "micro_batch": -1, "dtypes": "float32"}
-_DEFAULTS |= {"kinds": "op", "modules": "", "pins": ()}
+_DEFAULTS: dict[str, Any] = {"colocation": -1, "forward_of": -1, "kernels": 0, "micro_batch": -1, "along": -1}
+_DEFAULTS |= {"dtypes": "float32", "kinds": "op", "modules": "", "pins": ()}
 
 
 class Emission:
@@ -103,7 +104,7 @@ class Emission:
         self._edges.append((pairs[0].reshape(-1), pairs[1].reshape(-1)))
 
     def graph(self, like: OpGraph, name: str) -> tuple[OpGraph, dict[str, IntArray]]:
-        """The graph, with the origin of `like`, and the columns ``origin``, ``part`` and ``micro_batch``."""
+        """The graph, with the origin of `like`, and the columns ``origin``, ``part``, ``micro_batch`` and ``along``."""
         columns: dict[str, Any] = {key: np.concatenate(parts) for key, parts in self._columns.items()}
         producer, size, in_place, transfer_s = (np.concatenate(part) for part in zip(*self._tensors, strict=True))
         order = np.argsort(producer, kind="stable")
@@ -115,7 +116,7 @@ class Emission:
         texts: dict[str, Any] = {
             key: tuple(columns.pop(key).tolist()) for key in ("kinds", "dtypes", "modules", "pins")
         }
-        about = {key: columns.pop(key) for key in ("origin", "part", "micro_batch")}
+        about = {key: columns.pop(key) for key in ("origin", "part", "micro_batch", "along")}
         unread = np.bincount(tensor, minlength=len(order)) == 0
         columns["colocation"] = groups(columns["colocation"])
         graph = OpGraph(

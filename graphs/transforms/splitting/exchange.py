@@ -181,6 +181,7 @@ class Exchanges:
             origin=op,
             part=flat_place,
             micro_batch=batch,
+            along=axis,
         ).reshape(group_place.shape)
         self.out.edges(given[..., None, :], ops[..., :, None])  # every rank reads every rank's
         for gate in gates:

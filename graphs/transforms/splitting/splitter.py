@@ -142,6 +142,7 @@ class _Split:
             origins=about["origin"],
             part=about["part"],
             micro_batch=about["micro_batch"],
+            along=about["along"],
             mesh=tuple(MeshAxis(axis.axis.name, axis.axis.size) for axis in layout.mesh),
             n_micro_batches=layout.micro_batches,
             collectives=tuple(self.exchanges.collectives),

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from env.cluster import Cluster
-from env.lanes import without_lanes
+from env.lanes import with_lanes_of, without_lanes
 from env.plan import Priority
 from env.problem import LATENCY, Problem
 from env.routes import TABLE_DEVICES
@@ -161,7 +161,7 @@ def _result(
 
     priority = Priority.LONGEST_PATH.value
     if what.is_folded and cluster.n_devices <= TABLE_DEVICES:  # of more, those stay that stand for all
-        what = what.on(cluster.with_lanes() if what.exchanged.collectives else cluster)
+        what = what.on(with_lanes_of(cluster, what.problem.cluster))
     bound_s = 0.0 if what.problem.graph.n_ops > MOST_BOUNDED_OPS else None
     try:
         solver = Solver(what.problem.graph, what.problem.cluster, seed, LATENCY, priority, bound_s=bound_s)

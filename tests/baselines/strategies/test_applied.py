@@ -11,10 +11,12 @@ from parallel.collective_graphs import star
 from training_steps import mlp
 
 from baselines.strategies.applied import applied
+from baselines.strategies.estimating.estimator import Estimator
 from env.checking.checker import check_schedule
 from env.checking.reference import simulate_reference
-from env.cluster import Cluster
+from env.cluster import Cluster, both_ways
 from env.communication.formulas import EXPANDED_RANKS
+from env.device import Device, MeasuredCollective
 from env.simulation.simulator import Simulator
 from graphs.capture import capture
 from graphs.errors import StrategyError
@@ -133,3 +135,55 @@ def test_split_storage_exchanges_each_gradient_once_beside_another_axis() -> Non
     # Once for the whole step, not once for each micro-batch, and not a second time for the update.
     assert all((what.exchanged.micro_batch[list(each.ops)] < 0).all() for each in summed)
     assert sum(each.bytes for each in summed) <= 2 * graph.gradient_bytes.sum()
+
+
+def two_hosts(within_s: float, between_s: float) -> Cluster:
+    """Two hosts of two GPUs that compute in no time; an all-reduce takes so long, whatever its size."""
+    devices = tuple(
+        Device(f"host{h}/gpu{g}", "gpu", 2**40, {"float32": 1e30}, 1e30) for h in range(2) for g in range(2)
+    )
+    links = [link for device in devices for link in both_ways(device.name, "switch", 1e30, 0.0)]
+    figures = tuple(
+        MeasuredCollective("all_reduce", 2, (1, 2**40), (seconds, seconds), hosts)
+        for hosts, seconds in ((1, within_s), (2, between_s))
+    )
+    return Cluster("hosts", devices, tuple(links), collectives=figures)
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_what_goes_between_hosts_holds_up_nothing_within_them(folded: bool) -> None:
+    """Gradients take turns on the outer lane from the first on; tensor parallelism is done long before the last."""
+    graph, cluster = mlp(layers=4), two_hosts(within_s=1.0, between_s=100.0)
+    what = applied(graph, cluster, Strategy.parse("dp2 | tp2 | bucket=0"), folded=folded)
+    lanes = what.problem.cluster
+    score, schedule = Simulator(what.problem).schedule(what.plan)
+    for axis, end in (("dp", "outer_lane"), ("tp", "lane")):
+        on = what.plan.device[what.derived.along == [each.name for each in what.derived.mesh].index(axis)]
+        assert {lanes.devices[d].name.rpartition(".")[2] for d in on.tolist()} == {end}
+    axes = [collective.axis for collective in what.exchanged.collectives]
+    groups = 1 if folded else 2
+    on_outer = np.isin(schedule.device, lanes.outer_lane_of) & (schedule.op_end_s > schedule.op_start_s)
+    first_s = schedule.op_start_s[on_outer].min()
+    assert first_s < axes.count("tp") / groups
+    assert score.step_time_s == pytest.approx(first_s + 100.0 * axes.count("dp") / groups)
+    assert check_schedule(what.problem.graph, lanes, schedule, what.plan) == []
+    assert simulate_reference(what.problem.graph, lanes, what.plan).step_time_s == pytest.approx(score.step_time_s)
+    assert Estimator(graph, cluster).estimate(what.strategy).step_time_s == pytest.approx(score.step_time_s, rel=0.01)
+
+
+@pytest.mark.parametrize("text", ["dp4", "tp4", "dp2 | pp2 1f1b mb2", "tp2 | pp2 1f1b mb2"])
+def test_exchanges_of_one_kind_of_network_need_one_lane(text: str) -> None:
+    what = applied(mlp(layers=4), two_hosts(1.0, 100.0), Strategy.parse(text))
+    assert what.problem.cluster == two_hosts(1.0, 100.0).with_lanes()
+
+
+def test_collectives_that_are_spelt_out_have_outer_lanes_too() -> None:
+    cluster = replace(two_hosts(1.0, 1.0), collectives=())
+    what = applied(mlp(layers=2), cluster, Strategy.parse("dp2 | tp2"))
+    lanes = what.problem.cluster
+    on_outer = np.isin(what.plan.device, lanes.outer_lane_of)
+    assert set(what.derived.along[on_outer].tolist()) == {0}
+    assert set(what.derived.along[np.isin(what.plan.device, lanes.lane_of[lanes.lane_of >= 0])].tolist()) == {1}
+    score, schedule = Simulator(what.problem).schedule(what.plan)
+    assert check_schedule(what.problem.graph, lanes, schedule, what.plan) == []
+    assert simulate_reference(what.problem.graph, lanes, what.plan).step_time_s == pytest.approx(score.step_time_s)
