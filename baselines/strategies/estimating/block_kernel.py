@@ -149,6 +149,7 @@ def _can_run(a: BlockArrays, place: int, now: float, job_end: FloatArray) -> boo
 @inner
 def _next_job(t: TurnArrays, lane: int, job: int, last: int, job_end: FloatArray) -> int:
     """The first of a lane's jobs from `job` on, or `last`; those that are left out are there at once."""
+    # Both lanes' jobs stand in one row; each lane passes over those of the other one.
     while job < last and (t.job_lane[job] != lane or t.job_s[job] < 0.0):
         if t.job_lane[job] == lane:
             job_end[job] = 0.0
@@ -200,6 +201,7 @@ def run_in_turn(
         # A lane takes the exchange that has waited longest.
         for lane in range(len(lane_s)):
             while lane_s[lane] <= now:
+                # Equal waits go to the earlier micro-batch, which frees its memory sooner.
                 chosen = -1
                 for m in range(first, count):
                     last = _launched(a, t, place[m])
@@ -217,6 +219,7 @@ def run_in_turn(
                 job_end[chosen, job] = lane_s[lane]
                 begun[chosen, lane] += 1
                 is_stuck = False
+        # A lane that is free ends nothing.
         next_s = np.inf
         for lane in range(len(lane_s)):
             if lane_s[lane] > now:
