@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ from env.plan import Priority
 from env.problem import LATENCY
 from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import OpGraph
-from graphs.transforms.strategy import NONE, Strategy
+from graphs.transforms.strategy import Strategy
 from placement.learning.by_name import learned
 from placement.runtime.checking.check import check
 from placement.solving.interruption import as_keyboard_interrupt
@@ -20,6 +22,7 @@ from placement.solving.result import Result
 from placement.solving.solver import Solver
 from placement.solving.stacks import asked_for, beside_compiled
 from placement.solving.strategies.row import strategy_row
+from placement.solving.strategies.search import SearchAids, best_of_all, has_strategies
 from placement.workers.islands import island_search
 from placement.workers.runner import Shared, opened
 from placement.workers.scoring import many_scored
@@ -27,9 +30,10 @@ from placement.workers.scoring import many_scored
 if TYPE_CHECKING:
     from env.gym.batch import ScorerFactory
     from placement.solving.strategies.search import Progress
-    from placement.workers.runner import Runner
 
 __all__ = ["METHODS", "optimize", "solved"]
+
+SIMULATOR = "simulate"  # the scorer by default
 
 
 @as_keyboard_interrupt()
@@ -43,7 +47,7 @@ def optimize(
     priority: str = Priority.LONGEST_PATH.value,
     budget_s: float | None = None,
     evaluations: int | None = None,
-    scorer: str | ScorerFactory = "simulate",
+    scorer: str | ScorerFactory = SIMULATOR,
     strategy: str | Strategy | None = None,
     progress: Progress | None = None,
     workers: int | None = None,
@@ -102,109 +106,157 @@ def optimize(
         WorkersError: workers cannot begin; the sentence says why, and what to do without them.
     """
     check_problem(graph, cluster)
-    graph = asked_for(graph, stack)
-    how = seed, objective, priority, budget_s, evaluations, scorer, strategy, progress, workers, address
-    return beside_compiled(_optimized(graph, cluster, method, *how), graph, cluster)
-
-
-def _optimized(
-    graph: OpGraph,
-    cluster: Cluster,
-    method: str,
-    seed: int,
-    objective: str,
-    priority: str,
-    budget_s: float | None,
-    evaluations: int | None,
-    scorer: str | ScorerFactory,
-    strategy: str | Strategy | None,
-    progress: Progress | None,
-    workers: int | None,
-    address: str | None,
-) -> Result:
-    """`optimize` of a graph that is on its stack."""
-    if workers is not None or address is not None:
-        if method not in (AUTO, LOCAL_SEARCH) or scorer != "simulate" or strategy not in (None, NONE, Strategy()):
-            raise MismatchError(
-                f"workers search by {AUTO} or {LOCAL_SEARCH} and the simulator, over all strategies or none; leave out "
-                "workers, or method, scorer and strategy."
-            )
-        with opened(Shared(graph, cluster), 1 if workers is None else workers, address) as runner:
-            limits = budget_s, evaluations
-            return _by_workers(graph, cluster, method, strategy, (seed, objective, priority), limits, progress, runner)
-    from placement.solving.strategies.search import SearchAids, best_of_all, has_strategies
-
     check_options([method], seed, objective, priority, budget_s, evaluations)
-    check_problem(graph, cluster)
-    usual = (objective, priority, scorer) == (LATENCY, Priority.LONGEST_PATH.value, "simulate")
-    plain = usual and method == AUTO
-    if strategy is None and plain and has_strategies(graph):
-        found = best_of_all(graph, cluster, seed, budget_s, evaluations, progress, SearchAids(check))
-        return dataclasses.replace(found, method=method)
-    asked = strategy if isinstance(strategy, Strategy) else Strategy.parse(NONE if strategy is None else strategy)
-    if not asked.is_none:
-        if not plain or (budget_s, evaluations) != (None, None):
-            raise MismatchError(
-                f"strategy {asked.text!r} says itself where and in which order ops run; leave out method, objective, "
-                "priority, budgets and scorer."
-            )
-        return _checked(graph, cluster, strategy_row(graph, cluster, asked, seed).result)
-    if scorer == "simulate":
-        return solved(Solver(graph, cluster, seed, objective, priority), method, budget_s, evaluations)
-    from env.gym.batch import StrategyScorer, scorer_of  # loads Gymnasium
-
-    make_scorer = scorer_of(scorer)
-    if objective != LATENCY:
-        raise MismatchError(f"a scorer gives step times; expected objective {LATENCY}, got {objective}.")
-    from placement.measured_best import fastest_measured, fastest_strategy
-
-    solver = Solver(graph, cluster, seed, objective, priority)
-    measuring = make_scorer(solver.problem)  # says at once if it is for another model
-    placed = fastest_measured(solver, solved(solver, method, budget_s, evaluations), measuring)
-    is_searched = strategy is None and (method, priority) == (AUTO, Priority.LONGEST_PATH.value)
-    if is_searched and isinstance(measuring, StrategyScorer) and has_strategies(graph):
-        found = best_of_all(graph, cluster, seed, budget_s, evaluations, progress, SearchAids(check))
-        return fastest_strategy(graph, cluster, found, placed, measuring)
-    return placed
+    asked = strategy if strategy is None or isinstance(strategy, Strategy) else Strategy.parse(strategy)
+    question = Question(
+        asked_for(graph, stack),
+        cluster,
+        method,
+        seed,
+        objective,
+        priority,
+        (budget_s, evaluations),
+        scorer,
+        asked,
+        progress,
+        None if workers is None and address is None else (1 if workers is None else workers, address),
+    )
+    way = next(way for way in WAYS.values() if way.fits(question))
+    return beside_compiled(way.run(question), question.graph, cluster)
 
 
-def _checked(graph: OpGraph, cluster: Cluster, result: Result) -> Result:
-    """The result of a strategy that the user chose.
+@dataclass(frozen=True, eq=False)
+class Question:
+    """The arguments of `optimize`, of a graph that is on its stack.
+
+    Attributes:
+        limits: budget in seconds and evaluations.
+        workers: how many, and the address of their Ray cluster; None: this process alone.
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+    method: str
+    seed: int
+    objective: str
+    priority: str
+    limits: tuple[float | None, int | None]
+    scorer: str | ScorerFactory
+    strategy: Strategy | None
+    progress: Progress | None
+    workers: tuple[int, str | None] | None
+
+    @property
+    def is_simulated(self) -> bool:
+        """The simulator scores."""
+        return self.scorer == SIMULATOR
+
+    @property
+    def is_usual(self) -> bool:
+        """The method, the objective and the order of ready ops are the defaults."""
+        return (self.method, self.objective, self.priority) == (AUTO, LATENCY, Priority.LONGEST_PATH.value)
+
+    @property
+    def searches_strategies(self) -> bool:
+        """Nothing fixes or excludes strategies, and there are some."""
+        return self.strategy is None and self.is_usual and has_strategies(self.graph)
+
+    def solver(self) -> Solver:
+        return Solver(self.graph, self.cluster, self.seed, self.objective, self.priority)
+
+    def best_of_all(self, aids: SearchAids) -> Result:
+        return best_of_all(self.graph, self.cluster, self.seed, *self.limits, self.progress, aids)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to answer.
+
+    Attributes:
+        fits: whether a question is one for it.
+        run: gives the answer.
+    """
+
+    fits: Callable[[Question], bool]
+    run: Callable[[Question], Result]
+
+
+def _by_workers(question: Question) -> Result:
+    """Strategies scored side by side, or placements searched on islands."""
+    assert question.workers is not None
+    is_fixed = question.strategy is not None and not question.strategy.is_none
+    if question.method not in (AUTO, LOCAL_SEARCH) or not question.is_simulated or is_fixed:
+        raise MismatchError(
+            f"workers search by {AUTO} or {LOCAL_SEARCH} and the simulator, over all strategies or none; leave out "
+            "workers, or method, scorer and strategy."
+        )
+    with opened(Shared(question.graph, question.cluster), *question.workers) as runner:
+        if question.searches_strategies:
+            return question.best_of_all(SearchAids(check, island_search(runner), partial(many_scored, runner)))
+        solver = question.solver()
+        solver.search_by(LOCAL_SEARCH, island_search(runner))
+        return solver.solve(question.method, *question.limits)
+
+
+def _fixed_strategy(question: Question) -> Result:
+    """The strategy that the user chose, checked.
 
     Raises:
-        InfeasibleError: it cannot be carried out, or would compute something else than the model.
+        InfeasibleError: it would compute something else than the model.
     """
+    graph, cluster, strategy = question.graph, question.cluster, question.strategy
+    assert strategy is not None
+    if not (question.is_usual and question.is_simulated) or question.limits != (None, None):
+        raise MismatchError(
+            f"strategy {strategy.text!r} says itself where and in which order ops run; leave out method, objective, "
+            "priority, budgets and scorer."
+        )
+    result = strategy_row(graph, cluster, strategy, question.seed).result
     if result.answer is None:
         return result
     found = check(graph, cluster, result)
     if found.problem:
-        raise InfeasibleError(f"strategy {result.strategy.text!r} is not to be taken: {found.problem}.")
+        raise InfeasibleError(f"strategy {strategy.text!r} is not to be taken: {found.problem}.")
     return dataclasses.replace(result, checked=found.words)
 
 
-def _by_workers(
-    graph: OpGraph,
-    cluster: Cluster,
-    method: str,
-    strategy: str | Strategy | None,
-    how: tuple[int, str, str],
-    limits: tuple[float | None, int | None],
-    progress: Progress | None,
-    runner: Runner,
-) -> Result:
-    """`optimize` where a runner does what is worth doing side by side; `how`: seed, objective and priority."""
-    from placement.solving.strategies.search import SearchAids, best_of_all, has_strategies
+def _all_strategies(question: Question) -> Result:
+    """The fastest of one device, placements of the graph as it is, and all strategies."""
+    return question.best_of_all(SearchAids(check))
 
-    seed, objective, priority = how
-    check_options([method], seed, objective, priority, *limits)
-    check_problem(graph, cluster)
-    usual = (objective, priority, method, strategy) == (LATENCY, Priority.LONGEST_PATH.value, AUTO, None)
-    if usual and has_strategies(graph):
-        aids = SearchAids(check, island_search(runner), partial(many_scored, runner))
-        return best_of_all(graph, cluster, seed, *limits, progress, aids=aids)
-    solver = Solver(graph, cluster, seed, objective, priority)
-    solver.search_by(LOCAL_SEARCH, island_search(runner))
-    return solver.solve(method, *limits)
+
+def _measured(question: Question) -> Result:
+    """The fastest of several answers by a scorer that runs them."""
+    from env.gym.batch import StrategyScorer, scorer_of  # loads Gymnasium
+    from placement.measured_best import fastest_measured, fastest_strategy
+
+    make_scorer = scorer_of(question.scorer)
+    if question.objective != LATENCY:
+        raise MismatchError(f"a scorer gives step times; expected objective {LATENCY}, got {question.objective}.")
+    solver = question.solver()
+    measuring = make_scorer(solver.problem)  # says at once if it is for another model
+    placed = fastest_measured(solver, solved(solver, question.method, *question.limits), measuring)
+    if question.searches_strategies and isinstance(measuring, StrategyScorer):
+        found = question.best_of_all(SearchAids(check))
+        return fastest_strategy(question.graph, question.cluster, found, placed, measuring)
+    return placed
+
+
+def _placement(question: Question) -> Result:
+    """A placement of the graph as it is, by one method."""
+    return solved(question.solver(), question.method, *question.limits)
+
+
+# The first that fits is taken.
+WAYS: Mapping[str, Way] = {
+    "by workers": Way(lambda question: question.workers is not None, _by_workers),
+    "fixed strategy": Way(
+        lambda question: not (question.strategy is None or question.strategy.is_none), _fixed_strategy
+    ),
+    "measured": Way(lambda question: not question.is_simulated, _measured),
+    "all strategies": Way(lambda question: question.searches_strategies, _all_strategies),
+    "placement": Way(lambda question: True, _placement),
+}
 
 
 def solved(solver: Solver, method: str, budget_s: float | None = None, evaluations: int | None = None) -> Result:

@@ -256,7 +256,7 @@ def test_comparison_json_has_exactly_the_agreed_keys() -> None:
     document = json.loads(compare(two_branches(kept_bytes=40 * MIB), PAIR, seed=5, evaluations=FEW).to_json())
     agreed = ["graph", "cluster", "objective", "lower_bound_s", "seed", "results"]
     assert set(document) - set(agreed) == {
-        *("graph_hash", "cluster_hash", "versions", "command", "basis", "unsupported"),
+        *("graph_hash", "cluster_hash", "versions", "command", "basis", "unsupported", "stack", "compiled_s"),
         *("strategy", "strategy_bound_s", "alternatives"),
     }
     assert (document["graph"], document["cluster"], document["seed"]) == ("two_branches", "pair", 5)
