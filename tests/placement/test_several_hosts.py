@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+PLACED = Path(__file__).parents[1] / "workers" / "placed_training.py"
 RANKS = Path(__file__).parents[1] / "helpers" / "replicas" / "fitting_ranks.py"
 PORT = "29555"
 PATIENCE_S = 240
@@ -90,7 +90,7 @@ def losses(output: str) -> list[str]:
 
 
 def test_a_placed_model_trains_on_two_hosts_as_on_one(hosts: Hosts, tmp_path: Path) -> None:
-    program = str(EXAMPLES / "train_two_processes.py")
+    program = str(PLACED)
     first, second = ended(hosts.start(tmp_path, program))
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
     here = subprocess.run(

@@ -1,12 +1,4 @@
-"""Place and train a transformer on two devices, neither of which could hold it: one process for each.
-
-    python examples/train_two_processes.py
-
-starts the two of this host, as `torchrun --standalone --nproc-per-node=2` does. On two hosts, one device on each
-(--node-rank=1 on the second), with host0 the name of the first:
-
-    torchrun --nnodes=2 --node-rank=0 --master-addr=host0 --master-port=29500 examples/train_two_processes.py
-"""
+"""Training of a transformer placed on two devices, neither of which could hold it: one process for each."""
 
 import os
 import sys
@@ -25,7 +17,7 @@ torch.manual_seed(0)  # every process makes the same model, and then keeps its s
 model = torch.nn.Transformer(64, 4, 2, 2, 256, batch_first=True)  # needs 8.4 MB to train, a device has 6 MB
 source, target = torch.randn(8, 16, 64), torch.randn(8, 16, 64)
 graph = placement.capture(model, (source, target), train=True)
-cluster = placement.Cluster.from_toml(Path(__file__).with_name("two_cores.toml"))
+cluster = placement.Cluster.from_toml(Path(__file__).parents[2] / "examples" / "two_cores.toml")
 result = placement.optimize(graph, cluster, method="m_sct", seed=0)
 placed = placement.apply(model, result, (source, target))
 adam = torch.optim.Adam(placed.parameters())  # of this process's own parameters
