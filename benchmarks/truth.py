@@ -27,14 +27,14 @@ import numpy as np
 from table import Printer, parser
 from truth_kernels import Kernels, read_kernels
 from truth_models import captured
-from truth_rows import Run, Skipped, runs_in
+from truth_rows import Run, Skipped, Software, runs_in
 
 from baselines.strategies.applied import applied
 from baselines.strategies.folding import why_not_folded
 from env.cluster import BLOCKING, Cluster
+from env.device import Device
 from env.plan import Plan
 from env.problem import Problem
-from env.rates import Rates
 from env.simulation.simulator import Simulator
 from graphs.errors import PlacementError
 from graphs.transforms.stacks import on_stack
@@ -42,6 +42,13 @@ from graphs.transforms.strategy import Strategy
 
 LONG_S = 50e-6  # kernels and collectives that weigh in a step
 WHOLE = 64  # micro-batches of a pipeline that are scored as they are
+# Of bfloat16 on A100 with CUDA 11.6: 384 products of 1024 x 1024 with 1024 x 140 took 9.23 ms, and 0.75 ms is what the
+# preset says of aligned ones (pytorch/pytorch, issue 83272, August 2022).
+CUDA_11_MISALIGNED = 12.0
+# Of a kernel that the host waits for, beside its work. BigScience ran the same on 80 GPUs with and without
+# CUDA_LAUNCH_BLOCKING=1 (chronicles-prequel.md of tr11-176B-ml): 91.0 and 97.2 TFLOP/s, 3.5 ms for each of 8 layers of
+# some 100 kernels. On 160 GPUs there was no difference; this is the mean of both.
+SYNCHRONOUS_S = 15e-6
 APART = 0.05  # layouts that differ by less are the same to a stop watch
 
 
@@ -149,7 +156,7 @@ def _few(run: Run) -> tuple[int, int] | None:
 def scored(run: Run, micro_batches: int) -> tuple[float, float]:
     """``(seconds, bytes)`` of a step of so many micro-batches."""
     graph = on_stack(captured(run.shape, run.micro_batch * run.replicas * micro_batches), run.stack)
-    cluster = cluster_of(run.cluster, run.flash_1, run.blocking)
+    cluster = cluster_of(run.cluster, run.software)
     strategy = Strategy.parse(with_micro_batches(run.strategy, micro_batches))
     if strategy.is_none:
         score = Simulator(Problem(graph, cluster)).score(Plan(np.zeros(graph.n_ops, dtype=np.int64)))
@@ -160,22 +167,27 @@ def scored(run: Run, micro_batches: int) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=8)
-def cluster_of(preset: str, flash_1: bool, blocking: bool) -> Cluster:
-    """A preset, maybe with the attention of before FlashAttention 2, maybe without overlap of communication."""
+def cluster_of(preset: str, software: Software) -> Cluster:
+    """A preset, with what software of then did otherwise."""
     cluster = Cluster.preset(preset)
-    if blocking:
+    if software.blocking:
         cluster = replace(cluster, communication=BLOCKING)
-    if not flash_1:
-        return cluster
-    devices = (replace(d, rates=None if d.rates is None else _with_flash_1(d.rates)) for d in cluster.devices)
-    return replace(cluster, devices=tuple(devices))
+    return replace(cluster, devices=tuple(_with(software, device) for device in cluster.devices))
 
 
-def _with_flash_1(rates: Rates) -> Rates:
-    """Rates with FlashAttention 1 in place of 2, half as fast (Dao, FlashAttention-2, 2023, abstract)."""
-    if rates.attention is None:
-        return rates
-    return replace(rates, attention=replace(rates.attention, flops_per_s=rates.attention.flops_per_s / 2))
+def _with(software: Software, device: Device) -> Device:
+    rates = device.rates
+    if rates is None:
+        return device
+    if software.flash_1 and rates.attention is not None:
+        # FlashAttention 2 is twice as fast as 1 (Dao, FlashAttention-2, 2023, abstract).
+        rates = replace(rates, attention=replace(rates.attention, flops_per_s=rates.attention.flops_per_s / 2))
+    if software.cuda_11:
+        rates = replace(rates, misaligned=CUDA_11_MISALIGNED)
+    if software.synchronous:  # a launch is part of its kernel's time
+        rates = replace(rates, floor_s=rates.floor_s + SYNCHRONOUS_S)
+        device = replace(device, launch_overhead_s=0.0)
+    return replace(device, rates=rates)
 
 
 def with_micro_batches(text: str, number: int) -> str:

@@ -32,6 +32,7 @@ class Shape:
         flash: attention is one kernel; else scores are written to memory and softmax reads them.
         autocast: parameters are float32, and products cast to bfloat16, as ``torch.autocast`` does; else all is
             bfloat16.
+        dropout: share of numbers that are dropped of attention's weights, and of what each layer adds; 0: no dropout.
     """
 
     layers: int
@@ -49,6 +50,7 @@ class Shape:
     tied: bool = False
     flash: bool = True
     autocast: bool = False
+    dropout: float = 0.0
 
     @property
     def parameters(self) -> int:
@@ -77,6 +79,18 @@ def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat([left * cosine - right * sine, left * sine + right * cosine], dim=3)
 
 
+class Dropout(nn.Module):
+    """Dropout that keeps a mask of bytes, as on a GPU; any shape to the same."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.ops.aten.native_dropout(x, self.share, True)[0] if self.share else x
+        return result
+
+
 class Core(nn.Module):
     """Causal attention of queries, keys and values [N, heads, T, d]."""
 
@@ -84,12 +98,13 @@ class Core(nn.Module):
         super().__init__()
         self.flash, self.grouped = shape.flash, shape.kv_heads < shape.heads
         self.scale = (shape.hidden // shape.heads) ** -0.5
+        self.drop = Dropout(shape.dropout)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         if self.flash:
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.grouped)
         scores = torch.matmul(query, key.transpose(2, 3)) * self.scale
-        return torch.matmul((scores + mask).softmax(3), value)
+        return torch.matmul(self.drop((scores + mask).softmax(3)), value)
 
 
 class Attention(nn.Module):
@@ -122,10 +137,10 @@ class Post(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.project = nn.Linear(shape.hidden, shape.hidden, bias=shape.biases)
-        self.norm = _norm(shape)
+        self.norm, self.drop = _norm(shape), Dropout(shape.dropout)
 
     def forward(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-        x = x + self.project(attended)
+        x = x + self.drop(self.project(attended))
         return x, self.norm(x)
 
 
@@ -165,11 +180,11 @@ class Layer(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.norm, self.attention = _norm(shape), Attention(shape)
-        self.post, self.inner = Post(shape), Inner(shape)
+        self.post, self.inner, self.drop = Post(shape), Inner(shape), Dropout(shape.dropout)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
         x, normed = self.post(x, self.attention(self.norm(x), tables))
-        result: Tensor = x + self.inner(normed)
+        result: Tensor = x + self.drop(self.inner(normed))
         return result
 
 
@@ -213,7 +228,7 @@ def _norm(shape: Shape) -> nn.Module:
     return nn.RMSNorm(shape.hidden, eps=1e-5) if shape.norm == "rms" else nn.LayerNorm(shape.hidden)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=12)
 def captured(shape: Shape, batch: int) -> OpGraph:
     """The graph of one training step on `batch` sequences, computed in bfloat16, AdamW."""
     with torch.device("meta"):

@@ -27,6 +27,23 @@ Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
+class Software:
+    """By what a framework differs from today's.
+
+    Attributes:
+        flash_1: attention is FlashAttention 1, half as fast as what torch has now.
+        blocking: nothing is computed while collectives run.
+        synchronous: the host waits for each kernel before it launches the next one (``CUDA_LAUNCH_BLOCKING=1``).
+        cuda_11: bfloat16 products whose rows are no multiples of 16 bytes are far slower than today's.
+    """
+
+    flash_1: bool = False
+    blocking: bool = False
+    synchronous: bool = False
+    cuda_11: bool = False
+
+
+@dataclass(frozen=True)
 class Run:
     """One measured run.
 
@@ -41,8 +58,7 @@ class Run:
         stack: how ops become kernels.
         measured_s: seconds of a step.
         measured_bytes: peak of the fullest device, allocated or, by torchtitan, reserved; None where nobody said.
-        flash_1: attention is FlashAttention 1, half as fast as what torch has now.
-        blocking: nothing is computed while collectives run.
+        software: by what it differs from today's.
     """
 
     name: str
@@ -56,8 +72,7 @@ class Run:
     gpus: int
     measured_s: float
     measured_bytes: float | None = None
-    flash_1: bool = False
-    blocking: bool = False
+    software: Software = Software()
 
     @property
     def micro_batches(self) -> int:
@@ -145,7 +160,19 @@ def _llm_foundry(row: Row) -> Run | Skipped:
         _again(FULL if _true(row["Activation Checkpointing"]) else ""),
     ]
     # The tables are of flash-attn 1.0.9, which the recipes of 2023 install.
-    return Run(name, shape, batch, micro, gpus, _joined(words), cluster, "eager", gpus, measured_s, flash_1=True)
+    return Run(
+        name,
+        shape,
+        batch,
+        micro,
+        gpus,
+        _joined(words),
+        cluster,
+        "eager",
+        gpus,
+        measured_s,
+        software=Software(flash_1=True),
+    )
 
 
 def _torchtitan(row: Row) -> Run | Skipped:
@@ -220,7 +247,7 @@ def _simumax(row: Row) -> Run | Skipped:
     return Run(
         *(row["case"], shape, int(row["global_batch"]), int(row["micro_batch"]), replicas, _joined(words)),
         *(_hosts(gpus, kind), "fused", gpus, float(row["step_ms"]) / 1e3, float(row["max_alloc_gib"]) * GIB),
-        blocking=True,
+        software=Software(blocking=True),
     )
 
 
@@ -228,8 +255,8 @@ def _bloom(row: Row) -> Run | Skipped:
     """Megatron-DeepSpeed of 2022: ZeRO-1, full recompute, 1F1B; scores and softmax are kernels of their own."""
     gpus = int(row["gpus"])
     sizes = {key: int(row[key] or 0) for key in ("nlayers", "nhidden", "nheads", "dp", "tp", "pp", "mbs", "gbs")}
-    if not sizes["nlayers"]:  # what the size that is stated comes to
-        sizes["nlayers"] = round(float(row["nlayers_implied_by_size"] or 0))
+    if not sizes["nlayers"]:  # what the size that is stated comes to: layers "had to be tweaked to fit PP"
+        sizes["nlayers"] = sizes["pp"] * round(float(row["nlayers_implied_by_size"] or 0) / sizes["pp"])
     name = f"line {row['line']}: {sizes['nlayers']} x {sizes['nhidden']}, {sizes['nheads']} heads, {gpus} GPUs: "
     name += f"tp{sizes['tp']} pp{sizes['pp']} dp{sizes['dp']}, micro-batch {sizes['mbs']}, batch {sizes['gbs']}"
     try:
@@ -250,8 +277,10 @@ def _bloom(row: Row) -> Run | Skipped:
         biases=True,
         tied=True,
         flash=False,
+        dropout=0.1,
     )
     words = [*_megatron_words(sizes["dp"], sizes["tp"], 1, sizes["pp"], 1, sequence=False), _again(FULL)]
+    words += [_deepspeed_cuts(sizes["nlayers"], sizes["pp"])]
     try:
         memory = float(row["memory_GB"]) * 1e9
     except ValueError:
@@ -259,7 +288,19 @@ def _bloom(row: Row) -> Run | Skipped:
     return Run(
         *(name, shape, sizes["gbs"], sizes["mbs"], sizes["dp"], _joined(words)),
         *(f"{-(-gpus // 8)}x8xA100-opa", "fused", gpus, measured_s, memory),
+        software=Software(blocking=True, synchronous=True, cuda_11=True),
     )
+
+
+def _deepspeed_cuts(layers: int, stages: int) -> str:
+    """Where DeepSpeed cuts a pipeline of so many layers: stages are as full as the fullest, and the last has the rest.
+
+    Its two tables count as a layer each (``type:transformer|embedding``) where layers come out even that way alone.
+    """
+    tables = layers % stages != 0 and (layers + 2) % stages == 0
+    each = -(-(layers + 2 * tables) // stages)
+    begins = range(each - tables, layers, each)
+    return "cuts=" + "+".join(f"layers.{layer}.norm/native_layer_norm" for layer in begins) if stages > 1 else ""
 
 
 FORMATS: tuple[tuple[set[str], Callable[[Row], Run | Skipped]], ...] = (

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from graphs.arrays import FloatArray, IntArray
+from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import ClusterError
 
 # What an op does, as `graphs.records.Work` counts it.
@@ -29,6 +29,8 @@ UNTILED = 0.5  # of the float32 peak: kernels without tiles, for products as nar
 ATTENTION_TILE = 128  # queries of one tile of attention
 # Products of an attention's backward pass, by those of its forward pass: five matrix products in place of two.
 BACKWARD_WORK = 2.5
+# Numbers of 16 bytes, which kernels for tensor cores load at a time; other dtypes are computed without tensor cores.
+ALIGNED_TO = {"bfloat16": 8.0, "float16": 8.0, "float8_e4m3fn": 16.0, "float8_e5m2": 16.0}
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class Rates:
         sustained: how many times as long products take in a long run as in a short one (clocks under load).
         weight_gradient: how many times as long products take whose depth is the batch, adding up in float32.
         grouped: how many times as long many products of unlike sizes take in one kernel.
+        misaligned: how many times as long products on tensor cores take whose matrices have rows in memory that are no
+            whole number of 16 bytes; at most as long as without tiles.
         products: by dtype; at least one.
         attention: as torch runs it; None: by FLOPs and bytes alone.
         fused_attention: as libraries of kernels for this device run it (FlashAttention 3, cuDNN); None: as torch does.
@@ -106,6 +110,7 @@ class Rates:
     sustained: float = 1.0
     weight_gradient: float = 1.0
     grouped: float = 1.0
+    misaligned: float = 1.0
     attention: AttentionRate | None = None
     fused_attention: AttentionRate | None = None
     source: str = ""
@@ -116,7 +121,7 @@ class Rates:
             self,
             positive=("multiprocessors", "bytes_per_s"),
             amounts=("floor_s",),
-            at_least_1=("sustained", "weight_gradient", "grouped"),
+            at_least_1=("sustained", "weight_gradient", "grouped", "misaligned"),
         )
         if self.multiprocessors != int(self.multiprocessors):
             raise _refusal("rates", "multiprocessors", self.multiprocessors, "a whole number")
@@ -165,7 +170,9 @@ class Rates:
         at = _products_at(work, extents)
         if len(at):
             there = rates.of(at)
-            compute_s = self._products_s(extents[at], there) * self._times_as_long(work[at], extents[at], flops[at])
+            compute_s = self._products_s(work[at], extents[at], there) * self._times_as_long(
+                work[at], extents[at], flops[at]
+            )
             result[at] = _together(compute_s, bytes_moved[at] / there["bytes_per_s"])
         at = self._attention_at(work, extents)
         if len(at) and self.attention is not None:
@@ -197,7 +204,7 @@ class Rates:
         result: FloatArray = np.maximum(compute_s, moving_s)
         return result
 
-    def _products_s(self, extents: FloatArray, rates: ProductRates) -> FloatArray:
+    def _products_s(self, work: IntArray, extents: FloatArray, rates: ProductRates) -> FloatArray:
         """float64 [p]: computing products by the best of all tiles, in one piece or cut along their depth."""
         batch, rows, columns, depth = extents.T[:4]
         at_once, high, wide = float(self.multiprocessors), _HIGH, _WIDE  # float64 [tiles, 1]: all tiles at a time
@@ -211,6 +218,8 @@ class Rates:
         added_s = 8.0 * splits * batch * rows * columns / rates["bytes_per_s"]
         cut_s = wave_s * (np.ceil(depth / splits) + rates["depth"]) + added_s
         best = np.where(splits > 1.0, np.minimum(whole_s, cut_s), whole_s).min(axis=0)
+        if self.misaligned > 1.0:
+            best = np.where(_is_misaligned(work, extents, rates["aligned_to"]), best * self.misaligned, best)
         best = np.minimum(best, 2.0 * batch * rows * columns * depth / rates["untiled"])
         result: FloatArray = best * self.sustained
         return result
@@ -264,8 +273,9 @@ class Rates:
             rate, flops_per_s = self.products[name], self.products[name].flops_per_s * factor
             share = min(flops_per_s / self.products[usual].flops_per_s, 1.0)
             untiled = min(flops_per_s, UNTILED * peak_flops["float32"])
-            figures.append((flops_per_s, rate.depth, rate.edge, rate.bytes_per_s, share, untiled))
-        return ProductRates(np.array(figures, dtype=np.float64).reshape(-1, 6).T, dtype_of)
+            aligned_to = ALIGNED_TO.get(dtype, 0.0)
+            figures.append((flops_per_s, rate.depth, rate.edge, rate.bytes_per_s, share, untiled, aligned_to))
+        return ProductRates(np.array(figures, dtype=np.float64).reshape(-1, len(_CONSTANTS)).T, dtype_of)
 
     # -- Files --------------------------------------------------------------------------------------------------
 
@@ -304,8 +314,8 @@ class Rates:
         return made
 
 
-# Of `ProductRate`; the share of attention's FLOP/s, and the FLOP/s of products too narrow for tiles.
-_CONSTANTS = ("flops_per_s", "depth", "edge", "bytes_per_s", "share", "untiled")
+# Of `ProductRate`; the share of attention's FLOP/s, the FLOP/s of products too narrow for tiles, and `ALIGNED_TO`.
+_CONSTANTS = ("flops_per_s", "depth", "edge", "bytes_per_s", "share", "untiled", "aligned_to")
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,7 +323,7 @@ class ProductRates:
     """Constants of the dtypes of n ops: ``rates["depth"]`` is float64 [n].
 
     Attributes:
-        table: float64 [6, d], constants of d dtypes.
+        table: float64 [7, d], constants of d dtypes.
         dtype_of: int64 [n].
     """
 
@@ -343,6 +353,21 @@ def _products_at(work: IntArray, extents: FloatArray) -> IntArray:
     at = np.flatnonzero((work >= PRODUCT) & (work <= GROUPED))
     result: IntArray = at[(extents[at, :4] > 0.0).all(axis=1)]
     return result
+
+
+def _is_misaligned(work: IntArray, extents: FloatArray, aligned_to: FloatArray) -> BoolArray:
+    """bool [p]: products of whose sizes along memory one is no multiple of `aligned_to` (0: all are aligned).
+
+    Along memory lie the columns, and the depth, or where the left matrix is transposed, the rows. It is transposed in
+    the gradient of a weight, and it may be where there are several products at a time, as in attention.
+    """
+    batch, rows, columns, depth = extents.T[:4]
+    of_rows, of_columns, of_depth = (
+        np.mod(size + _HAIR, np.maximum(aligned_to, 1.0)) > 3.0 * _HAIR for size in (rows, columns, depth)
+    )
+    is_gradient = work == WEIGHT_GRADIENT
+    result: BoolArray = of_columns | (of_depth & ~is_gradient) | (of_rows & (is_gradient | (batch > 1.0)))
+    return result & (aligned_to > 0.0)
 
 
 def _head_rate(rate: AttentionRate, width: FloatArray) -> FloatArray:

@@ -16,6 +16,7 @@ from graphs.opgraph import ANY_DEVICE, Op
 from graphs.records import Work
 
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+_IN_16_BYTES = {"bfloat16": 8.0, "float16": 8.0, "float8_e4m3fn": 16.0, "float8_e5m2": 16.0}
 _PRODUCTS = (Work.PRODUCT, Work.WEIGHT_GRADIENT, Work.GROUPED)
 
 
@@ -117,10 +118,21 @@ def _product_s(op: Op, device: Device, product: Any, flops_per_s: float) -> floa
         if parts > 1:
             adding_s = 8.0 * parts * batch * rows * columns / (product.bytes_per_s * device.bandwidth_efficiency)
             seconds.append(wave_s * (math.ceil(depth / parts) + product.depth) + adding_s)
+    if _is_misaligned(op):
+        seconds[1:] = [each * rates.misaligned for each in seconds[1:]]
     longer = max(op.flops / (2.0 * batch * rows * columns * depth), 1.0)
     longer *= rates.weight_gradient if op.work == Work.WEIGHT_GRADIENT else 1.0
     longer *= rates.grouped if op.work == Work.GROUPED else 1.0
     return float(min(seconds) * rates.sustained * longer)
+
+
+def _is_misaligned(op: Op) -> bool:
+    """Whether rows in memory are no whole number of 16 bytes, of a dtype that tensor cores compute."""
+    batch, rows, columns, depth, _ = op.extents
+    numbers = _IN_16_BYTES.get(op.dtype)
+    is_gradient = op.work == Work.WEIGHT_GRADIENT
+    along = [columns, *([] if is_gradient else [depth]), *([rows] if is_gradient or batch > 1 else [])]
+    return numbers is not None and any(math.fmod(size + 1e-9, numbers) > 3e-9 for size in along)
 
 
 def _attention_s(op: Op, rates: Any, compute_efficiency: float, share: float) -> float:

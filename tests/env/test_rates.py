@@ -87,6 +87,30 @@ def test_an_op_that_does_two_products_of_its_size_takes_both() -> None:
     assert two == pytest.approx(2 * one)
 
 
+def test_products_whose_rows_are_no_multiples_of_16_bytes_are_slower() -> None:
+    rates, device = replace(gpu_rates.A100_SXM4, misaligned=1.4), A100_SXM4
+    sizes = {
+        "whole": (1.0, 4096.0, 4096.0, 4096.0, 0.0),
+        "rows": (1.0, 4095.0, 4096.0, 4096.0, 0.0),
+        "columns": (1.0, 4096.0, 4095.0, 4096.0, 0.0),
+        "depth": (1.0, 4096.0, 4096.0, 4095.0, 0.0),
+        "several": (2.0, 4095.0, 4096.0, 4096.0, 0.0),
+    }
+
+    def slower(work: int, dtype: str = "bfloat16") -> set[str]:
+        aligned = replace(rates, misaligned=1.0)
+        found, plain = (seconds(each, device, work, list(sizes.values()), dtype) for each in (rates, aligned))
+        assert set(np.round(found / plain, 1)) <= {1.0, 1.4}
+        return {name for name, ratio in zip(sizes, found / plain, strict=True) if ratio > 1.3}
+
+    assert slower(PRODUCT) == slower(GROUPED) == {"columns", "depth", "several"}
+    assert slower(WEIGHT_GRADIENT) == {"rows", "columns", "several"}
+    assert slower(PRODUCT, "float32") == set()
+    # pytorch/pytorch, issue 83272 (A100, CUDA 11.6): (384, 1024, 1024, 140) took 9.232 ms in bfloat16.
+    old = replace(gpu_rates.A100_SXM4, misaligned=12.0, sustained=1.0)
+    assert seconds(old, device, PRODUCT, [(384.0, 1024.0, 140.0, 1024.0, 0.0)]) == pytest.approx(9.232e-3, rel=0.05)
+
+
 def test_a_dtype_without_rates_has_those_of_another_in_proportion_to_the_peaks() -> None:
     assert gpu_rates.A100_SXM4.rate_of("float16", A100_SXM4.peak_flops) == ("float16", 1.0)
     assert gpu_rates.A100_SXM4.rate_of("tf32", A100_SXM4.peak_flops) == ("bfloat16", 0.5)
