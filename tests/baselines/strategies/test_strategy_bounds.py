@@ -185,7 +185,7 @@ def _with_rates(device: Device, floor_s: float) -> Device:
     """Tiles, a few of them at a time, so that parts of an op may well take less than their share of its time."""
     product = ProductRate(0.9 * device.peak_flops["float32"], 8.0, 4.0, 0.9 * device.memory_bytes_per_s)
     attention = AttentionRate(0.5 * device.peak_flops["float32"], 8.0, 4.0, 0.5, 1.25)
-    rates = Rates(4, 0.9 * device.memory_bytes_per_s, floor_s, {"float32": product}, 1.2, 1.1, 1.1, attention)
+    rates = Rates(4, 0.9 * device.memory_bytes_per_s, floor_s, {"float32": product}, 1.2, 1.1, 1.1, attention=attention)
     return replace(device, rates=rates)
 
 
