@@ -49,21 +49,5 @@ def neurips_cluster(accelerators: int, cpus: int, accelerator_memory_bytes: floa
     )
 
 
-def topcuoglu_cluster() -> Cluster:
-    """The three fully connected processors of the canonical HEFT example (`graphs.generators.topcuoglu`).
-
-    Its links carry any number of messages at once, as the paper assumes (Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002,
-    section 2, doi:10.1109/71.993206).
-    """
-    names = ("P1", "P2", "P3")
-    return Cluster(
-        name="topcuoglu",
-        devices=tuple(_device(name, "cpu", UNLIMITED_BYTES) for name in names),
-        links=tuple(Link(a, b, _UNUSED_RATE, exclusive=False) for a in names for b in names if a != b),
-        summary="three processors without contention",
-        source="Topcuoglu, Hariri, Wu, Performance-effective and low-complexity task scheduling, IEEE TPDS 2002",
-    )
-
-
 def _device(name: str, kind: str, memory_bytes: int) -> Device:
     return Device(name, kind, memory_bytes, {"float32": _UNUSED_RATE}, _UNUSED_RATE)

@@ -52,16 +52,6 @@ def place_as_estimated(problem: Problem, scheduler: Callable[[Units], Scheduler]
     return place_within_memory(units, build)
 
 
-def estimated_schedule(problem: Problem, scheduler: Callable[[Units], Scheduler]) -> FinishEstimate:
-    """A scheduler's own schedule, without contention and with kept bytes and one op's tensors as the only memory.
-
-    Raises:
-        InfeasibleError: a unit finds no room.
-    """
-    units = Units.of(problem)
-    return scheduler(units)(Allowance(units.kept_bytes, units.working_bytes))
-
-
 def rank_order(problem: Problem, priority: FloatArray) -> IntArray:
     """int64 [n]: ops by falling priority, float64 [n]; equals in topological order."""
     return np.lexsort((problem.graph.topological_position, -priority)).astype(np.int64)

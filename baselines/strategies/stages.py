@@ -23,19 +23,6 @@ _NEAR = 8  # ops to both sides
 _SWEEPS = 10  # over all cuts, to even out devices with several stages
 
 
-def balanced_stages(graph: OpGraph, op_s: FloatArray, n_stages: int) -> tuple[IntArray, BoolArray]:
-    """`stages_from` the ops at which `even_cuts` cuts, for devices that are alike and have a stage each.
-
-    Args:
-        op_s: float64 [n], seconds of each op, on whatever device.
-
-    Raises:
-        StrategyError: fewer forward ops that take time than stages.
-    """
-    times = np.repeat(op_s[:, None], n_stages, axis=1)
-    return stages_from(graph, even_cuts(graph, times, range(n_stages)), times)
-
-
 def stages_from(graph: OpGraph, first_ops: IntArray, op_s: FloatArray) -> tuple[IntArray, BoolArray]:
     """``(stage, is_apart)``, int64 and bool [n]: the stage of every op, 0 to V - 1.
 

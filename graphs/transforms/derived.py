@@ -6,7 +6,7 @@ Coarsening is the many-to-one case: several origins, no parts. Splitting and chu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,22 +143,6 @@ class Derived:
         if values.shape != (self.graph.n_ops,):
             raise MismatchError(f"expected one value for each of {self.graph.n_ops} groups, got shape {values.shape}.")
         return values[self.group_of]
-
-    def expand_names(self, placement: Mapping[str, str]) -> dict[str, str]:
-        """A placement of the derived graph, op name -> device name, as a placement of its source.
-
-        Raises:
-            MismatchError: a group is missing or unknown, or ops were split.
-        """
-        names = self.graph.op_names
-        missing, unknown = set(names) - set(placement), set(placement) - set(names)
-        if missing:
-            raise MismatchError(f"the placement has no device for group {min(missing)!r}; place every group.")
-        if unknown:
-            raise MismatchError(f"the placement names {min(unknown)!r}, which is no group of this coarse graph.")
-        return {
-            op: placement[names[group]] for op, group in zip(self.source.op_names, self.group_of.tolist(), strict=True)
-        }
 
     def then(self, coarsen: Callable[[OpGraph], Derived]) -> Derived:
         """Coarsen further, e.g. ``fuse_chains(graph).then(lambda g: to_size(g, 64))``; `source` stays the same."""

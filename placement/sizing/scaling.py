@@ -19,7 +19,7 @@ from graphs.arrays import FloatArray
 from graphs.formatting import format_seconds
 
 LEAST_POINTS = 3
-AMDAHL, GUNTHER, HOCKNEY = "amdahl", "gunther", "hockney"
+AMDAHL, GUNTHER = "amdahl", "gunther"
 
 
 @dataclass(frozen=True)

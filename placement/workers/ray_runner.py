@@ -103,11 +103,6 @@ class RayRunner:
             except self._ray.exceptions.RayActorError as error:
                 raise WorkersError(_reason(error)) from None
 
-    @property
-    def processes(self) -> list[int]:
-        """The process of each worker, on its own host."""
-        return [self._ray.get(actor.process.remote()) for actor in self._actors]
-
     def run(
         self, work: Callable[[SharedT, TaskT], FoundT], tasks: Sequence[TaskT], told: Told | None = None
     ) -> list[FoundT]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from estimates import check, mesh
+from estimates import check, estimated_schedule, mesh, topcuoglu_cluster
 from hypothesis import given, settings
 from strategies import problems
 
-from baselines.list_schedulers.estimate import estimated_schedule
 from baselines.list_schedulers.heft import heft, scheduler
 from baselines.paths import upward_rank
 from env.cluster import UNLIMITED_BYTES
 from env.problem import Problem
-from env.published import topcuoglu_cluster
 from env.simulation.simulator import Simulator
 from graphs.errors import InfeasibleError
 from graphs.generators import topcuoglu

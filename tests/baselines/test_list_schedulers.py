@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 from estimates import check as check_estimate
-from estimates import mesh
+from estimates import estimated_schedule, mesh, topcuoglu_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
@@ -20,7 +20,7 @@ from strategies import problems
 
 from baselines.list_schedulers.cpop import cpop, critical_device
 from baselines.list_schedulers.cpop import scheduler as cpop_scheduler
-from baselines.list_schedulers.estimate import FinishEstimate, estimated_schedule, ready_order
+from baselines.list_schedulers.estimate import FinishEstimate, ready_order
 from baselines.list_schedulers.m_etf import m_etf
 from baselines.list_schedulers.m_etf import scheduler as etf_scheduler
 from baselines.list_schedulers.m_sct import arcs, favourite_children, m_sct, relaxation
@@ -33,7 +33,6 @@ from baselines.paths import upward_rank
 from env.cluster import UNLIMITED_BYTES, Cluster
 from env.plan import Method
 from env.problem import OBJECTIVES, Problem
-from env.published import topcuoglu_cluster
 from env.units import Units
 from graphs.errors import InfeasibleError
 from graphs.generators import topcuoglu

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from baselines.list_schedulers.estimate import FinishEstimate
-from env.cluster import Cluster, Device, both_ways
+from baselines.list_schedulers.estimate import FinishEstimate, Scheduler
+from baselines.memory import Allowance
+from env.cluster import UNLIMITED_BYTES, Cluster, Device, Link, both_ways
 from env.problem import Problem
+from env.units import Units
 
 
 def mesh(*devices: tuple[str, str, int]) -> Cluster:
@@ -28,3 +32,29 @@ def check(problem: Problem, estimate: FinishEstimate) -> None:
         mine = np.flatnonzero((device == d) & (own > 0))
         mine = mine[np.argsort(estimate.start_s[mine])]
         assert np.all(estimate.start_s[mine[1:]] >= estimate.end_s[mine[:-1]] * (1 - 1e-12))
+
+
+def estimated_schedule(problem: Problem, scheduler: Callable[[Units], Scheduler]) -> FinishEstimate:
+    """A scheduler's own schedule, without contention and with kept bytes and one op's tensors as the only memory.
+
+    Raises:
+        InfeasibleError: a unit finds no room.
+    """
+    units = Units.of(problem)
+    return scheduler(units)(Allowance(units.kept_bytes, units.working_bytes))
+
+
+def topcuoglu_cluster() -> Cluster:
+    """The three fully connected processors of the canonical HEFT example (`graphs.generators.topcuoglu`).
+
+    Its links carry any number of messages at once, as the paper assumes (Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002,
+    section 2, doi:10.1109/71.993206).
+    """
+    names = ("P1", "P2", "P3")
+    return Cluster(
+        name="topcuoglu",
+        devices=tuple(Device(name, "cpu", UNLIMITED_BYTES, {"float32": 1.0}, 1.0) for name in names),
+        links=tuple(Link(a, b, 1.0, exclusive=False) for a in names for b in names if a != b),
+        summary="three processors without contention",
+        source="Topcuoglu, Hariri, Wu, Performance-effective and low-complexity task scheduling, IEEE TPDS 2002",
+    )

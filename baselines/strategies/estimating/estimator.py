@@ -24,9 +24,7 @@ from baselines.strategies.estimating.step import (
     BACKWARD,
     FORWARD,
     GROUPS,
-    KINDS,
     ONCE,
-    STATISTICS,
     WEIGHTS,
     Frame,
     LocalStep,
@@ -44,8 +42,6 @@ from graphs.transforms.derived import Derived
 from graphs.transforms.sequencing import block_map
 from graphs.transforms.strategy import VIRTUAL, Strategy
 
-_LETTERS = {"F": 0, "B": 1, "W": 2, "BW": 3}
-_COLLECTIVES = dict(enumerate(KINDS)) | {STATISTICS: "all_reduce"}
 _MOST_KEPT = 64  # steps and the like that are kept for the next estimate
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parallel.stashing import balanced_stages
 from torch import nn
 from training_steps import mlp
 
@@ -17,7 +18,6 @@ from baselines.strategies import stages
 from baselines.strategies.applied import applied
 from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.stage_cuts import stage_cuts
-from baselines.strategies.stages import balanced_stages
 from env.cluster import Cluster
 from env.simulation.simulator import Simulator
 from graphs import Op, OpGraph, Phase, Tensor

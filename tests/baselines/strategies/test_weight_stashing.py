@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from parallel.stashing import asynchronous, stages_in_order, with_stashed_weights
 from training_steps import chain_of_stages
 
 from baselines.strategies.applied import applied
-from baselines.strategies.stashing import asynchronous, stages_in_order, with_stashed_weights
 from env import THROUGHPUT, Cluster, Plan, Problem
 from env.simulation.loads import loads
 from graphs import MismatchError, Op, OpGraph, Tensor

@@ -101,8 +101,6 @@ def test_expanding_keeps_every_constraint(
     for op in range(graph.n_ops):
         pins_of_group = coarse.graph.pins[coarse.group_of[op]]
         assert set(pins_of_group) <= set(graph.pins[op]) or not graph.pins[op]
-    by_name = coarse.expand_names({name: str(d) for name, d in zip(coarse.graph.op_names, device, strict=True)})
-    assert by_name == {name: str(d) for name, d in zip(graph.op_names, fine, strict=True)}
 
 
 @settings(max_examples=100)
@@ -318,10 +316,6 @@ def test_expanding_something_else_is_refused() -> None:
     coarse = fuse_chains(net("ab", "ac"))
     with pytest.raises(MismatchError, match="expected one value for each of 3 groups"):
         coarse.expand(np.zeros(2, dtype=np.int64))
-    with pytest.raises(MismatchError, match="no device for group 'c'"):
-        coarse.expand_names({"a": "gpu", "b": "gpu"})
-    with pytest.raises(MismatchError, match="names 'd', which is no group"):
-        coarse.expand_names(dict.fromkeys("abcd", "gpu"))
 
 
 def test_bad_sizes_are_refused() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from parallel.thread_collectives import Board, ThreadCollectives
 from torch import nn
 
 from baselines.strategies.applied import applied
@@ -18,7 +19,6 @@ from graphs.capture.record import argument_leaves, default_loss, output_tensors
 from graphs.transforms.strategy import Strategy
 from placement.runtime.program.drawing import draw
 from placement.runtime.program.functional import functional
-from placement.runtime.sharded.exchanging.thread_collectives import Board, ThreadCollectives
 from placement.runtime.sharded.layouts import take
 from placement.runtime.sharded.plan import StrategyPlan
 from placement.runtime.sharded.storing.states import put_together, stored

@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from replicas.gradient_diversity import gradient_diversity, sample_gradients
 from replicas.small_tasks import engine, regression
 
-from placement.replicas.diversity import DiversityMeter, gradient_diversity, sample_gradients
+from placement.replicas.diversity import DiversityMeter
 from placement.replicas.fit_log import Stop
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parallel.thread_collectives import Board, ThreadCollectives, run_threads
 
 from graphs.errors import RankError, StrategyError
 from graphs.rows import Shard
 from placement.runtime.ranks.launch import launch
 from placement.runtime.sharded.exchanging.exchanges import KINDS, Exchange, Member, common
-from placement.runtime.sharded.exchanging.thread_collectives import Board, ThreadCollectives, run_threads
 from placement.runtime.sharded.layouts import take, whole
 from placement.runtime.transport.mailbox import Mailbox
 from tests.helpers.parallel import exchange_cases

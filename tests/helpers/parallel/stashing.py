@@ -12,15 +12,28 @@ from dataclasses import replace
 
 import numpy as np
 
-from baselines.strategies.stages import balanced_stages
+from baselines.strategies.stages import even_cuts, stages_from
 from env.cluster import Cluster
 from env.plan import Plan
 from env.problem import THROUGHPUT, Problem
-from graphs.arrays import IntArray
+from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import MismatchError, StrategyError
 from graphs.kept import trained_bytes
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.sequencing import stage_numbers
+
+
+def balanced_stages(graph: OpGraph, op_s: FloatArray, n_stages: int) -> tuple[IntArray, BoolArray]:
+    """`stages_from` the ops at which `even_cuts` cuts, for devices that are alike and have a stage each.
+
+    Args:
+        op_s: float64 [n], seconds of each op, on whatever device.
+
+    Raises:
+        StrategyError: fewer forward ops that take time than stages.
+    """
+    times = np.repeat(op_s[:, None], n_stages, axis=1)
+    return stages_from(graph, even_cuts(graph, times, range(n_stages)), times)
 
 
 def asynchronous(graph: OpGraph, cluster: Cluster, n_stages: int) -> tuple[Problem, Plan]:
