@@ -133,7 +133,7 @@ class Cluster:
         """
         from env.presets import preset  # only where one is asked for by name
 
-        if rates not in RATES:
+        if not isinstance(rates, str) or rates not in RATES:
             raise UnknownNameError("rates", rates, RATES)
         made = preset(name)
         found = Cluster(made.name, made.devices, made.links, made.summary, made.source, fabric=made.fabric)
@@ -142,7 +142,8 @@ class Cluster:
     def at_peak(self) -> Cluster:
         """This cluster at the rates of data sheets: devices by the roofline, collectives by algorithm over links."""
         devices = tuple(device if device.rates is None else replace(device, rates=None) for device in self.devices)
-        return replace(self, devices=devices, links=tuple(link.at_peak() for link in self.links), fabric=None)
+        links = tuple(link.at_peak() for link in self.links)
+        return replace(self, devices=devices, links=links, collectives=(), fabric=None)
 
     @staticmethod
     def local(devices: int | None = None, *, seed: int = 0) -> Cluster:

@@ -145,7 +145,7 @@ class UnknownNameError(PlacementError, ValueError):
     def __init__(self, what: str, name: str, valid: Iterable[str], listed: str = "") -> None:
         self.what, self.name, self.valid = what, name, tuple(valid)
         plain = {v.casefold(): v for v in reversed(self.valid)}
-        asked = name.casefold()
+        asked = str(name).casefold()  # of any value that a caller gave for a name
         near = [v for v in self.valid if asked and v.casefold().startswith(asked)]
         near = near or [plain[v] for v in difflib.get_close_matches(asked, plain, n=1, cutoff=0.6)]
         hint = f", did you mean {near[0]!r}?" if near else "."

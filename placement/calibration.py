@@ -14,8 +14,8 @@ from env.cluster import Cluster
 from env.device import Device, MeasuredCollective
 from env.rates import Rates
 from graphs.errors import ClusterError
-from placement.calibrating.collective_files import read_collectives
-from placement.calibrating.fitting import LEAST, fitted
+from placement.calibrating.collective_files import check_collective, read_collectives
+from placement.calibrating.fitting import LEAST, check_times, distinct, fitted
 from placement.calibrating.kernels import MeasuredKernel
 from placement.calibrating.known_steps import read_step
 from placement.calibrating.machines import HowToMeasure, Measured, as_reached, measured_here
@@ -31,8 +31,8 @@ _PARTS = ("products", "attention", "memory-bound ops")
 def calibrate(
     base: Cluster | str | None = None,
     *,
-    steps: Sequence[str] = (),
-    nccl_tests: Sequence[str | Path] = (),
+    steps: Sequence[str] | str = (),
+    nccl_tests: Sequence[str | Path] | str | Path = (),
     products: str | Path | None = None,
     how: HowToMeasure | None = None,
     tell: Tell = lambda _: None,
@@ -61,6 +61,8 @@ def calibrate(
     """
     began_s = time.monotonic()
     options = how or HowToMeasure()
+    steps = (steps,) if isinstance(steps, str) else steps  # one of them, rather than each of its letters
+    nccl_tests = (nccl_tests,) if isinstance(nccl_tests, (str, Path)) else nccl_tests
     if not (steps or nccl_tests or products):
         if base is not None:
             raise ClusterError(
@@ -91,9 +93,10 @@ def of_measured(measured: Measured, seed: int = 0) -> Calibration:
     if first.kind == "cpu":
         kept.append("the measured roofline of the cores; the fit says what rates would make of the same kernels")
     else:
-        device = replace(device, rates=_with_source(device))
+        when = _source(first, measured_here=True)
+        device = replace(device, rates=_with_source(device, when))
         cluster = _with_rates(cluster, first, device)
-        cluster = replace(cluster, source=_source(first.model, [cluster.source]))
+        cluster = replace(cluster, source=f"{when}: {cluster.source}")
         kept += _not_fitted(fits)
     machine = measured.machine
     if machine is not None:
@@ -109,16 +112,15 @@ def of_measured(measured: Measured, seed: int = 0) -> Calibration:
     )
 
 
-def _source(model: str, more: Sequence[str]) -> str:
-    """``"calibrated on DATE, DEVICE, torch VERSION: ..."``"""
-    said = "; ".join(text for text in more if text)
-    return f"calibrated on {date.today().isoformat()}, {model}, torch {torch.__version__}: {said}"
+def _source(device: Device, measured_here: bool) -> str:
+    """``"calibrated on DATE, DEVICE, torch VERSION"``; figures of files and steps may be of any version."""
+    when = f"calibrated on {date.today().isoformat()}, {device.model or device.name}"
+    return f"{when}, torch {torch.__version__}" if measured_here else when
 
 
-def _with_source(device: Device) -> Rates:
+def _with_source(device: Device, source: str) -> Rates:
     assert device.rates is not None
-    when = f"calibrated on {date.today().isoformat()}, {device.model or device.name}, torch {torch.__version__}"
-    return replace(device.rates, source=when)
+    return replace(device.rates, source=source)
 
 
 def _with_rates(cluster: Cluster, old: Device, new: Device) -> Cluster:
@@ -163,6 +165,7 @@ def _of_files(
 ) -> Calibration:
     known = [read_step(text) for text in steps]  # before any work: a mistyped one is said at once
     first = cluster.devices[int(cluster.compute_devices[0])]
+    when = _source(first, measured_here=False)
     kernels: list[MeasuredKernel] = []
     fits: list[Fit] = []
     sources: list[str] = []
@@ -171,14 +174,15 @@ def _of_files(
     device = first
     if products is not None:
         tell("fitting products")
-        kernels = read_products(products, first)
+        kernels = distinct(read_products(products, first))
+        check_times(first, kernels, str(products))
         device, fits = fitted(first, kernels, seed)
         if not fits:
             raise ClusterError(
-                f"{products} has {len(kernels)} products of {first.model or first.name!r}, too few to fit rates to; "
-                f"give {2 * LEAST} or more of a dtype."
+                f"{products} has {len(kernels)} products of {first.model or first.name!r} (shapes, each counted once), "
+                f"too few to fit rates to; give {2 * LEAST} or more of a dtype."
             )
-        device = replace(device, rates=_with_source(device))
+        device = replace(device, rates=_with_source(device, f"{when}: products of {Path(products).name}"))
         cluster = _with_rates(cluster, first, device)
         sources.append(f"products of {Path(products).name}")
         lines.append(f"{len(kernels):,} products in {Path(products).name}")
@@ -186,10 +190,11 @@ def _of_files(
         if device.rates is not None:
             kept.append(f"products of long runs: {device.rates.sustained:.3g} times as long as these")
     else:
-        kept.append(f"the ratios of kernels among each other, of {cluster.name}")
+        kept.append(f"{'the ratios of kernels among each other' if known else 'kernels'}, of {cluster.name}")
     collectives: dict[tuple[object, ...], MeasuredCollective] = {}
     for log in nccl_tests:
         for one in read_collectives(log):
+            check_collective(one, cluster, str(log))
             collectives[one.kind, one.ranks, one.hosts] = one
         sources.append(f"collectives of {Path(log).name}")
     if collectives:
@@ -198,6 +203,7 @@ def _of_files(
         }
         cluster = replace(cluster, collectives=tuple((others | collectives).values()))
         lines += [f"{one.kind} among {one.ranks} of {len(one.sizes)} sizes" for one in collectives.values()]
+        kept.append(f"links and other collectives of {cluster.name}")
     else:
         kept.append(f"links and collectives of {cluster.name}")
     checked: tuple[CheckedStep, ...] = ()
@@ -207,8 +213,7 @@ def _of_files(
         cluster, checked, factors = fitted_to(known, cluster)
         count = f"{len(known)} known steps" if len(known) > 1 else "a known step"
         sources.append(count)
-    model = first.model or first.name
-    source = _source(model, [*sources, f"the rest as in {cluster.name}, {cluster.source}"])
+    source = f"{when}: {'; '.join([*sources, f'the rest as in {cluster.name}, {cluster.source}'])}"
     cluster = replace(cluster, name=f"{cluster.name}-calibrated", source=source)
     return Calibration(
         cluster,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ _PROGRAM = re.compile(r"\b(" + "|".join(map(re.escape, (*_PROGRAMS, *_OTHERS))) 
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\b")
 _BY_RANK = re.compile(r"^\[\d+,\d+\]<\w+>:\s?")  # what mpirun puts before lines
 _BEGIN = re.compile(r"#\s+(?:nThread|out-of-place)\b")
-_ROW = re.compile(r"\s*(\d+)\s+\d+\s+([a-z]\w*)\s+(\S+)(?:\s+(-?\d+))?\s+([\d.e+]+)\s+([\d.]+)\s+([\d.]+)\s")
+_ROW = re.compile(r"\s*(\d+)\s+\d+\s+([a-z]\w*)\s+(\S+)(?:\s+(-?\d+))?\s+(\S+)\s+(\S+)\s+(\S+)\s")
 _EXPECTED = (
     "expected the output of all_reduce_perf, all_gather_perf, reduce_scatter_perf or alltoall_perf of nccl-tests"
 )
@@ -44,7 +45,8 @@ def read_nccl_tests(text: str) -> list[MeasuredCollective]:
     the whole tensor, as of `graphs.transforms.derived.Collective`: nccl-tests counts an all-to-all's by rank.
 
     Raises:
-        ClusterError: no line of times, a kind that a cluster has no figures of, or one that cannot be told.
+        ClusterError: no line of times, a time that is no number above 0, a kind that a cluster has no figures of, or
+            one that cannot be told.
     """
     found: dict[tuple[str, int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for lines in _runs(text):
@@ -81,10 +83,20 @@ def _runs(text: str) -> list[list[str]]:
 
 def _row(line: str) -> _Row | None:
     found = _ROW.match(f"{line} ")
-    if found is None or int(found[1]) == 0 or float(found[5]) == 0:
+    if found is None or int(found[1]) == 0:
         return None
-    by_size = float(found[6])
-    return _Row(int(found[1]), found[3], float(found[5]) / 1e6, float(found[7]) / by_size if by_size else 0.0)
+    time, by_size, by_bus = (_number(found[k]) for k in (5, 6, 7))
+    if not 0.0 < time < math.inf:
+        raise ClusterError(f"the log says that {found[1]} bytes took {found[5]} us; expected a number above 0.")
+    ratio = by_bus / by_size if 0.0 < by_size < math.inf and 0.0 <= by_bus < math.inf else 0.0
+    return _Row(int(found[1]), found[3], time / 1e6, ratio)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _program(lines: list[str], rows: list[_Row]) -> str:

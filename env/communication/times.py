@@ -29,6 +29,7 @@ from graphs.transforms.collectives.expansion import ITEM_BYTES, MOVED_PER_BYTE
 from graphs.transforms.collectives.template import template
 from graphs.transforms.derived import Collective, Derived
 
+_EQUAL = 1e-3  # times that differ by no larger share are equally quick
 SIZES = tuple(2**k for k in range(10, 31))  # 1 KiB to 1 GiB
 
 
@@ -51,9 +52,10 @@ class CollectiveTimes:
     @property
     def best(self) -> tuple[str, ...]:
         """The quickest algorithm for each size; of equally quick ones that which is named first."""
-        # Times that differ by rounding alone are equal.
+        # Parts of whole bytes make times differ by a little more than rounding: such are equal.
+        least = [min(times) * (1.0 + _EQUAL) for times in zip(*self.seconds.values(), strict=True)]
         return tuple(
-            min(self.seconds, key=lambda name: float(f"{self.seconds[name][k]:.9e}")) for k in range(len(self.sizes))
+            next(name for name, times in self.seconds.items() if times[k] <= most) for k, most in enumerate(least)
         )
 
     @property

@@ -43,9 +43,9 @@ COMPARED: dict[str, Compared] = {
 }
 
 
-def compared(models: Iterable[str]) -> str:
-    """A sentence for a cluster of devices of these models."""
-    found = dict.fromkeys(str(COMPARED[model]) for model in models if model in COMPARED)
+def compared(devices: Iterable[Device]) -> str:
+    """A sentence for a cluster of these devices; runs tell nothing of devices with other figures than their kind."""
+    found = dict.fromkeys(str(runs) for runs in map(_runs_of, devices) if runs is not None)
     return "; ".join(found) or NOT_COMPARED
 
 
@@ -56,8 +56,14 @@ def compared_runs(devices: Iterable[Device]) -> Compared | None:
     """
     found = []
     for device in {id(each.rates): each for each in devices}.values():
-        runs = COMPARED.get(device.model)
-        if runs is None or device.rates is None or device.rates != runs.device.rates:
+        runs = _runs_of(device)
+        if runs is None:
             return None
         found.append(runs)
     return max(found, key=lambda each: each.off, default=None)
+
+
+def _runs_of(device: Device) -> Compared | None:
+    """The runs on its kind, if it has the figures that they were compared with."""
+    runs = COMPARED.get(device.model)
+    return runs if runs is not None and device.rates is not None and device.rates == runs.device.rates else None

@@ -24,6 +24,8 @@ ATTENTION = (Work.ATTENTION, Work.ATTENTION_BACKWARD)
 _OVER_PEAK = 1.03  # what clocks above the data sheet's and the clock of the measurement may explain
 _MOST_AWAY = 50.0  # times that a constant may leave what it began with
 _ROUNDING = 1e-9  # a limit stays one after logarithms and exponentials
+_LARGE_S = 2e-5  # by the peak: of products that take longer, no floor or launch explains a multiple
+_MOST_SLOWER = 20.0  # times that large products may take longer than was predicted
 LEAST = 4  # kernels of a kind that constants are fitted to
 _NAMES = {"products": PRODUCTS, "attention": ATTENTION, "memory-bound ops": (Work.OTHER,)}
 
@@ -83,6 +85,27 @@ def check_peaks(device: Device, kernels: Sequence[MeasuredKernel]) -> None:
                 f"{format_count(one.flops / one.seconds)}FLOP/s, and {device.model or device.name!r} has a peak of "
                 f"{format_count(peak)}FLOP/s; check the unit of the times and the device."
             )
+
+
+def check_times(device: Device, kernels: Sequence[MeasuredKernel], where: str) -> None:
+    """Raises: ClusterError: large products take so long that the unit of their times or the device is wrong."""
+    large = [one for one in kernels if one.work in PRODUCTS and one.flops / device.flops_per_s(one.dtype) > _LARGE_S]
+    if not large:
+        return
+    factor = float(np.median([one.seconds for one in large] / seconds_of(device, large)))
+    if factor > _MOST_SLOWER:
+        raise ClusterError(
+            f"{where}: large products take {factor:,.0f} times as long as {device.model or device.name!r} is known to "
+            f"need; expected at most {_MOST_SLOWER:g} times; check the unit of the times and the device."
+        )
+
+
+def distinct(kernels: Sequence[MeasuredKernel]) -> list[MeasuredKernel]:
+    """Each shape once, with the median of its times: a shape that was fitted to must not be left out, too."""
+    times: dict[tuple[object, ...], list[MeasuredKernel]] = {}
+    for one in kernels:
+        times.setdefault((one.work, one.dtype, one.extents), []).append(one)
+    return [replace(same[0], seconds=float(np.median([one.seconds for one in same]))) for same in times.values()]
 
 
 def seconds_of(device: Device, kernels: Sequence[MeasuredKernel]) -> Array:

@@ -53,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
 def read_step(text: str) -> KnownStep:
     """Read ``MODEL [--strategy TEXT] [--stack NAME] [--batch SIZE] [--dim NAME=SIZE] [...] = TIME``.
 
-    A step is one of training unless ``--inference`` stands in it; a time without a unit is in seconds.
+    A step is one of training unless ``--inference`` stands in it; a time has a unit.
 
     Raises:
         ClusterError: says what could not be read.
@@ -111,13 +111,15 @@ def _dims(text: str, given: argparse.Namespace) -> dict[str, int]:
 
 def _seconds(text: str, time: str) -> float:
     match = _TIME.fullmatch(time)
-    unit = match[2] or "s" if match else "s"
+    unit = match[2] if match else ""
     try:
         value = float(match[1]) if match else math.nan
     except ValueError:
         value = math.nan
-    if match and unit not in _UNITS:
+    if unit and unit not in _UNITS:
         raise UnknownNameError("unit of time", unit, _UNITS)
     if not 0.0 < value < math.inf:
         raise ClusterError(f"--step {text!r} has the time {time.strip()!r}; expected a number above 0 and s, ms or us.")
+    if not unit:
+        raise ClusterError(f"--step {text!r} has the time {time.strip()!r} in no unit; put s, ms or us behind it.")
     return value * _UNITS[unit]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from env.device import Device
@@ -22,6 +23,7 @@ _DTYPES = {
     **{"half": "float16", "fp16": "float16", "bf16": "bfloat16"},
     **dict.fromkeys(("fp8", "float8", "fp8_e4m3"), "float8_e4m3fn"),
 }
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 _WEIGHT_GRADIENT = "NT"  # in a column ``layout``: the left operand is turned over, as in a gradient of a weight
 
 
@@ -34,16 +36,17 @@ def read_products(path: str | Path, device: Device) -> list[MeasuredKernel]:
             rows of ``device`` are chosen where a file has several. Rows of an ``op`` other than ``matmul`` are skipped.
 
     Raises:
-        ClusterError: a column is missing, a cell is no number, or no row is of this device.
+        ClusterError: a column is missing, a cell is no number, or no row is a product of this device.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # spreadsheets put a mark before the first column
     except OSError as error:
         raise ClusterError(f"cannot read products from {path}: {error.strerror}; check the path.") from None
     except ValueError:
         raise ClusterError(f"cannot read products from {path}: it is no text; give a CSV file.") from None
-    rows = list(csv.DictReader(text.splitlines()))
-    columns = tuple(rows[0]) if rows else ()
+    reader = csv.DictReader(text.splitlines())
+    reader.fieldnames = columns = [name.strip().casefold() for name in reader.fieldnames or ()]
+    rows = list(reader)
     missing = [name for name in _NEEDED if name not in columns]
     time_column = next((name for name in _TIMES if name in columns), None)
     if missing or time_column is None:
@@ -53,12 +56,14 @@ def read_products(path: str | Path, device: Device) -> list[MeasuredKernel]:
             "batch of batched ones."
         )
     rows = [row for row in rows if row.get("op") in (None, "", "matmul", "bmm", "gemm")]
+    if not rows:
+        raise ClusterError(f"{path} has no row of a product below its header; give one for each shape that was timed.")
     numbered = list(enumerate(_of_device(rows, columns, device, path), start=1))
     return [_kernel(row, time_column, f"{path}, product {number}") for number, row in numbered]
 
 
 def _of_device(
-    rows: list[dict[str, str]], columns: tuple[str, ...], device: Device, path: str | Path
+    rows: list[dict[str, str]], columns: Sequence[str], device: Device, path: str | Path
 ) -> list[dict[str, str]]:
     """The rows of one device, where a file has several."""
     column = next((name for name in _DEVICE if name in columns), None)
@@ -79,20 +84,25 @@ def _kernel(row: Mapping[str, str], time_column: str, where: str) -> MeasuredKer
     dtype = _DTYPES.get((row["dtype"] or "").strip().casefold())
     if dtype is None:
         raise ClusterError(f"{where} has dtype {row['dtype']!r}; expected one of {', '.join(_WIDTHS)}.")
-    m, n, k = (_number(row, name, where) for name in ("m", "n", "k"))
-    batch = next((_number(row, name, where) for name in ("batch", "b") if row.get(name)), 1.0)
-    seconds = _number(row, time_column, where) * _TIMES[time_column]
+    m, n, k = (_count(row, name, where) for name in ("m", "n", "k"))
+    batch = next((_count(row, name, where) for name in ("batch", "b") if row.get(name)), 1.0)
+    seconds = _number(row, time_column, where, "a number above 0") * _TIMES[time_column]
     layout = (row.get("layout") or "").strip().upper()
     work = Work.WEIGHT_GRADIENT if layout == _WEIGHT_GRADIENT else Work.PRODUCT
     moved = batch * (m * k + k * n + m * n) * _WIDTHS[dtype]
     return MeasuredKernel(work, dtype, (batch, m, n, k, 0.0), 2.0 * batch * m * n * k, moved, seconds)
 
 
-def _number(row: Mapping[str, str], column: str, where: str) -> float:
-    try:
-        value = float(row[column])
-    except (TypeError, ValueError):
-        value = math.nan
+def _count(row: Mapping[str, str], column: str, where: str) -> float:
+    value = _number(row, column, where, "a whole number above 0")
+    if not value.is_integer():
+        raise ClusterError(f"{where} has {column} = {row[column]!r}; expected a whole number above 0.")
+    return value
+
+
+def _number(row: Mapping[str, str], column: str, where: str, expected: str) -> float:
+    cell = (row[column] or "").strip()
+    value = float(cell) if _NUMBER.fullmatch(cell) else math.nan
     if not 0.0 < value < math.inf:
-        raise ClusterError(f"{where} has {column} = {row[column]!r}; expected a number above 0.")
+        raise ClusterError(f"{where} has {f'{column} = {cell!r}' if cell else f'no {column}'}; expected {expected}.")
     return value

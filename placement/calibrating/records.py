@@ -82,7 +82,9 @@ class Calibration:
         """How good it is, in a line."""
         products = [fit for fit in self.fits if fit.what == "products"]
         said = [f"products {products[0].after:.1%} off in the median of those left out"] if products else []
-        if self.steps:
+        if len(self.steps) == 1 and "kernels" in self.factors:  # it is met by construction: how far off was it?
+            said.append(f"by one step kernels take {self.factors['kernels']:.2f} times as long as predicted")
+        elif self.steps:
             worst = max(abs(one.after_s / one.step.seconds - 1.0) for one in self.steps)
             said.append(f"known steps at most {worst:.1%} off")
         return f"{show(self.cluster.name)}: {'; '.join(said) or 'measured'}"
@@ -109,7 +111,7 @@ class Calibration:
                 f"({before:+.1%}), {format_seconds(one.after_s)} after ({after:+.1%})"
             )
         for name, factor in self.factors.items():
-            yield f"factor       {name} takes {factor:.3f} times as long"
+            yield f"factor       {name} {'take' if name == 'kernels' else 'takes'} {factor:.3f} times as long"
         for line in self.kept:
             yield f"kept         {show_line(line)}"
 

@@ -64,11 +64,12 @@ def fitted_to(
     lower[0] = max(lower[0], math.log(_least_factor(cluster)) + 1e-9)
     found = least_squares(residuals, np.zeros(count), lower, upper, step=0.02, steps=8)
     after = predicted(found)
+    compute, *network = np.exp(found).tolist()
     _check(steps, cluster, before, after, found[0] - lower[0])
     names = ("kernels", "network")[:count]
-    factors = {name: float(factor) for name, factor in zip(names, np.exp(found), strict=True)}
+    factors = dict(zip(names, (compute, *network), strict=True))
     rows = zip(steps, before.tolist(), after.tolist(), strict=True)
-    return scaled(cluster, *np.exp(found)), tuple(CheckedStep(*row) for row in rows), factors
+    return scaled(cluster, compute, *network), tuple(CheckedStep(*row) for row in rows), factors
 
 
 def _check(
@@ -174,8 +175,10 @@ def _slower_rates(rates: Rates, factor: float) -> Rates:
     def attention(rate: AttentionRate | None) -> AttentionRate | None:
         return None if rate is None else replace(rate, flops_per_s=rate.flops_per_s / factor)
 
+    source = f"{rates.source}; times by {factor:.4g}, by known steps".removeprefix("; ")
     return replace(
         rates,
+        source=source if factor != 1 else rates.source,
         bytes_per_s=rates.bytes_per_s / factor,
         floor_s=rates.floor_s * factor,
         products={

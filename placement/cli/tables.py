@@ -19,6 +19,7 @@ from env.problem import scope
 from env.resizing import resized
 from graphs.formatting import format_bytes, format_count, format_seconds, show, show_line
 from graphs.kept import kept_words
+from placement.cli.reached import reached
 from placement.report.words import format_percent
 from placement.solving.alternatives import best_of_each, single_s
 from placement.solving.answer import relative_gap
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 BAR_WIDTH = 12
 MOST_SHOWN = 32  # devices, one by one
 PEAK = "Rates of data sheets are peaks: step times are best cases; efficiencies in a cluster's file say what you reach."
+RATED = "GPUs of now are scored at what kernels, links and collectives reach, machines of papers at peaks, a best case."
 MAX_BAR_SPEEDUP = 16.0  # a full bar
 
 
@@ -241,7 +243,7 @@ def clusters_table(clusters: Sequence[Cluster]) -> list[RenderableType]:
         devices = [f"{count} x {show(model)}, {format_memory(size)}" for (model, size), count in models.items()]
         table.add_row(show(cluster.name), "\n".join(devices), str(len(cluster.links)), show_line(cluster.summary))
     about = "`placement clusters NAME` shows devices, links and where the figures come from."
-    return [table, Text(f"{about}\n{PEAK}", "dim")]
+    return [table, Text(f"{about}\n{RATED}", "dim")]
 
 
 def collectives_table(found: CollectiveTimes) -> list[RenderableType]:
@@ -315,13 +317,12 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
         carries = "one transfer at a time" if link.exclusive else "any number at once"
         links.add_row(show(link.src), show(link.dst), rate, format_seconds(link.latency_s), carries)
     about = f"{show(cluster.name)}: {show_line(str(cluster.summary))}"
-    models = [device.model for device in cluster.devices if device.kind != "cpu"]
     source = f"source: {show_line(str(cluster.source))}"
-    off = f"predictions: {compared(models)}"
+    off = f"predictions: {compared(device for device in cluster.devices if device.kind != 'cpu')}"
     if cluster.source.startswith("measured "):
         return [about, source, devices, links]
     peak = [Text(PEAK, style="dim")] if any(device.rates is None for device in cluster.devices) else []
-    return [about, source, off, devices, links, *left_out, *peak]
+    return [about, source, off, *reached(cluster.devices), devices, links, *left_out, *peak]
 
 
 def _first_host(cluster: Cluster) -> tuple[Cluster, list[RenderableType]]:

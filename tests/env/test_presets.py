@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from env.cluster import Cluster
 from env.communication.as_used import AsUsed
+from env.device import MeasuredCollective
+from env.gpus import T4
 from env.presets import COMPARED, PRESETS, compared, is_preset
 from graphs.errors import ClusterError, UnknownNameError
 
@@ -143,6 +147,20 @@ def test_hosts_of_whole_groups_use_all_ports_and_strided_ones_their_own() -> Non
 
 
 def test_how_far_off_public_runs_were_is_said_in_one_place() -> None:
-    assert compared(["a model of nobody"]) == "not compared with public runs yet"
-    for model, runs in COMPARED.items():
-        assert compared([model, model]) == str(runs)
+    assert compared([T4]) == "not compared with public runs yet"
+    for runs in COMPARED.values():
+        assert compared([runs.device, runs.device]) == str(runs)
+        for changed in (runs.device.rates and replace(runs.device.rates, floor_s=1.0), None):
+            assert compared([replace(runs.device, rates=changed)]) == "not compared with public runs yet"
+
+
+def test_rates_that_are_no_name_are_refused_in_a_sentence() -> None:
+    for rates in (None, 3, "peek"):
+        with pytest.raises(UnknownNameError, match="unknown rates"):
+            Cluster.preset("1xH100", rates=rates)  # type: ignore[arg-type]
+
+
+def test_peaks_leave_no_measured_collectives() -> None:
+    known = MeasuredCollective("all_reduce", 2, (1024,), (1.0,))
+    cluster = replace(Cluster.preset("2xH100-nvswitch"), collectives=(known,))
+    assert cluster.at_peak() == Cluster.preset("2xH100-nvswitch", rates="peak")

@@ -37,8 +37,8 @@ class CalibrateOptions:
             "--step",
             metavar="'MODEL [--strategy TEXT] [--stack NAME] [--batch SIZE] = TIME'",
             show_default=False,
-            help="A training step of a run you know and its time, in s or ms; repeatable. One scales kernels, several "
-            "the network, too.",
+            help="A training step of a run you know and its time in s, ms or us; repeatable. One scales kernels, "
+            "several the network, too.",
         ),
     ] = None
     nccl_tests: Annotated[

@@ -29,6 +29,7 @@ class ClustersOptions:
             metavar="NAME|FILE", show_default=False, help="Show this cluster in full; all of them by default."
         ),
     ] = None
+    rates: options.Rates = "measured"
     as_json: options.Json = False
     as_toml: Annotated[bool, typer.Option("--toml", help="Print the named cluster as TOML, to be changed.")] = False
     output: Annotated[
@@ -61,9 +62,9 @@ def clusters(given: ClustersOptions) -> None:
         _list_presets(given.as_json)
     else:
         from placement.cli.tables import cluster_details
-        from placement.inputs.sources import read_cluster
+        from placement.inputs.sources import cluster_at
 
-        cluster = read_cluster(given.name)
+        cluster = cluster_at(given.name, given.rates)
         if given.collectives and given.name == "local" and cluster.collectives and given.ranks is None:
             _show_compared(cluster, given.as_json)
             return
@@ -83,6 +84,8 @@ def _check(given: ClustersOptions) -> None:
         raise typer.BadParameter(
             f"--collectives needs the name of a cluster, such as {PATTERN}, and goes without --toml and --output."
         )
+    if given.name is None and given.rates != "measured":
+        raise typer.BadParameter(f"--rates needs the name of a cluster, such as {PATTERN}.")
     if given.ranks is not None and not given.collectives:
         raise typer.BadParameter("--ranks says how many devices --collectives are between; give it too.")
     check_outputs(given.output, inputs=[given.name])

@@ -17,6 +17,7 @@ from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
 from placement.calibrating.known_steps import read_step
 from placement.calibrating.scaling import fitted_to, predicted_s, scaled
+from placement.calibration import calibrate
 
 
 def test_a_step_is_read_like_a_command_line() -> None:
@@ -35,6 +36,7 @@ def test_a_step_is_read_like_a_command_line() -> None:
         ("gpt2", "gives no time; expected a step and its time"),
         ("= 3 s", "gives no time"),
         ("gpt2 = 1 h", "unknown unit of time 'h'. Valid: s, ms, us"),
+        ("gpt2 = 1.23", "has the time '1.23' in no unit; put s, ms or us behind it"),
         ("gpt2 = soon", "has the time 'soon'; expected a number above 0"),
         ("gpt2 = -1 s", "has the time '-1 s'; expected a number above 0"),
         ("gpt2 --stack quick = 1 s", "unknown stack 'quick'"),
@@ -71,6 +73,7 @@ def test_one_known_step_scales_kernels(tmp_path: Path) -> None:
     assert checked.after_s == pytest.approx(1.5 * before, rel=1e-3)
     assert factors == {"kernels": pytest.approx(1.5, rel=1e-3)}
     assert found.links == cluster.links
+    assert type(found.devices[0].compute_efficiency) is float
     assert predicted_s(known[0], found) == pytest.approx(1.5 * before, rel=1e-3)
 
 
@@ -79,6 +82,7 @@ def test_rates_are_scaled_like_a_roofline() -> None:
     device = scaled(two(rates), 2.0).devices[0]
     assert device.rates is not None
     assert device.rates.bytes_per_s == 2.5e11
+    assert device.rates.source == "times by 2, by known steps"
     assert device.rates.products["float32"] == ProductRate(2.5e11, 1.0, 1.0, 4e11)
 
 
@@ -105,3 +109,14 @@ def test_a_step_that_no_device_or_no_factor_explains(tmp_path: Path) -> None:
         fitted_to([read_step(f"{path} = 1 us")], two())
     with pytest.raises(ClusterError, match=r"took 100 s, and 'two' predicts .* no factor up to 8 explains"):
         fitted_to([read_step(f"{path} = 100 s")], two())
+
+
+def test_one_step_or_log_may_be_given_without_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "chain.json"
+    save_graph(chain(), path)
+    seconds = 1.5 * predicted_s(read_step(f"{path} = 1 s"), two())
+    found = calibrate(two(), steps=f"{path} = {seconds} s")
+    assert found is not None
+    assert found.headline() == "two-calibrated: by one step kernels take 1.50 times as long as predicted"
+    with pytest.raises(ClusterError, match=r"cannot read collectives from none\.log"):
+        calibrate(two(), nccl_tests="none.log")

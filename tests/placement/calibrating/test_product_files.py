@@ -45,10 +45,15 @@ def test_batches_layouts_and_other_ops(tmp_path: Path) -> None:
         ),
         ("dtype,m,n,k\nbf16,1,2,3\n", "has no column latency_ms or time_us"),
         ("", "has no column dtype, m, n, k"),
+        ("dtype,m,n,k,time_us\n", "has no row of a product below its header; give one for each shape"),
+        ("op,dtype,m,n,k,time_us\nattention,bf16,1,2,3,4\n", "has no row of a product below its header"),
+        ("dtype,m,n,k,time_us\nbf16,8.5,2,3,4\n", "product 1 has m = '8.5'; expected a whole number above 0"),
+        ("dtype,m,n,k,time_us\nbf16,1_0,2,3,4\n", "product 1 has m = '1_0'; expected a whole number above 0"),
+        ("dtype,m,n,k,time_us\nbf16,1,2,3,nan\n", "product 1 has time_us = 'nan'; expected a number above 0"),
         ("dtype,m,n,k,time_us\nbf17,1,2,3,4\n", "product 1 has dtype 'bf17'; expected one of float64, float32"),
-        ("dtype,m,n,k,time_us\nbf16,1,2,3,4\nbf16,1,two,3,4\n", "product 2 has n = 'two'; expected a number above 0"),
+        ("dtype,m,n,k,time_us\nbf16,1,2,3,4\nbf16,1,two,3,4\n", "product 2 has n = 'two'; expected a whole number"),
         ("dtype,m,n,k,time_us\nbf16,1,2,3,0\n", "product 1 has time_us = '0'; expected a number above 0"),
-        ("dtype,m,n,k,time_us\nbf16,1,2\n", "product 1 has k = None; expected a number above 0"),
+        ("dtype,m,n,k,time_us\nbf16,1,2\n", "product 1 has no k; expected a whole number above 0"),
     ],
 )
 def test_files_that_are_no_products(tmp_path: Path, text: str, sentence: str) -> None:
@@ -64,3 +69,11 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00\x81")
     with pytest.raises(ClusterError, match="it is no text"):
         read_products(tmp_path / "bytes.csv", A100_SXM4)
+
+
+def test_a_header_as_spreadsheets_write_it(tmp_path: Path) -> None:
+    path = tmp_path / "sheet.csv"
+    path.write_text("Dtype, M,N,K,Time_us\nbf16,8,16,32,5\n", encoding="utf-8-sig")
+    (own,) = read_products(path, A100_SXM4)
+    assert own.extents == (1, 8, 16, 32, 0)
+    assert own.seconds == pytest.approx(5e-6)

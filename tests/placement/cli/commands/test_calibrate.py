@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from command_lines import Call, refused
 
 from env.cluster import Cluster
@@ -43,6 +44,10 @@ def test_products_of_a_file(call: Call, products_file: Path, graph_file: Path) -
     assert "8xH100-nvswitch-calibrated" in out
     assert call("verify", "p.json")[0] == 0  # what it says of the devices is read again
     assert "Rates of data sheets are peaks" not in call("clusters", "mine.toml")[1]
+    said = call("clusters", "mine.toml")[1]
+    assert "predictions: not compared with public runs yet" in said  # those were of the preset's figures
+    assert "reached by H100-SXM5-80GB: products " in said
+    assert f"torch {torch.__version__}" not in said  # who knows by which version the file was made?
     document = json.loads(call("calibrate", *words, "--json")[1])
     assert document["fits"][0]["after"] < 0.25
 
@@ -65,6 +70,16 @@ def test_a_log_of_nccl_tests(call: Call) -> None:
     known = Cluster.from_toml("mine.toml").measured("all_reduce", 8)
     assert known is not None
     assert known.seconds == pytest.approx((40.1e-6, 70e-6))
+    assert "kept         kernels, of 8xH100-nvswitch" in out
+    assert "kept         links and other collectives of 8xH100-nvswitch" in out
+    words = ("--nccl-tests", "sums.log", "--base")
+    refused(call("calibrate", *words, "1xH100"), "sums.log has collectives among 8 devices, and cluster '1xH100' has 1")
+    refused(call("calibrate", *words, "8xRTX4090-pcie"), "faster than the links of '8xRTX4090-pcie' carry it")
+    log = Path("sums.log").read_text(encoding="utf-8")
+    for time_us in ("nan", "-70.00", "0.00"):
+        Path("bad.log").write_text(log.replace(" 70.00", f" {time_us}"), encoding="utf-8")
+        sentence = f"bad.log: the log says that 4194304 bytes took {time_us} us; expected a number above 0"
+        refused(call("calibrate", "--base", "8xH100-nvswitch", "--nccl-tests", "bad.log"), sentence)
     Path("none.log").write_text("nothing of the kind\n", encoding="utf-8")
     refused(
         call("calibrate", "--base", "8xH100-nvswitch", "--nccl-tests", "none.log"),
@@ -105,8 +120,18 @@ def test_rates_over_the_peak(call: Call) -> None:
 
 
 def test_too_few_products(call: Call) -> None:
-    Path("few.csv").write_text("dtype,m,n,k,time_us\nbf16,4096,4096,4096,800\n", encoding="utf-8")
+    text = "dtype,m,n,k,time_us\n" + 40 * "bf16,4096,4096,4096,800\n"
+    Path("few.csv").write_text(text, encoding="utf-8")
     refused(
         call("calibrate", "--base", "8xH100-nvswitch", "--products", "few.csv"),
-        "few.csv has 1 products of 'H100-SXM5-80GB', too few to fit rates to; give 8 or more of a dtype",
+        "few.csv has 1 products of 'H100-SXM5-80GB' (shapes, each counted once), too few to fit rates to; give 8",
+    )
+
+
+def test_times_in_another_unit_than_the_column_says(call: Call, products_file: Path) -> None:
+    text = products_file.read_text(encoding="utf-8").replace("latency_ms", "time_s")
+    Path("slow.csv").write_text(text, encoding="utf-8")
+    refused(
+        call("calibrate", "--base", "8xH100-nvswitch", "--products", "slow.csv"),
+        "times as long as 'H100-SXM5-80GB' is known to need; expected at most 20 times; check the unit of the times",
     )

@@ -37,6 +37,8 @@ def test_one_cluster_in_full(call: Call, tmp_path: Path) -> None:
 def test_bad_clusters(call: Call, tmp_path: Path) -> None:
     refused(call("clusters", "4xV100"), "unknown cluster '4xV100', did you mean '4xV100-pcie'?")
     refused(call("clusters", "--toml"), "need the name of a cluster")
+    refused(call("clusters", "--rates", "peak"), "--rates needs the name of a cluster")
+    refused(call("clusters", "1xH100", "--rates", "peek"), "unknown rates 'peek', did you mean 'peak'?")
     (tmp_path / "bad.toml").write_text("devices = 3", encoding="utf-8")
     refused(call("clusters", "bad.toml"), "bad.toml")
     refused(call("clusters", "none.toml"), "cannot read cluster file none.toml")
@@ -88,3 +90,18 @@ def test_bad_collectives(call: Call) -> None:
     refused(call("clusters", "4xV100-pcie", "--collectives", "--ranks", "5"), "has 4 devices that compute; give 2 to 4")
     refused(call("clusters", "4xV100-pcie", "--collectives", "--ranks", "1"), "give 2 to 4")
     refused(call("clusters", "1xV100", "--collectives"), "a collective needs two or more")
+
+
+def test_a_cluster_shows_what_it_is_scored_by(call: Call) -> None:
+    said = call("clusters", "2xH100-nvswitch")[1]
+    assert "reached by H100-SXM5-80GB: products 856 TFLOP/s bfloat16 and float16" in said
+    assert "aiconfigurator" in said
+    peak = call("clusters", "2xH100-nvswitch", "--rates", "peak")[1]
+    assert "reached by" not in peak
+    assert "predictions: not compared with public runs yet" in peak
+    assert "ring" in call("clusters", "2xH100-nvswitch", "--collectives", "--rates", "peak")[1]
+
+
+def test_algorithms_that_differ_by_parts_of_bytes_take_no_turns(call: Call) -> None:
+    first = call("clusters", "4xRTX4090-pcie", "--collectives", "--ranks", "3")[1].splitlines()[0]
+    assert first.endswith("doubling is the quickest, ring from 64 KiB on")
