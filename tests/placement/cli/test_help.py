@@ -19,7 +19,7 @@ COMMON = ["--dim", "--granularity", "--help", "--json", "--train"]
 OPTIONS = {
     "models": ["--help", "--json", "--stack", "--train", "NAMES"],
     "clusters": [
-        *["--collectives", "--help", "--json", "--output", "--ranks", "--toml", "-o", "NAME"],
+        *["--collectives", "--help", "--json", "--output", "--ranks", "--rates", "--toml", "-o", "NAME"],
     ],
     "capture": [*COMMON, "--stack", "--explain", "--optimizer", "--output", "-o", "GRAPH"],
     "estimate": [*COMMON, "--stack", "--cluster", "--optimizer", "GRAPH"],

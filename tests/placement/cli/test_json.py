@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from env.cluster import Cluster
+from env.device import MeasuredCollective
 from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
 from graphs.rows import SplitRow
@@ -57,8 +59,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ops = [Op(name, time_s={"*": 1e-3}) for name in "abcd"]
     save_graph(OpGraph.build(ops, [Tensor("a", 10, ("b", "c")), Tensor("b", 10, ("d",))], "g"), "g.json")
     every = "compute_efficiency = 0.5\nbandwidth_efficiency = 0.5\nkind ="  # fields that are left out where they are 1
-    toml = Cluster.preset("2xK40-pcie").to_toml().replace("kind =", every)
-    toml += '\n[[collectives]]\nkind = "all_reduce"\nranks = 2\nsizes = [1, 9]\nseconds = [0.1, 0.2]\n'
+    rated = Cluster.preset("2xH100-nvswitch")  # has rates, nominal bandwidths and a fabric
+    known = MeasuredCollective("all_reduce", 2, (1, 9), (0.1, 0.2), hosts=1)
+    toml = replace(rated, collectives=(known,)).to_toml().replace('kind = "gpu"', f'{every} "gpu"')
     (tmp_path / "fitted.py").write_text(
         "import torch\ndef make(): return torch.nn.Linear(2, 1), torch.randn(40, 2)\n", encoding="utf-8"
     )
