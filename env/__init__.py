@@ -1,4 +1,4 @@
-"""What a placement is worth: clusters, the score of a plan, bounds on all plans, and environments to learn in.
+"""The worth of a placement: clusters, the score of a plan, bounds on all plans, and environments to learn in.
 
     problem = env.Problem(graph, env.Cluster.preset("4xV100-pcie"))
     score, schedule = env.Simulator(problem).schedule(env.Plan(device))

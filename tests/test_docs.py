@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import rooms_table
 from source_tree import ROOT
 
 from env.cluster import Cluster
@@ -69,12 +70,9 @@ def test_the_index_names_every_page() -> None:
     assert [page for page in pages if page != "index.md" and f"]({page})" not in index] == []
 
 
-def test_contributing_names_every_room() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rooms = [init.parent.relative_to(ROOT) for top in FOLDERS[:4] for init in (ROOT / top).rglob("__init__.py")]
-    # A room inside another one is named in that one's row.
-    unnamed = [room for room in rooms if f"`{room.as_posix()}/`" not in text and f"`{room.name}/`" not in text]
-    assert [room.as_posix() for room in unnamed] == []
+def test_contributing_has_the_rooms_of_today() -> None:
+    page = rooms_table.PAGE.read_text(encoding="utf-8")
+    assert page == rooms_table.with_table(page), "run python tests/helpers/rooms_table.py"
 
 
 def test_the_benchmarks_page_names_every_script() -> None:

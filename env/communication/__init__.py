@@ -1,1 +1,1 @@
-"""What collectives take on a cluster: as used, by formula, by the simulator, and at least."""
+"""Seconds of collectives on a cluster: as used, by formula, by the simulator, and at least."""

@@ -1,1 +1,1 @@
-"""How long ops take on a device, and what they wait for the host that launches them."""
+"""Seconds of ops on a device, and their waits for the host that launches them."""

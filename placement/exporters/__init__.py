@@ -1,1 +1,1 @@
-"""Exports: a placement in the formats of other tools, as a device map, a pipeline or JSON."""
+"""Exports for other tools: a placement as a device map or JSON, a strategy as a script or a configuration."""

@@ -1,1 +1,1 @@
-"""Sizing: how many devices does a model need, of which size is its batch, and what do more of them bring?"""
+"""Sizing: the number of devices that a model needs, the size of its batch, and the gain of more devices."""

@@ -1,1 +1,1 @@
-"""Who does tasks that do not depend on each other, and where: this process, or Ray's actors on many machines."""
+"""Runners of tasks that do not depend on each other: this process, processes of this machine, or Ray on several."""

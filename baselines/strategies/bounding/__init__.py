@@ -1,1 +1,1 @@
-"""What no strategy can beat: how far ops may be cut, what their copies take, and how long a pipeline takes to fill."""
+"""Bounds on strategies: how far ops may be cut, seconds of their copies, and the filling of a pipeline."""

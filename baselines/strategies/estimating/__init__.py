@@ -1,1 +1,1 @@
-"""How long does a strategy take, and what does it hold, without making its graph? For choosing which to score."""
+"""Estimates of a strategy's time and memory without its graph, to choose the candidates that are scored."""

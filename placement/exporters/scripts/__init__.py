@@ -1,1 +1,1 @@
-"""Scripts: how is a strategy said in plain PyTorch?"""
+"""Scripts: strategies in plain PyTorch."""

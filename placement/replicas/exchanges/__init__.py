@@ -1,1 +1,1 @@
-"""What replicas send each other, and when: one file for each exchange."""
+"""Exchanges of replicas, their messages and their times: one file for each exchange."""

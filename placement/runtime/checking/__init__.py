@@ -1,1 +1,1 @@
-"""Can a strategy be carried out, and do its parts compute what the whole does? Before it is advised."""
+"""Checks before a strategy is advised: it can be carried out, and its parts compute the same as the whole."""

@@ -1,1 +1,1 @@
-"""What ranks exchange in one collective, and how that is carried out between processes or threads."""
+"""Collectives of ranks: the tensors exchanged, and the transport between processes or threads."""

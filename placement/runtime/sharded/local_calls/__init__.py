@@ -1,1 +1,1 @@
-"""What one captured call becomes on the parts of its tensors that a rank has."""
+"""Local calls: a captured call on the parts of its tensors that a rank has."""

@@ -1,1 +1,1 @@
-"""What a rank stores of parameters, buffers and batches, and how that is saved, gathered and clipped."""
+"""Storage of a rank: its parts of parameters, buffers and batches, saved, gathered and clipped."""
