@@ -39,7 +39,6 @@ NO_RIVAL = Rival()
 def search_strategies(
     graph: OpGraph,
     cluster: Cluster,
-    seed: int,
     budget: Budget,
     progress: Progress | None = None,
     starts: Iterable[Strategy] = (),
@@ -47,10 +46,9 @@ def search_strategies(
     rival: Rival = NO_RIVAL,
     settings: SearchSettings = DEFAULTS,
 ) -> StrategyOutcome:
-    """Find the best strategies; with evaluations alone for a limit the outcome depends on the seed only.
+    """Find the best strategies; with evaluations alone for a limit the outcome is always the same.
 
     Args:
-        seed: of everything random; the search as it is has nothing random.
         budget: strategies scored by the simulator count as evaluations. At least one is scored, whatever the budget,
             unless all are far behind the rival.
         progress: called before each strategy that is scored, and before each part of the search.

@@ -104,7 +104,7 @@ def best_of_all(
 
     def searched(rival: Rival) -> StrategyOutcome:
         part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
-        outcome = find_strategies(graph, cluster, seed, part, progress, aids.score_many, rival)
+        outcome = find_strategies(graph, cluster, part, progress, aids.score_many, rival)
         budget.absorb(part)
         return outcome
 
@@ -136,7 +136,7 @@ def beside_placements(
     began_s = time.perf_counter()
     budget = _budget(graph, budget_s, evaluations)
     part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
-    outcome = find_strategies(graph, cluster, seed, part)
+    outcome = find_strategies(graph, cluster, part)
     budget.absorb(part)
     budget.spend(outcome.scored)
     return _within(budget, fastest(graph, cluster, seed, placed, single, outcome, check), began_s)
@@ -163,7 +163,6 @@ def _budget(graph: OpGraph, budget_s: float | None, evaluations: int | None) -> 
 def find_strategies(
     graph: OpGraph,
     cluster: Cluster,
-    seed: int,
     budget: Budget,
     progress: Progress | None = None,
     score_many: ScoreMany | None = None,
@@ -182,7 +181,7 @@ def find_strategies(
         own.interrupted = True
 
     with on_interrupt(stop):
-        outcome = search_strategies(graph, cluster, seed, own, progress, starts(graph, cluster), score_many, rival)
+        outcome = search_strategies(graph, cluster, own, progress, starts(graph, cluster), score_many, rival)
     budget.interrupted |= own.interrupted or outcome.interrupted
     return outcome
 

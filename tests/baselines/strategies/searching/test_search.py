@@ -44,7 +44,7 @@ def best_of_grid(graph: OpGraph, cluster: Cluster) -> Scored:
 @pytest.mark.parametrize(("model", "cluster", "batch"), [("bert_base", "2xK40-pcie", 2), ("resnet50", "mixed-gpus", 4)])
 def test_the_search_is_no_worse_than_the_whole_grid(model: str, cluster: str, batch: int) -> None:
     graph, target = model_graph(model, train=True, batch_size=batch), Cluster.preset(cluster)
-    outcome = search_strategies(graph, target, 0, Budget(evaluations=40))
+    outcome = search_strategies(graph, target, Budget(evaluations=40))
     assert outcome.best is not None
     assert outcome.best.step_time_s <= best_of_grid(graph, target).step_time_s * (1 + 1e-9)
     assert outcome.best.step_time_s >= strategy_bounds(graph, target)[ALL] * (1 - 1e-9)
@@ -52,14 +52,14 @@ def test_the_search_is_no_worse_than_the_whole_grid(model: str, cluster: str, ba
 
 def test_the_same_evaluations_give_the_same_outcome() -> None:
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
-    first, second = (search_strategies(graph, cluster, 0, Budget(evaluations=12)) for _ in range(2))
+    first, second = (search_strategies(graph, cluster, Budget(evaluations=12)) for _ in range(2))
     assert first == second
     assert first.scored <= 12
 
 
 def test_the_outcome_has_the_best_of_each_family_and_the_front() -> None:
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
-    outcome = search_strategies(graph, cluster, 0, Budget(evaluations=30))
+    outcome = search_strategies(graph, cluster, Budget(evaluations=30))
     assert outcome.best is not None
     assert {"dp", "zero3", "tp", "pp 1f1b", "hybrid"} <= set(outcome.best_of) <= set(FAMILIES)
     for name, found in outcome.best_of.items():
@@ -73,7 +73,7 @@ def test_the_outcome_has_the_best_of_each_family_and_the_front() -> None:
 
 def test_no_time_at_all_still_gives_an_answer() -> None:
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
-    outcome = search_strategies(graph, cluster, 0, Budget(seconds=0.0))
+    outcome = search_strategies(graph, cluster, Budget(seconds=0.0))
     assert outcome.best is not None
     assert outcome.scored == 1
 
@@ -89,7 +89,7 @@ def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> 
         return scored(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(scoring, "scored", impatient)
-    outcome = search_strategies(graph, cluster, 0, Budget(evaluations=30))
+    outcome = search_strategies(graph, cluster, Budget(evaluations=30))
     assert outcome.interrupted
     assert outcome.scored == 2
     assert outcome.best is not None
@@ -107,7 +107,7 @@ def test_what_the_simulator_refuses_is_asked_for_once(monkeypatch: pytest.Monkey
         return scored(graph, cluster, strategy)
 
     monkeypatch.setattr(scoring, "scored", one_device_only)
-    outcome = search_strategies(graph, cluster, 0, Budget(evaluations=60))
+    outcome = search_strategies(graph, cluster, Budget(evaluations=60))
     assert outcome.best is not None
     assert len(tried) == len(set(tried))
     assert any(strategy.devices > 1 for strategy in tried)
@@ -116,7 +116,7 @@ def test_what_the_simulator_refuses_is_asked_for_once(monkeypatch: pytest.Monkey
 def test_strategies_to_begin_with_are_considered() -> None:
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
     odd = Strategy.parse("dp2 | bucket=123456 | pp2 1f1b mb3")
-    found = search_strategies(graph, cluster, 0, Budget(seconds=0.0), starts=[odd])
+    found = search_strategies(graph, cluster, Budget(seconds=0.0), starts=[odd])
     assert found.estimated >= 1
 
 
@@ -132,7 +132,7 @@ def test_the_best_of_the_hand_grid_is_scored_and_one_hybrid_of_each_near_mesh(
         return scored(graph, cluster, strategy)
 
     monkeypatch.setattr(scoring, "scored", noted)
-    search_strategies(graph, cluster, 0, Budget(evaluations=14))
+    search_strategies(graph, cluster, Budget(evaluations=14))
     estimator = Estimator(graph, cluster)
     estimates = []
     for strategy in hand_grid(graph, cluster):
@@ -151,7 +151,7 @@ def mesh_of(strategy: Strategy) -> tuple[tuple[tuple[str, int], ...], int]:
 
 def test_a_loss_of_the_whole_batch_wastes_no_evaluations_on_orders_that_cannot_wait_for_it() -> None:
     graph, cluster = model_graph("two_tower", train=True, batch_size=4), Cluster.preset("2xK40-pcie")
-    outcome = search_strategies(graph, cluster, 0, Budget(evaluations=10))
+    outcome = search_strategies(graph, cluster, Budget(evaluations=10))
     assert outcome.scored >= 9
 
 
@@ -194,7 +194,7 @@ def test_a_rival_may_settle_first_unless_strategies_are_far_ahead(rival: float, 
         called_off.append(is_enough())
 
     budget = Budget(evaluations=1)
-    search_strategies(graph, cluster, 0, budget, starts=[start], rival=Rival(lambda: known_s, settle=settle))
+    search_strategies(graph, cluster, budget, starts=[start], rival=Rival(lambda: known_s, settle=settle))
     assert called_off == [False, True] * waits
 
 
@@ -202,19 +202,19 @@ def test_a_rival_that_is_beaten_gives_up() -> None:
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("8xH100-nvswitch")
     ends: list[str] = []
     search_strategies(
-        graph, cluster, 0, Budget(evaluations=3), rival=Rival(lambda: 1e9, give_up=lambda: ends.append("slow"))
+        graph, cluster, Budget(evaluations=3), rival=Rival(lambda: 1e9, give_up=lambda: ends.append("slow"))
     )
     assert ends
-    search_strategies(graph, cluster, 0, Budget(evaluations=3), rival=Rival(lambda: 1e-9, give_up=pytest.fail))
+    search_strategies(graph, cluster, Budget(evaluations=3), rival=Rival(lambda: 1e-9, give_up=pytest.fail))
 
 
 def test_nothing_is_scored_without_time_where_all_is_far_behind() -> None:
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("8xH100-nvswitch")
-    found = search_strategies(graph, cluster, 0, Budget(seconds=0.0), rival=Rival(lambda: 1e-9))
+    found = search_strategies(graph, cluster, Budget(seconds=0.0), rival=Rival(lambda: 1e-9))
     assert (found.scored, found.best) == (0, None)
     assert found.nearest is not None
     near_s = found.nearest.step_time_s
-    near = search_strategies(graph, cluster, 0, Budget(seconds=0.0), rival=Rival(lambda: near_s))
+    near = search_strategies(graph, cluster, Budget(seconds=0.0), rival=Rival(lambda: near_s))
     assert near.scored == 1
 
 
