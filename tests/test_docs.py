@@ -79,3 +79,27 @@ def test_the_benchmarks_page_names_every_script() -> None:
     text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     scripts = [path.name for path in sorted((ROOT / "benchmarks").glob("*.py"))]
     assert [name for name in scripts if name not in text] == []
+
+
+def test_the_glossary_has_one_entry_a_word() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").partition("## One word, not the other")[0]
+    words = [word for line in re.findall(r"^\| (.*?) \|", text, re.MULTILINE) for word in line.split(", ")]
+    twice = {word for word in words if words.count(word) > 1 and word not in ("word", "---")}
+    assert twice == set()
+
+
+def sentences(page: Path) -> list[str]:
+    """Sentences of a page without its code; cells of tables and items of lists are some."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    paragraphs = re.split(r"\n\n|\n(?=[*#-] )|\||^\* |^- ", text, flags=re.MULTILINE)
+    joined = (" ".join(paragraph.split()) for paragraph in paragraphs)
+    return [sentence for paragraph in joined for sentence in re.split(r"(?<=[.!?]) +", paragraph)]
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_sentence_begins_with_what_who_or_of(page: Path) -> None:
+    """Headings and questions may."""
+    if page.name in ("score.md", "stacks.md"):  # not yet
+        pytest.skip("a page with older sentences")
+    found = [each for each in sentences(page) if re.match(r"(?!#)\W*(?:What|Who|Whoever|Whose|Of)\b[^?]*$", each)]
+    assert found == []
