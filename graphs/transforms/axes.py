@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class MeshAxis:
+class AxisKind:
     """A parallelism within a stage.
 
     Attributes:
@@ -45,10 +45,10 @@ class MeshAxis:
 
 
 # In the order of a mesh, outermost first.
-AXES: Mapping[str, MeshAxis] = {
+AXES: Mapping[str, AxisKind] = {
     axis.name: axis
     for axis in (
-        MeshAxis(
+        AxisKind(
             "dp",
             ("batch",),
             "data parallelism",
@@ -57,7 +57,7 @@ AXES: Mapping[str, MeshAxis] = {
             family="dp",
             in_torch=True,
         ),
-        MeshAxis(
+        AxisKind(
             "ep",
             ("experts", "batch"),
             "expert parallelism",
@@ -67,7 +67,7 @@ AXES: Mapping[str, MeshAxis] = {
             needs="experts",
             shares_states=True,
         ),
-        MeshAxis(
+        AxisKind(
             "cp",
             ("sequence",),
             "context parallelism, along the sequence",
@@ -75,7 +75,7 @@ AXES: Mapping[str, MeshAxis] = {
             "the sequence",
             family="cp",
         ),
-        MeshAxis(
+        AxisKind(
             "hp",
             ("height",),
             "spatial parallelism along the height",
@@ -83,7 +83,7 @@ AXES: Mapping[str, MeshAxis] = {
             "the height of images",
             family="spatial",
         ),
-        MeshAxis(
+        AxisKind(
             "wp",
             ("width",),
             "spatial parallelism along the width",
@@ -91,7 +91,7 @@ AXES: Mapping[str, MeshAxis] = {
             "the width of images",
             family="spatial",
         ),
-        MeshAxis(
+        AxisKind(
             "tp",
             (),
             "tensor parallelism",
