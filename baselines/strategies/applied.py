@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,10 +27,13 @@ from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce, with_fused_updates
 from graphs.transforms.derived import Derived
-from graphs.transforms.sequencing import sequenced
+from graphs.transforms.sequencing import StageBlock, sequenced
 from graphs.transforms.splitting import Zero, copies_of, split_as
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.strategy import Strategy
+
+if TYPE_CHECKING:
+    from baselines.strategies.decisions import Decisions
 
 _ABOUT = 0.01  # share of a step time that is worth less than memory
 
@@ -42,12 +47,18 @@ class Rewrite:
         copies: how that is cut; None where it is not.
         row: int64 [n], the row of `devices` where each op runs.
         devices: int64 [rows, places], numbers in the cluster as given: a row for each stage.
+        algorithms: of each collective, as it was asked for or is the quickest; none where one place stands for all.
+        fused_s: float64, seconds of each collective that is fused, NaN of one that is spelt out.
+        sequences: of a pipeline order that was searched, the blocks of each row of devices; else none.
     """
 
     again: Derived
     copies: Copies | None
     row: IntArray
     devices: IntArray
+    algorithms: tuple[str, ...] = ()
+    fused_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    sequences: tuple[tuple[StageBlock, ...], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +97,9 @@ class Applied:
         return replace(self, problem=Problem(self.problem.graph, cluster), plan=plan)
 
 
-def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: bool = False) -> Applied:
+def applied(
+    graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: bool = False, decided: Decisions | None = None
+) -> Applied:
     """Carry out a strategy.
 
     The devices are those that the strategy names, else the cluster's in their order, CPUs beside other devices left
@@ -95,35 +108,29 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
     Args:
         folded: make the first place of the mesh alone, which stands for all (`baselines.strategies.folding`), on a
             part of the cluster that has one device for each stage.
+        decided: choices made before, for a strategy that names its cuts: nothing is chosen or timed then.
 
     Raises:
-        StrategyError: graph or cluster do not allow the strategy, or its folding.
+        StrategyError: graph or cluster do not allow the strategy, or its folding; or decisions for another graph.
         InfeasibleError: no order keeps to the memory, where the strategy asks for one that does.
     """
     check_allowed(graph, cluster, strategy)
     if folded:
         check_folded(cluster, strategy)
     grid = grid_of(cluster, strategy)
-    again, order = recomputed(graph, strategy.recompute, strategy.micro_batches > 1), None
-    stage, is_apart = np.zeros(again.graph.n_ops, dtype=np.int64), np.zeros(again.graph.n_ops, dtype=np.bool_)
-    if strategy.stages > 1:
-        # A single micro-batch leaves no choice of order.
-        order = None if strategy.order == MEMORY_ORDER and strategy.micro_batches > 1 else order_of(strategy)
-        again, stage, is_apart = recomputed_in_stages(graph, cluster, strategy, grid.reshape(-1))
-    axes = [rule.axis() for rule in strategy.mesh]
-    zero = Zero(strategy.zero) if strategy.zero else None
-    is_synchronised = strategy.statistics == "sync" and graph.is_training
-    copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded)
-    if strategy.stages > 1 and copies is not None and copies.chunks is not None:
-        check_flush(
-            strategy, joins_micro_batches(again.graph, copies.is_chunked, copies.chunks.written, copies.chunks.read)
-        )
-    identity = Derived.identity(again.graph)
-    whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)
-    exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
-    exchanged = with_fused_updates(exchanged) if strategy.fused_updates else exchanged
+    # A single micro-batch leaves no choice of order.
+    is_searched = strategy.order == MEMORY_ORDER and strategy.micro_batches > 1
+    order = None if strategy.stages == 1 or is_searched else order_of(strategy)
+    again, copies, exchanged, stage, is_apart = _exchanged(graph, cluster, strategy, grid, folded, decided)
     rank = stage if order is None else np.array(order.devices, dtype=np.int64)[stage]
-    unordered = _spelt_out(exchanged, strategy.reduce, cluster, grid, rank, folded)
+    names: Sequence[str] = () if decided is None else decided.algorithms
+    fused = np.zeros(0) if decided is None else decided.fused_s
+    if folded:
+        unordered = _folded(exchanged, strategy.reduce, cluster, grid, rank)
+    else:
+        if decided is None:
+            names, fused = _algorithms(exchanged, strategy.reduce, cluster, grid, rank)
+        unordered = _spelt_out(exchanged, names, fused)
     used, devices = cluster, grid.reshape(strategy.stages, -1)
     if folded:
         used = part_of(cluster, devices[:, 0])
@@ -136,14 +143,18 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
     if exchanged.collectives:
         unordered = _without_lanes(unordered, target)
     spelt_out, numbers = unordered, None
+    searched: tuple[tuple[StageBlock, ...], ...] = ()
     if strategy.stages > 1:
         in_blocks = np.where(is_apart, -1, stage)
         try:
-            if order is None:
+            if order is None and decided is not None:
+                decided.check_sequences(strategy)
+                searched = decided.sequences
+            elif order is None:
                 device = _devices(unordered, target, devices, rank, is_outer)
                 costs = pipeline_costs(Problem(unordered.graph, target), unordered, in_blocks, device)
-                order = memory_order(costs, strategy.micro_batches)
-            spelt_out, numbers = sequenced(unordered, in_blocks, order.sequences)
+                searched = memory_order(costs, strategy.micro_batches).sequences
+            spelt_out, numbers = sequenced(unordered, in_blocks, searched if order is None else order.sequences)
         except MismatchError as error:
             why = waits_backwards(again.graph, stage) or str(error).rstrip(".")
             raise StrategyError(
@@ -151,6 +162,8 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
             ) from None
     elif strategy.micro_batches > 1 or strategy.recompute:
         numbers = _program_order(spelt_out)
+    elif decided is not None:
+        numbers = decided.order_of(spelt_out.graph)
     device = _devices(spelt_out, target, devices, rank, is_outer)
     derived = replace(spelt_out, source=graph, origins=again.origin[spelt_out.origins])
     problem = Problem(derived.graph, target)
@@ -165,8 +178,35 @@ def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: boo
         stage=stage[spelt_out.origin],
         note=_note(again.graph, derived.graph, cluster, strategy, folded),
         is_folded=folded,
-        rewrite=Rewrite(again, copies, rank, grid.reshape(strategy.stages, -1)),
+        rewrite=Rewrite(again, copies, rank, grid.reshape(strategy.stages, -1), tuple(names), fused, searched),
     )
+
+
+def _exchanged(
+    graph: OpGraph, cluster: Cluster, strategy: Strategy, grid: IntArray, folded: bool, decided: Decisions | None
+) -> tuple[Derived, Copies | None, Derived, IntArray, BoolArray]:
+    """``(graph with second runs, how it is cut, graph with collectives not spelt out, stage, is_apart)``.
+
+    The last two are of every op of the first, as of `baselines.strategies.stages.stages_from`.
+    """
+    again = recomputed(graph, strategy.recompute, strategy.micro_batches > 1)
+    stage, is_apart = np.zeros(again.graph.n_ops, dtype=np.int64), np.zeros(again.graph.n_ops, dtype=np.bool_)
+    if strategy.stages > 1:
+        again, stage, is_apart = recomputed_in_stages(graph, cluster, strategy, grid.reshape(-1))
+    axes = [rule.axis() for rule in strategy.mesh]
+    zero = Zero(strategy.zero) if strategy.zero else None
+    is_synchronised = strategy.statistics == "sync" and graph.is_training
+    rows = () if decided is None else decided.rows
+    copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded, decided=rows)
+    if strategy.stages > 1 and copies is not None and copies.chunks is not None:
+        check_flush(
+            strategy, joins_micro_batches(again.graph, copies.is_chunked, copies.chunks.written, copies.chunks.read)
+        )
+    identity = Derived.identity(again.graph)
+    whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)
+    exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
+    exchanged = with_fused_updates(exchanged) if strategy.fused_updates else exchanged
+    return again, copies, exchanged, stage, is_apart
 
 
 def _note(before: OpGraph, after: OpGraph, cluster: Cluster, strategy: Strategy, folded: bool) -> str:
@@ -237,19 +277,26 @@ def _without_lanes(derived: Derived, cluster: Cluster) -> Derived:
     return replace(derived, graph=replace(derived.graph, pins=pins))
 
 
-def _spelt_out(
-    exchanged: Derived, algorithm: str, cluster: Cluster, grid: IntArray, rank: IntArray, folded: bool
-) -> Derived:
-    """Collectives by the algorithm asked for, or each by the quickest; those of many ranks fused, folded ones too."""
+def _folded(exchanged: Derived, algorithm: str, cluster: Cluster, grid: IntArray, rank: IntArray) -> Derived:
+    """Each collective as one op, which takes as long as all that go on side by side."""
+    lone = with_lone_collectives(exchanged, algorithm, cluster, grid, rank[exchanged.origin])
+    return with_shared_links(lone, cluster, grid, rank[lone.origin])
+
+
+def _algorithms(
+    exchanged: Derived, algorithm: str, cluster: Cluster, grid: IntArray, rank: IntArray
+) -> tuple[Sequence[str], FloatArray]:
+    """Of each collective the algorithm asked for, or the quickest, and float64, its seconds if it is to be fused."""
     of_op = rank[exchanged.origin]
-    if folded:
-        lone = with_lone_collectives(exchanged, algorithm, cluster, grid, of_op)
-        return with_shared_links(lone, cluster, grid, rank[lone.origin])
     home = grid.reshape(len(grid), -1)[of_op, exchanged.part]
     ranks = [home[list(collective.ops)].tolist() for collective in exchanged.collectives]
     names = (algorithm,) * len(ranks) if algorithm else quickest(cluster, exchanged.collectives, ranks, ALGORITHMS)
     beside = [(collective.axis, int(of_op[collective.ops[0]])) for collective in exchanged.collectives]
-    seconds = fused_s(cluster, exchanged.collectives, names, ranks, beside)
-    sizes = [(c.kind, name, c.bytes, len(c.ops)) for c, name in zip(exchanged.collectives, names, strict=True)]
+    return names, fused_s(cluster, exchanged.collectives, names, ranks, beside)
+
+
+def _spelt_out(exchanged: Derived, names: Sequence[str], seconds: FloatArray) -> Derived:
+    """Collectives by these algorithms, those of known seconds fused."""
+    sizes = [(c.kind, name, c.bytes, len(c.ops)) for c, name in zip(exchanged.collectives, names, strict=False)]
     buffers = np.array([buffer_bytes(*each) for each in sizes], dtype=np.int64)
     return reduce(exchanged, names, seconds, buffers)

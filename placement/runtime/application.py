@@ -153,9 +153,10 @@ def plan_of(program: Program, result: Result) -> StrategyPlan:
     from placement.solving.strategies.row import carried_out_again
 
     rewritten = carried_out_again(program.graph, result)
-    _, schedule = result.schedule()
-    start_s = dict(zip(result.graph.op_names, schedule.op_start_s.tolist(), strict=True))
-    return StrategyPlan(Values(functional(program), rewritten), start_s)
+    # Files of earlier versions do not say in which order ops start.
+    start_s = result.schedule()[1].op_start_s if result.decisions is None else result.decisions.order_of(result.graph)
+    starts = dict(zip(result.graph.op_names, start_s.tolist(), strict=True))
+    return StrategyPlan(Values(functional(program), rewritten), starts)
 
 
 def places_of(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from baselines.strategies.decisions import Decisions
 from env.cluster import Cluster
 from env.device import Device
 from env.plan import Plan
@@ -74,6 +75,8 @@ class Result:
         checked: what was computed of the strategy before it was advised, in words, or why it was not; "" without one.
         compiled_s: step time of the same plan were ops compiled by torch.compile; None where they are, or where that
             gains nothing or is not known.
+        decisions: of a strategy of which no place stands for others: what carrying it out chose by costs, so that
+            who runs it need not choose again.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
     """
@@ -103,6 +106,7 @@ class Result:
     flops: Mapping[str, float] = field(default_factory=dict)
     checked: str = ""
     compiled_s: float | None = None
+    decisions: Decisions | None = field(default=None, repr=False)
     command: str = field(default="", compare=False)
     solve_time_s: float = field(default=0.0, compare=False)
 
@@ -116,6 +120,8 @@ class Result:
             )
         if self.answer is not None:
             check_answer(self.answer, self.graph, self.cluster)
+        if self.decisions is not None:
+            self.decisions.order_of(self.graph)
 
     # -- identity -----------------------------------------------------------------------------------------
 

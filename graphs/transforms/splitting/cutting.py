@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from graphs.arrays import IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import OWN_FAMILY
@@ -12,17 +13,18 @@ from graphs.transforms.splitting.sharding import SUM, Axis, Sharding, shard, sha
 from graphs.transforms.splitting.whereabouts import states_of, where
 
 
-def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis]) -> Sharding:
+def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis], decided: IntArray | None = None) -> Sharding:
     """How a graph is cut along one axis of several.
 
     Args:
         others: that may cut the same dimensions: for a named axis those before it, else all other ones.
+        decided: as of `shard`.
 
     Raises:
         StrategyError: as `split`.
     """
     parts = check_parts(graph, axis, others)
-    sharding = shard(graph, replace(axis, parts=parts))
+    sharding = shard(graph, replace(axis, parts=parts), decided=decided)
     if not _is_cut_as_named(graph, sharding):
         what = "weights" if axis.cuts_weights else axis.words[0]
         parts = parts if len(axis.words) == 1 and not axis.cuts_weights else axis.size

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import BATCH_STATISTICS, OWN_FAMILY, Part, Partial, Replicate, Shard, SplitRow
 from graphs.transforms.splitting.normalised import normalised
@@ -117,7 +118,7 @@ def shares(extent: int, size: int, weights: tuple[int, ...] = ()) -> FloatArray:
     return units / extent
 
 
-def shard(graph: OpGraph, axis: Axis, among: BoolArray | None = None) -> Sharding:
+def shard(graph: OpGraph, axis: Axis, among: BoolArray | None = None, decided: IntArray | None = None) -> Sharding:
     """Cut a graph along one axis, op by op in topological order.
 
     Ops without a fitting row, or with fewer units than parts, stay whole. A state of which one of them needs all is
@@ -125,7 +126,13 @@ def shard(graph: OpGraph, axis: Axis, among: BoolArray | None = None) -> Shardin
 
     Args:
         among: bool [n], the ops that may be cut; None for all that the axis allows.
+        decided: int64 [n], the number of each op's row among its split rows, -1 to leave it whole; None to choose.
+
+    Raises:
+        StrategyError: a decided row that an op does not have, or that cannot be cut into so many parts.
     """
+    if decided is not None:
+        return _Walk(graph, axis, np.ones(graph.n_ops, dtype=np.bool_), frozenset(), decided).result()
     among, whole = np.ones(graph.n_ops, dtype=np.bool_) if among is None else among, frozenset[int]()
     while True:
         walk = _Walk(graph, axis, among, whole)
@@ -157,7 +164,7 @@ def _family(word: str) -> int:
     return OWN_FAMILY.index(word) if word in OWN_FAMILY else len(OWN_FAMILY)
 
 
-def _with_whole_tables(row: SplitRow, n_read: int) -> SplitRow:
+def with_whole_tables(row: SplitRow, n_read: int) -> SplitRow:
     """A row that cuts a slice of a table by words, and so the table again and again, reads all of that table instead.
 
     An update is not cut so.
@@ -205,10 +212,27 @@ class _Choice:
     outputs: list[int]
 
 
-class _Walk:
-    """Chooses the row of one op after the other."""
+def _choice(row: SplitRow, n_read: int) -> _Choice:
+    """A row of an op that reads so many tensors."""
+    return _Choice(
+        row,
+        [code(part, row.axis) for part in row.inputs[:n_read]],
+        [code(part, "") for part in row.inputs[n_read:]],
+        [code(part, row.axis) for part in row.outputs],
+    )
 
-    def __init__(self, graph: OpGraph, axis: Axis, among: BoolArray, whole: frozenset[int]) -> None:
+
+class _Walk:
+    """Chooses the row of one op after the other, or takes those that were decided."""
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        axis: Axis,
+        among: BoolArray,
+        whole: frozenset[int],
+        decided: IntArray | None = None,
+    ) -> None:
         self.graph, self.axis = graph, axis
         ptr, tensors = graph.inputs
         self.input_ptr, self.input_tensor = ptr.tolist(), tensors.tolist()
@@ -234,6 +258,9 @@ class _Walk:
         self.forward_of = graph.forward_of.tolist()
         self.row_number = graph.row_numbers
         self.kind = list(zip(graph.kinds, self.phase, strict=True))
+        if decided is not None:
+            self._take_decided(decided)
+            return
         self.normalised = normalised(graph, _PRODUCTS) if axis.cuts_weights else [set()] * graph.n_tensors
         self.is_small_later = _is_small_later(graph, axis.size).tolist()
         self.chosen: dict[tuple[object, ...], _Choice] = {}
@@ -242,6 +269,32 @@ class _Walk:
         for op in list(self.open):  # what only open ops read
             if op in self.open:
                 self._take(op, self.open.pop(op)[0])
+
+    def _take_decided(self, decided: IntArray) -> None:
+        """Make the rows of these numbers those of the ops."""
+        if len(decided) != self.graph.n_ops:
+            raise StrategyError(f"rows were decided for {len(decided)} ops, and the graph has {self.graph.n_ops}.")
+        numbers = decided.tolist()
+        found: dict[tuple[int, int, int], _Choice] = {}
+        for op in self.graph.topological_order.tolist():
+            n_read = self.input_ptr[op + 1] - self.input_ptr[op]
+            if numbers[op] < 0:
+                self._take(op, self._whole(op, n_read))
+                continue
+            key = self.row_number[op], numbers[op], n_read
+            if key not in found:
+                found[key] = self._numbered(op, numbers[op], n_read)
+            self._take(op, found[key])
+
+    def _numbered(self, op: int, number: int, n_read: int) -> _Choice:
+        """The row of that number, with its codes."""
+        rows, name = self.graph.split_rows[op], self.graph.op_names[op]
+        if number >= len(rows):
+            raise StrategyError(f"row {number} was decided for op {name!r}, which has {len(rows)}.")
+        row = with_whole_tables(rows[number], n_read)
+        if 1 < row.extent < self._parts(row, self.is_tensor[op]):
+            raise StrategyError(f"row {str(row)!r:.80} was decided for op {name!r}, which goes into no so many parts.")
+        return _choice(row, n_read)
 
     def torn(self) -> frozenset[int]:
         """States that are cut though an op that the axis may cut, but does not, needs all of them."""
@@ -418,19 +471,14 @@ class _Walk:
         is_tensor = self.is_tensor[op]
         is_update = self.phase[op] == Phase.UPDATE
         if is_update:  # of the whole table it needs the whole gradient
-            rows = tuple(row for row in rows if _with_whole_tables(row, n_read) is row)
+            rows = tuple(row for row in rows if with_whole_tables(row, n_read) is row)
         by_groups = is_tensor and GROUPED in self.graph.kinds[op]
         key = (self.row_number[op], is_update, n_read, is_tensor, by_groups)
         found = self.choices.get(key)
         if found is None:
             found = self.choices[key] = [
-                _Choice(
-                    row,
-                    [code(part, row.axis) for part in row.inputs[:n_read]],
-                    [code(part, "") for part in row.inputs[n_read:]],
-                    [code(part, row.axis) for part in row.outputs],
-                )
-                for row in (_with_whole_tables(each, n_read) for each in rows)
+                _choice(row, n_read)
+                for row in (with_whole_tables(each, n_read) for each in rows)
                 if (row.extent >= self._parts(row, is_tensor) or row.extent == 1)
                 and not (by_groups and row.axis == EXPERTS)
             ]

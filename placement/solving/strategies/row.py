@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from env.lanes import with_lanes_of, without_lanes
 from env.plan import Priority
 from env.problem import LATENCY, Problem
 from env.routes import TABLE_DEVICES
-from graphs.errors import InfeasibleError, MismatchError, StrategyError
+from graphs.errors import InfeasibleError, MismatchError, PlacementError, StrategyError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
@@ -71,6 +72,7 @@ def strategy_row(
         StrategyError: graph or cluster do not allow it.
     """
     from baselines.strategies.applied import applied  # these load all transforms and the simulator
+    from baselines.strategies.decisions import decisions_of
     from baselines.strategies.figures import figures
     from baselines.strategies.folding import is_to_be_folded
     from baselines.strategies.searching.bound import ALL, strategy_bounds
@@ -87,6 +89,8 @@ def strategy_row(
     score, schedule = Simulator(what.problem).schedule(what.plan)
     result = _result(graph, cluster, what, seed, began_s, None if bounds is None else bounds.get(ALL))
     if result.answer is not None:
+        decided = None if what.is_folded else decisions_of(what, schedule.op_start_s)
+        result = dataclasses.replace(result, decisions=decided)
         known = strategy_bounds(graph, cluster, keeps_statistics) if bounds is None else bounds
         result = result.among_strategies(known)
     return StrategyRow(result, figures(what, score, schedule), what)
@@ -103,14 +107,23 @@ def cut_as_found(result: Result) -> Strategy:
 def carried_out_again(graph: OpGraph, result: Result) -> Applied:
     """A result's strategy on a graph of the same model that was captured later, with or without measured times.
 
+    It is carried out as the result says it was decided, without a choice or a simulation. Of files without decisions,
+    and where this release makes other ops of them, it is decided again.
+
     Raises:
         MismatchError: it makes another graph, so the model is another one.
     """
     from baselines.strategies.applied import applied  # loads all transforms and the simulator
 
+    cluster, strategy = without_lanes(result.cluster), cut_as_found(result)
+    if result.decisions is not None:
+        with contextlib.suppress(PlacementError):  # decisions for another model; which one is said below
+            found = applied(graph, cluster, strategy, decided=result.decisions)
+            if not _first_difference(found.problem.graph, result.graph):
+                return found
     other = f"the result is for strategy {show(result.strategy.text)} of another model than this one"
     try:
-        found = applied(graph, without_lanes(result.cluster), cut_as_found(result))
+        found = applied(graph, cluster, strategy)
     except StrategyError as error:
         raise MismatchError(f"{other}: {error}") from None
     difference = _first_difference(found.problem.graph, result.graph)
