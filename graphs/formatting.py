@@ -85,7 +85,7 @@ def is_text(text: str) -> bool:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """What Python calls not printable, as ``repr`` writes it; spaces of other widths are left alone."""
+    """A character that Python calls not printable, as ``repr`` writes it; spaces of other widths are left alone."""
     c = found[0]
     is_space = c.isspace() and c not in "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85\u2028\u2029"
     return c if c.isprintable() or is_space else repr(c)[1:-1]

@@ -100,7 +100,7 @@ STATES = {"adam": 2.0, "adamw": 2.0, "momentum": 1.0, "adafactor": 0.0, "sgd": 0
 
 @dataclass(frozen=True)
 class KeptState:
-    """What a model keeps on its devices between steps and all through a step.
+    """State that a model keeps on its devices between steps and all through a step.
 
     Attributes:
         precision, optimizer: names of `PRECISIONS` and `STATES`; no optimizer for inference.
@@ -146,8 +146,9 @@ def activation_width(graph: OpGraph) -> int:
 def kept_state(graph: OpGraph, precision: str, optimizer: str | None) -> KeptState:
     """The state of a graph's model, its sizes read off the parameters and gradients that the ops keep.
 
-    What is not trained keeps parameters alone. Numbers in another format than most parameters stay in theirs: integers
-    of quantised weights, say, complex numbers, or the few of a model that are wider or narrower.
+    A parameter that is not trained has no gradient and no optimizer state. Numbers in another format than most
+    parameters stay in theirs: integers of quantised weights, say, complex numbers, or the few of a model that are wider
+    or narrower.
     """
     bytes_of, numbers = PRECISIONS[precision], _numbers(graph)
     if precision == own_precision(graph) == "mixed":  # the optimizer's copy is the parameter

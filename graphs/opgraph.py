@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ANY_DEVICE", "BoolArray", "FloatArray", "IntArray", "Op", "OpGraph", "Origin", "Phase", "Tensor", "Work"]
 
-# What a score depends on, in the order in which it is hashed.
+# Fields that a score depends on, in the order in which they are hashed.
 _SCORED = (
     *("bytes_moved", "colocation", "consumer_ptr", "consumers", "dtypes", "flops", "forward_of", "kept_bytes"),
     *("kernels", "kinds", "modules", "op_names", "phase", "pins", "tensor_bytes", "tensor_producer"),
@@ -37,7 +37,7 @@ _SCORED = (
 )
 # And where any of it is not 0; graphs without have the hash of before.
 _SCORED_IF_ANY = ("fixed_s", "work", "extents", "stream")
-# What equal graphs share beyond that; their origins may differ.
+# Fields that equal graphs share beyond those; their origins may differ.
 _DESCRIBED = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "tensor_bytes", "tensor_in_place")
 
 
@@ -354,7 +354,7 @@ class OpGraph:
 
     @cached_property
     def row_numbers(self) -> list[int]:
-        """Of each op a number; ops with equal split rows have the same."""
+        """A number for each op; ops with equal split rows have the same."""
         number: dict[tuple[SplitRow, ...], int] = {}
         by_identity: dict[int, int] = {}  # rows of copies are mostly the same object
         for rows in self.split_rows:

@@ -18,7 +18,7 @@ LANE = "lane"  # kind of a device's second device, which communicates while the 
 
 
 class Phase(enum.IntEnum):
-    """Which part of a training step an op belongs to."""
+    """Part of a training step that an op belongs to."""
 
     FORWARD = 0
     BACKWARD = 1

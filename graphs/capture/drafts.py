@@ -237,7 +237,7 @@ class Drafts:
                 stack += before
 
     def live(self) -> list[bool]:
-        """Which ops a result, a state or an update depends on."""
+        """Per op, whether a result, a state or an update depends on it."""
         alive = [False] * len(self.ops)
         stack = [value.producer for value in self.values if value.is_result]
         stack += [i for i, op in enumerate(self.ops) if op.writes_state]

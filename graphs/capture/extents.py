@@ -32,7 +32,7 @@ _Arguments = Mapping[str, Any]  # of a call, by the names in its schema; sizes a
 
 
 def facts_of(target: Any, args: Sequence[Any], kwargs: Any, output: Any) -> WorkFacts:
-    """What a call computes, as one product or attention; `NO_FACTS` of any other call.
+    """A call's work as one product or attention; `NO_FACTS` of any other call.
 
     Args:
         target: what is called.
@@ -48,7 +48,7 @@ def facts_of(target: Any, args: Sequence[Any], kwargs: Any, output: Any) -> Work
 
 
 def mirrored(facts: WorkFacts, weights_alone: bool) -> WorkFacts:
-    """Of the backward pass of a call in one op, with the gradients of all its inputs or those of its weights alone."""
+    """Facts of a call's backward pass in one op, for the gradients of all its inputs or of its weights alone."""
     if facts.work is Work.ATTENTION:
         return facts._replace(work=Work.ATTENTION_BACKWARD)
     if facts.work is not Work.PRODUCT or not weights_alone:
@@ -75,7 +75,7 @@ def _rule(target: OpOverload) -> Callable[[_Arguments], WorkFacts] | None:
 
 
 def _attention(call: _Arguments) -> Extents:
-    """Of query [..., heads, queries, width] and key [..., heads, keys, width]."""
+    """Extents for query [..., heads, queries, width] and key [..., heads, keys, width]."""
     query, key = call["query"].shape, call["key"].shape
     is_causal = bool(call.get("is_causal")) and query[-2] == key[-2]
     *before, queries, width = query
@@ -83,7 +83,7 @@ def _attention(call: _Arguments) -> Extents:
 
 
 def _product(left: str, right: str) -> Callable[[_Arguments], WorkFacts]:
-    """Of arguments [..., rows, depth] and [..., depth, columns]."""
+    """Facts of a product of arguments [..., rows, depth] and [..., depth, columns], by their names."""
 
     def facts(call: _Arguments) -> WorkFacts:
         one, other = call[left].shape, call[right].shape

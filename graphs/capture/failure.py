@@ -19,7 +19,7 @@ _TRACE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _REASON_LENGTH = 200
 TO_MODULES = 'pass granularity="module" to capture leaf modules as ops'
 _ON_INPUTS = "check that the model runs on these inputs"
-# What a call or an operator says of arguments it would refuse without a tracer too.
+# Messages of calls and operators about arguments that they would refuse without a tracer too.
 _MISFIT = re.compile(
     r"missing (\d+ |a )?required|unexpected keyword|positional arguments?\b.* (but|were given)|multiple values for"
     r"|too many positional"

@@ -46,7 +46,7 @@ class Faker:
             return known[1]
         twin = self._twin(tensor)
         if isinstance(tensor, nn.Parameter):
-            # What nn.Parameter does to a tensor subclass, without the copy it makes first.
+            # As nn.Parameter does to a tensor subclass, without the copy it makes first.
             twin.requires_grad_(tensor.requires_grad)
             twin._is_param = True
         # The original is held too, so that its id stays its own.
@@ -101,8 +101,8 @@ def is_expanded(tensor: torch.Tensor) -> bool:
 class InPlaceViews:
     """Tensors whose shape was changed in place (``transpose_``), as far as they would get wrong gradients.
 
-    Of a fake view autograd keeps how it was made from its base, where it keeps the strides of any other, and by that
-    makes it anew when the base has changed. It knows nothing of shapes that were changed in place.
+    For a fake view, autograd keeps not the strides, as for any other, but how it was made from its base, and makes it
+    anew that way when the base has changed. It knows nothing of shapes that were changed in place.
     """
 
     def __init__(self) -> None:
@@ -178,8 +178,8 @@ def run_fake(func: Any, args: Any, kwargs: Any) -> Any:
 def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
     """Run a block with the model in training or evaluation mode and its tensors replaced; put all back afterwards.
 
-    Whatever the block does to attributes of the model's modules (new caches, reassigned buffers) is undone too, and to
-    what these hold: dictionaries, lists, sets, objects, and the variables of hooks.
+    Changes to attributes of the model's modules (new caches, reassigned buffers) are undone too, and changes to what
+    these hold: dictionaries, lists, sets, objects, and the variables of hooks.
 
     Raises:
         CaptureError: a lazy module has not seen its first input.
@@ -220,7 +220,7 @@ def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
 
 
 def _drawn_since(pythons: Any, numpys: Any) -> str:
-    """Which random numbers that no graph has were drawn since their generators had these states."""
+    """Name of a generator that has drawn since it had the given state, as no graph can; "" if none has."""
     if random.getstate() != pythons:
         return "Python's random"
     now: Any = np.random.get_state()  # noqa: NPY002
@@ -276,7 +276,7 @@ _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 
 def _held(values: Iterable[Any]) -> list[tuple[_Container, Any]]:
-    """What can be changed among values and in them, each with a copy of its content; up to `_MOST_HELD` of them."""
+    """Mutable containers among values and in them, each with a copy of its content; `_MOST_HELD` at most."""
     found: list[tuple[_Container, Any]] = []
     seen: set[int] = set()
     stack = list(values)

@@ -211,7 +211,7 @@ class _Walk:
             self._mirrors.append((number, node.meta.get("mirror")))
         replaced = {id(read.root) for read in written} if facts.overwrites else set()
         loaded = [read for read in reads if id(read.root) not in replaced]
-        # What is overwritten in part only is still needed as a whole.
+        # A tensor that is overwritten in part only is still needed as a whole.
         needed = loaded if _covers(written) else reads
         draft.inputs = list(dict.fromkeys(read.root.value for read in needed if read.root.value is not None))
         draft.moved_bytes = _moved_bytes(facts, loaded, written, outputs)

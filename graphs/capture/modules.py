@@ -259,7 +259,7 @@ def _add_backward(drafts: Drafts, trained: set[str]) -> None:
 
 
 def _gradient_flow(drafts: Drafts, is_trained: list[bool]) -> list[bool]:
-    """Which ops a trained parameter feeds; ops are in topological order."""
+    """Per op, whether a trained parameter feeds it; ops are in topological order."""
     flows: list[bool] = []
     for op in drafts.ops:
         flows.append(False)

@@ -96,7 +96,7 @@ def captured_step(program: Program) -> CapturedStep:
 
 
 def _digest(program: Program) -> str:
-    """Of all calls with their shapes."""
+    """Hash of all calls with their shapes."""
     digest = hashlib.sha256()
     for node in program.trace.graph.nodes:
         digest.update(repr((node.name, str(node.target), node.args, node.kwargs, layouts(node))).encode())

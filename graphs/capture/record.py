@@ -191,7 +191,7 @@ def _check_loss(value: Any) -> None:
 def argument_leaves(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Every leaf of the arguments by its path, which begins with the parameter of ``forward``, whatever way it came.
 
-    What is not given has its default.
+    Arguments that are not given have their defaults.
 
     Raises:
         CaptureError: two of them have one path.
@@ -244,7 +244,7 @@ def output_tensors(output: Any) -> list[torch.Tensor]:
 
 
 class ModuleCalls:
-    """Which module is running: its path and the number of the call, from hooks on every module.
+    """The module that is running: its path and the number of the call, from hooks on every module.
 
     Attributes:
         leaves: class name of each call that called no other module, by its number.

@@ -58,7 +58,7 @@ class Outputs:
     def of(
         cls, value: Any, tensors: Sequence[torch.Tensor], nodes: tuple[fx.Node, ...], tangents: Mapping[int, fx.Node]
     ) -> Outputs:
-        """Of a copy of the value: the model may hold the original, and gets it back as it was."""
+        """Outputs with a copy of the value: the model may hold the original, and gets it back as it was."""
         return cls(with_tensors(value, zip(tensors, tensors, strict=True)), tuple(tensors), nodes, tangents)
 
     def is_differentiable(self, number: int) -> bool:
@@ -155,7 +155,7 @@ class TensorInfo(NamedTuple):
 
 def with_tensors(value: Any, replacements: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Any:
     """A copy of a nested value, caches and other objects in it too, with some tensors replaced."""
-    # What deepcopy finds in its memo it takes for copied already.
+    # deepcopy takes an object that is in its memo for copied already.
     return copy.deepcopy(value, {id(old): new for old, new in replacements})
 
 

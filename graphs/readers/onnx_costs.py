@@ -37,8 +37,8 @@ OnnxValues = Mapping[str, OnnxValue]
 def flops(node: Any, values: OnnxValues) -> float:
     """Floating-point operations of a node (a ``NodeProto``); 0 where a needed shape is unknown.
 
-    Convolutions, matrix products, recurrent layers, einsum and attention count 2 per multiply-add. Of the branches of
-    an ``If`` the dearest counts; the body of a ``Loop`` or ``Scan`` counts once, since its trip count is data.
+    Convolutions, matrix products, recurrent layers, einsum and attention count 2 per multiply-add. The dearest branch
+    of an ``If`` counts; the body of a ``Loop`` or ``Scan`` counts once, since its trip count is data.
     """
     bodies = [sum(flops(inner, values) for inner in graph.node) for graph in subgraphs(node)]
     if bodies:

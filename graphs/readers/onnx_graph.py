@@ -84,7 +84,7 @@ def read_onnx(path: Path, dims: Mapping[str, int] | None = None) -> OpGraph:
     return result
 
 
-# What a model that parses, and makes no sense, may still run into: names of nothing, numbers too large, depth.
+# Errors of a model that parses and makes no sense: names of nothing, numbers too large, depth.
 _NONSENSE = (ArithmeticError, LookupError, ValueError, TypeError, AttributeError, RecursionError, MemoryError)
 
 

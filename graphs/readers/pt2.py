@@ -2,7 +2,7 @@
 
 `torch.export.load` unpickles, imports, evaluates and compiles what it finds, and it reads archives by a reader of its
 own, which may find other parts than `zipfile` does. So it never sees the file: each part that a graph needs is read
-once, checked, and written into a new archive in memory, and that is what it loads. Weights are not read at all: their
+once, checked, and written into a new archive in memory, and that is what it loads. Weights are not read: their
 sizes are in the archive, and they are made on the device ``meta``, which has no memory.
 """
 

@@ -89,7 +89,7 @@ def _check_text(key: str, value: str, where: str) -> None:
 
 # -- sizes --------------------------------------------------------------------------------------------------------
 
-# What a symbolic size may call and consist of, e.g. Mul(Integer(2), Symbol('s69', positive=True, integer=True)).
+# Parts of which a symbolic size may consist, e.g. Mul(Integer(2), Symbol('s69', positive=True, integer=True)).
 # fmt: off
 _FUNCTIONS = frozenset({
     "Abs", "Add", "And", "CeilDiv", "CeilToInt", "CleanDiv", "Eq", "Equality", "Float", "FloatPow", "FloatTrueDiv",

@@ -1,4 +1,4 @@
-"""What share of a graph's work can be split along which axis, and which ops cannot, and why."""
+"""Shares of a graph's work that can be split along each axis, and the ops that cannot be split, with reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graphs.opgraph import OpGraph
 from graphs.records import Phase
 
 BATCH = "batch"
-# What tensor parallelism splits: one axis of a mesh cuts heads in one op and features in the next.
+# The words of tensor parallelism: one axis of a mesh cuts heads in one op and features in the next.
 TENSOR = frozenset(("heads", "features", "channels", "experts", "vocabulary"))
 UPDATES = "an update works on parameters, which have no samples"
 NO_SAMPLES = "nothing that it reads has samples"
@@ -49,7 +49,7 @@ class Coverage:
 
 
 def coverage(graph: OpGraph) -> Coverage:
-    """The shares of a graph with rows; where it has no FLOPs at all, shares of its ops.
+    """The shares of a graph with rows; where it has no FLOPs, shares of its ops.
 
     Raises:
         MismatchError: no op has rows.
@@ -87,7 +87,7 @@ _REPEATS = " repeat on every replica: "
 def unshared(graph: OpGraph) -> str:
     """A sentence where much of a step cannot be cut by samples because ops have no rule, or take samples together.
 
-    What follows such an op is done by every replica, too. "" where all but little can be cut, or no op has rows.
+    Ops that follow such an op run on every replica, too. "" where all but little can be cut, or no op has rows.
     """
     axes = [{row.axis for row in rows} for rows in graph.split_rows]
     reads, left = _with_samples(graph, axes), _left_whole(graph, axes)
@@ -134,7 +134,7 @@ def _left_whole(graph: OpGraph, axes: list[set[str]]) -> list[int]:
 
 
 def _with_samples(graph: OpGraph, axes: list[set[str]]) -> list[bool]:
-    """Which ops read a tensor of an op that can be split along the batch."""
+    """Per op, whether it reads a tensor of an op that can be split along the batch."""
     result = [False] * graph.n_ops
     producers, consumers, _ = graph.edge_list
     for producer, consumer in zip(producers.tolist(), consumers.tolist(), strict=True):

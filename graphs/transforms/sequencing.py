@@ -29,7 +29,7 @@ _LETTERS = (FORWARD, BACKWARD, WEIGHTS)
 
 
 class StageBlock(NamedTuple):
-    """What one stage does for one micro-batch in one go.
+    """Work of one stage for one micro-batch in one go.
 
     Attributes:
         kind: ``"F"``, ``"B"``, ``"W"``, or ``"BW"``: both backward passes.
@@ -91,7 +91,8 @@ def block_map(derived: Derived, stage: IntArray) -> BlockMap:
 def joins(derived: Derived) -> tuple[IntArray, IntArray]:
     """``(producer, consumer)`` of the edges over which a pass reads what other micro-batches make in the same pass.
 
-    What the arguments of the step alone say of all samples, such as how many labels count, is known before it begins.
+    Facts about all samples that follow from the step's arguments alone, such as how many labels count, are known before
+    it begins.
     """
     graph, batch = derived.graph, derived.micro_batch
     producer, consumer, _ = graph.edge_list

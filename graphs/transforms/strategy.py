@@ -77,7 +77,7 @@ class MeshRule:
         return (*AXES[self.name].words, *(("sequence",) if self.sequence else ()))
 
     def axis(self) -> Axis:
-        """What `graphs.transforms.splitting.splitter` is told."""
+        """The axis as `graphs.transforms.splitting.splitter` takes it."""
         patterns = self.modules, self.tensor_modules
         return Axis(self.name, self.size, AXES[self.name].words, self.sequence, *patterns, shares=self.shares)
 
@@ -189,7 +189,7 @@ class Strategy:
 
     @property
     def places(self) -> int:
-        """Of the mesh: how many devices each stage has."""
+        """Places of the mesh: the devices of each stage."""
         return math.prod(rule.size for rule in self.mesh)
 
     @property

@@ -157,7 +157,7 @@ class _Reader:
         raise self._unknown(word, [*_OPTIONS, *names])
 
     def _once(self, word: re.Match[str], what: str) -> None:
-        """Of two answers to one question the second would silently win."""
+        """Refuse a second answer to one question, which would silently win."""
         if what in self.said:
             raise StrategyError(
                 f"strategy {self.text!r:.200} gives {what} twice, the second time at {word[0]!r:.60} (character "

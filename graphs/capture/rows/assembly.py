@@ -56,7 +56,7 @@ def _add_rows(drafts: Drafts) -> None:
 
 
 def _longest(dimensions: Dimensions, operand: Operand) -> Iterator[tuple[str, Shard]]:
-    """Of each dimension of an input one stretch with each word: readers tell stretches apart by their words alone."""
+    """One stretch with each word in each dimension of an input: readers tell stretches apart by their words alone."""
     found: dict[tuple[str, int], tuple[str, Shard]] = {}
     for word, part in dimensions.atoms_of(operand.root):
         before = found.setdefault((word, part.dim), (word, part))
@@ -202,7 +202,7 @@ def _write_rows(drafts: Drafts, dimensions: Dimensions, spelled: list[Spelled]) 
 
 
 def _place_gradients(drafts: Drafts, spelled: list[Spelled]) -> None:
-    """Whoever writes a gradient uses its parameter: a part of the one is kept beside that part of the other."""
+    """Let an op that writes a gradient use its parameter: a part of the one is kept beside that part of the other."""
     parts: dict[tuple[int, int, Part], Part] = {}
     for one in spelled:
         if one.call < len(drafts.calls):

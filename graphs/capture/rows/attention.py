@@ -1,7 +1,7 @@
 """Rules for attention in one call, forward and backward: samples, heads, and the queries of a sequence.
 
-Whoever has a stretch of the queries and all keys and values computes that stretch of the result; its gradients of keys
-and values are summands. Causal attention is no exception: a stretch of queries needs the keys up to its own end.
+A stretch of the queries, with all keys and values, gives that stretch of the result; its gradients of keys and values
+are summands. Causal attention is no exception: a stretch of queries needs the keys up to its own end.
 """
 
 from __future__ import annotations

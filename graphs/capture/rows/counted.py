@@ -1,7 +1,7 @@
 """Rows of an index that takes one entry for each sample: ``x[torch.arange(n), position]``.
 
-A part of the samples looks up its own ones, if their numbers are cut as the samples are. Which integers are the numbers
-of all entries of a dimension, in their order, is followed through the graph.
+A part of the samples looks up its own ones, if their numbers are cut as the samples are. Integers that number all
+entries of a dimension in order are followed through the graph.
 """
 
 from __future__ import annotations

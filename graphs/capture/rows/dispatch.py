@@ -1,7 +1,8 @@
 """Rows through a dispatch to experts: tokens are sorted by their expert, multiplied in groups, and put back.
 
-Each part of a batch sorts its own tokens. What it reads with places in its own list is its own too, and the sizes of
-its groups are summands of those of the whole batch. Which integers are such places is followed through the graph.
+Each part of a batch sorts its own tokens. Entries that it reads at places in its own list are its own too, and the
+sizes of its groups are summands of those of the whole batch. Integers that are such places are followed through the
+graph.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ class Places:
 
 
 def _places_of_each(sorted_one: Operand, length: int) -> int:
-    """Of a list [T * k] that is a view of [..., k], the entries that each token has: its experts."""
+    """Entries of each token, its experts, in a list [T * k] that is a view of [..., k]."""
     shape = sorted_one.root.info.layout.shape
     return shape[-1] if len(shape) > 1 and length % shape[-1] == 0 else 1
 
 
 def _length(call: Call, known: list[bool]) -> int:
-    """Of the list that places are of."""
+    """Length of the list that places refer to."""
     return max(
         (slot.shape[0] for slot in call.inputs if slot.ndim and (known[slot.number] or call.name in _SORTS)), default=1
     )

@@ -1,8 +1,8 @@
 """Letters: what may be split of one call, as the letters of an einsum, one dimension of several tensors each.
 
-``mm`` is ``ik,kj->ij``. Whoever takes any subset of the indices of *one* letter, in every tensor that has it, computes
-a part of the result: a stretch of the outputs that have the letter, a summand of the outputs that do not. Rules know
-calls and shapes; views, memory and the graph come later.
+``mm`` is ``ik,kj->ij``. Any subset of the indices of *one* letter, taken in every tensor that has it, gives a part of
+the result: a stretch of the outputs that have the letter, a summand of the outputs that do not. Rules know calls and
+shapes; views, memory and the graph come later.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from graphs.capture.rows.letters import Letter
 from graphs.capture.rows.memory import REPEATED, Digit, insert
 from graphs.rows import Replicate, Shard
 
-# What a stretch is called if several words are given to it: the first.
+# A stretch that is given several words is called by the first.
 WORDS = ("batch", "experts", "heads", "vocabulary", "channels", "height", "width", "depth", "sequence", "features")
 _RANK = {word: i for i, word in enumerate(WORDS)}
 _IMAGE = ("height", "width", "depth")
@@ -131,7 +131,7 @@ class Dimensions:
             _give(self._name(dimension, low), word)
 
     def word(self, one: Spelled, low: int, high: int) -> str:
-        """What a stretch of a letter is called."""
+        """Name of a stretch of a letter."""
         if one.letter.is_named:
             return one.letter.word
         ranks = [_top(name).rank for cut in one.cuts for name in self._names_in(cut, low, high)]

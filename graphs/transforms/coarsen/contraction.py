@@ -1,8 +1,9 @@
 """`contract`: a graph whose ops are groups of another graph's ops.
 
-What a coarse graph promises: it is acyclic; FLOPs, bytes, kernels (so also launch overheads) and kept bytes are those
-of the fine graph; and memory is never less than the fine graph needs when the ops of a group run one after the other.
-What it cannot promise is the same time: a group starts when all its inputs are there, its outputs appear at its end,
+A coarse graph keeps these promises: it is acyclic; FLOPs, bytes, kernels (so also launch overheads) and kept bytes are
+those of the fine graph; and memory is never less than the fine graph needs when the ops of a group run one after the
+other.
+It cannot promise the same time: a group starts when all its inputs are there, its outputs appear at its end,
 and the larger of two sums is not the sum of the larger terms. So coarse graphs are for searching, and a placement is
 always scored on the fine graph, after `Derived.expand`.
 """
@@ -125,7 +126,7 @@ def _heaviest(graph: OpGraph, group_of: IntArray, first: IntArray) -> IntArray:
 
 def _common_module(modules: list[str]) -> str:
     """The longest module path that holds all: ``a.b.c`` and ``a.b.d`` give ``a.b``."""
-    # What the smallest and the largest path in sorted order share, all between them share too.
+    # A prefix of both the smallest and the largest path in sorted order is one of all between them, too.
     paths = sorted(module.split(".") for module in set(modules))
     pairs = zip(paths[0], paths[-1], strict=False)
     return ".".join(low for low, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -121,7 +121,7 @@ def _unique_edges(
 
 
 class _Ties:
-    """Which sets of groups share a device, and how much work each set holds."""
+    """Sets of groups that share a device, and the work of each set."""
 
     def __init__(self, clusters: _Clusters, room: float) -> None:
         self.parent = list(range(int(clusters.tie.max()) + 1))

@@ -65,7 +65,7 @@ def own_piece(algorithm: str, rank: int, ranks: int) -> int:
     group = group_size(algorithm, ranks)
     if not group:
         return rank
-    # What a group holds together after its inner reduce-scatter are neighbours.
+    # Pieces that a group holds together after its inner reduce-scatter are neighbours.
     return rank % group * (ranks // group) + rank // group
 
 
@@ -124,7 +124,8 @@ def _sharded(ranks: int, group: int) -> Rounds:
 
 
 def _butterfly(ranks: int, group: int) -> Rounds:
-    """What a rank holds doubles: it swaps with a partner; where p is no power of two, along a circle (Bruck)."""
+    """Rounds that double each rank's data: it swaps with a partner; where p is no power of two, along a circle
+    (Bruck)."""
     result: list[list[Send]] = []
     held = 1
     while held < ranks:

@@ -53,7 +53,7 @@ class Runs:
 
 @dataclass(frozen=True, eq=False)
 class _Edges:
-    """Who reads what, with numbers of op i's second run (n + i) and of its tensors (m + t), and of gates (2 m + i).
+    """Edges of the graph with second runs: op i's second run is n + i, its tensor t is m + t, and a gate 2 m + i.
 
     Attributes:
         tensor, reader: int64 [e].
@@ -127,7 +127,7 @@ def _needed(runs: Runs, made: IntArray, used: IntArray) -> tuple[BoolArray, Bool
 
 
 def _first_users(graph: OpGraph, made: IntArray, used: IntArray, again: BoolArray) -> dict[int, int]:
-    """Of each segment of which ops run again, the first of its late ops."""
+    """The first late op of each segment of which ops run again."""
     order = graph.topological_order
     segments, first = np.unique(used[order], return_index=True)
     users = dict(zip(segments.tolist(), order[first].tolist(), strict=True))
@@ -279,7 +279,7 @@ def _together(graph: OpGraph, again: BoolArray, old: IntArray) -> IntArray:
 
 
 def _rows(graph: OpGraph, old: IntArray, edges: _Edges, gates: IntArray) -> tuple[tuple[SplitRow, ...], ...]:
-    """Of each new op the rows of its old one, in the order of its inputs now; of a gate every part has all, nothing."""
+    """Rows of each new op: those of its old one, in the order of its inputs now; every part has all of a gate."""
     rows = [graph.split_rows[i] for i in old.tolist()]
     if not any(graph.split_rows):
         return tuple(rows)

@@ -27,7 +27,7 @@ def recompute(graph: OpGraph, patterns: Sequence[str], in_time: bool = False, ap
     """Let the forward ops of the matching modules run a second time in the backward pass.
 
     Each module that a pattern matches is a segment: what it reads from outside is kept, what it writes for itself is
-    made again when the backward pass comes to it. Of nested modules that match, the outermost one counts. Data (inputs
+    made again when the backward pass comes to it. The outermost of nested modules that match counts. Data (inputs
     and buffers) is not made again. Without a match, or without a backward pass, the graph stays as it is.
 
     Args:
@@ -145,7 +145,7 @@ def _around_most(graph: OpGraph, lists: set[str]) -> set[str]:
 
 
 def _cores(graph: OpGraph, patterns: Sequence[str], is_free: BoolArray) -> list[IntArray]:
-    """Of each module the ops of the matching kinds and those between them, where they are free to be taken."""
+    """Ops of the matching kinds in each module and those between them, where they are free to be taken."""
     kinds = [_matcher(pattern.removeprefix(KIND)) for pattern in patterns if pattern.startswith(KIND)]
     if not kinds:
         return []

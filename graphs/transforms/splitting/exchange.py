@@ -1,4 +1,4 @@
-"""What copies of an op exchange: adds over micro-batches, abstract collectives along the axes of a mesh."""
+"""Exchanges among copies of an op: adds over micro-batches, abstract collectives along the axes of a mesh."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Exchanges:
             kind = _kind(written, target)
             axis = layout.mesh[a].axis
             is_kept = not axis.words and not axis.sequence  # as all activations there are whole
-            # What is made of a second gather is made a second time too.
+            # Tensors that are made of a second gather are made a second time too.
             is_second |= kind == "all_gather" and phase is not Phase.FORWARD and not is_kept
             key = (*key, a, target, is_second)
             before = tuple(codes)

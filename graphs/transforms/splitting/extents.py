@@ -1,4 +1,4 @@
-"""Which of an op's extents a split row divides: what a part of a product or of attention still has."""
+"""Extents of an op that a split row divides: the sizes that a part of a product or of attention still has."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def scaled(extents: FloatArray, column: IntArray, factor: FloatArray) -> FloatAr
 
 
 def settled(extents: FloatArray) -> FloatArray:
-    """What is a whole number but for rounding, as one: a kernel works on whole tiles."""
+    """The extents, rounded where they are whole numbers but for rounding errors: a kernel works on whole tiles."""
     whole = np.rint(extents)
     result: FloatArray = np.where(np.abs(extents - whole) <= _NEARLY * extents, whole, extents)
     return result

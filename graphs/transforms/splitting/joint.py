@@ -22,7 +22,7 @@ def in_time(graph: OpGraph, chunks: Sharding) -> Sharding:
 def joint_ops(graph: OpGraph, chunks: Sharding) -> BoolArray:
     """bool [n]: forward ops that would read those of all micro-batches, and what follows them, both passes.
 
-    What comes before them stays in micro-batches, so a pipeline whose backward passes follow all forward passes can
+    Ops before them stay in micro-batches, so a pipeline whose backward passes follow all forward passes can
     carry that out. Masks, integers made of integers, are none of them: every micro-batch can have those of all.
     """
     ptr, tensors = graph.inputs

@@ -1,4 +1,4 @@
-"""Which dimensions a norm reads in full: along these a tensor axis cuts nothing that the norm reads."""
+"""Dimensions that a norm reads in full: along these a tensor axis cuts nothing that the norm reads."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _Dimension = tuple[int, int]  # of a tensor, by its number among those that an o
 
 @dataclass(slots=True)
 class _Passage:
-    """What becomes of the dimensions that an op reads: `summed` there, or `kept` as dimensions of its results."""
+    """Fate of the dimensions that an op reads: `summed` there, or `kept` as dimensions of its results."""
 
     summed: set[_Dimension] = field(default_factory=set)
     kept: dict[_Dimension, set[_Dimension]] = field(default_factory=dict)
 
 
 def normalised(graph: OpGraph, products: tuple[str, ...]) -> list[set[int]]:
-    """Of each tensor the dimensions that are summed up without weights for each sample, as by the mean of an RMSNorm.
+    """Dimensions of each tensor that are summed up without weights for each sample, as by the mean of an RMSNorm.
 
-    What reaches such a sum by other ops than products counts, too. Cut along such a dimension, the sum would take but a
-    small exchange; but then all up to the next products would be cut, and those by their rows, with sums as results.
-    A sum over samples, such as a loss or the gradient of a bias, is none of these, and forward and backward pass are
-    looked at apart.
+    A dimension that reaches such a sum by other ops than products counts, too. Cut along such a dimension, the sum
+    would take but a small exchange; but then all up to the next products would be cut, and those by their rows, with
+    sums as results. A sum over samples, such as a loss or the gradient of a bias, is none of these, and forward and
+    backward pass are looked at apart.
 
     Args:
         products: parts of the kinds of ops that end the way.

@@ -36,7 +36,7 @@ _PRODUCTS = ("mm", "linear", "conv", "embedding", "lstm", "gru", "rnn", "attenti
 
 @dataclass(frozen=True)
 class Axis:
-    """What to cut along one axis of a mesh.
+    """The cut along one axis of a mesh.
 
     Attributes:
         name: of the mesh axis, ``"dp"``, ``"tp"`` ...
@@ -437,7 +437,7 @@ class _Walk:
         self._take(op, chosen)
 
     def _of_axis(self, rows: list[_Choice]) -> list[_Choice]:
-        """Of a tensor axis: rows that do not cut the batch or another dimension with an axis of its own."""
+        """Rows for a tensor axis: those that do not cut the batch or another dimension with an axis of its own."""
         own = ("sequence",) if self.axis.sequence else ()
         return [c for c in rows if c.row is None or c.row.axis not in OWN_FAMILY or c.row.axis in own]
 
@@ -514,7 +514,7 @@ class _Walk:
         if not self.is_tensor[op]:
             exact = [choice for choice in rows if self._fits(choice, read)]
             return min(exact, key=lambda choice: self._cost_s(op, choice, read), default=whole)
-        # What uses a cut state is cut as the state is, if it can be.
+        # An op that uses a cut state is cut as the state is, if it can be.
         is_bound = bool(rows) and any((self.state[s] or WHOLE) > SUM for s in self.states_of[op])
         uncut = [] if is_bound else [whole]
         usual = self._of_axis(rows)
@@ -533,7 +533,7 @@ class _Walk:
         added = [choice for choice in rows if len(read) > 1 and set(choice.tensors) == {SUM}]
         if self.axis.sequence and not any(self._fits(choice, read) for choice in added):
             along = [choice for choice in rows if choice.row is not None and choice.row.axis == "sequence"]
-            # What is made of whole tensors, such as masks and rotary tables, stays whole: who reads it takes a stretch.
+            # Tensors made of whole tensors, such as masks and rotary tables, stay whole: their readers take a stretch.
             if self._is_of_whole(op, read):
                 rows = [choice for choice in rows if choice not in along]
             elif along:

@@ -244,7 +244,7 @@ class _Split:
         return sizes
 
     def _transfer_share(self, tensor: IntArray, sizes: IntArray) -> FloatArray:
-        """Of a measured transfer time: that of the bytes."""
+        """Share of a measured transfer time: that of the bytes."""
         whole = self.graph.tensor_bytes[tensor]
         return np.where(whole > 0, sizes / np.maximum(whole, 1), 1.0)
 

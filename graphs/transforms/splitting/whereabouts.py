@@ -1,4 +1,4 @@
-"""Which ops use which states, and which ops lie in which modules."""
+"""Ops by the states that they use, and by the modules in which they lie."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _LAYER = re.compile(r"^(.*?\.\d+)\.")  # the modules that are gathered together
 
 @dataclass(frozen=True)
 class Zero:
-    """Which storage is split.
+    """A level of ZeRO, the storage that it splits, and the axis along which.
 
     Attributes:
         level: 1, 2 or 3.
@@ -40,7 +40,7 @@ class Zero:
 
 
 class Storage:
-    """What each place keeps of the states, and the exchanges that splitting it costs."""
+    """Share of the states that each place keeps, and the exchanges that splitting them costs."""
 
     def __init__(self, layout: Copies, zero: Zero | None) -> None:
         self.layout, self.level = layout, 0

@@ -5,8 +5,8 @@ that knows bytes but no shapes:
 
 1. A pointwise op is *inlined* into its readers where all of them are code of the compiler's own and it is cheap, or
    read once: it is computed where it is used and never lies in memory, whatever sizes the two have.
-2. What lies in memory shares a kernel with a reader that passes over as many elements, or over as many as a reduction
-   in that kernel leaves.
+2. An op whose result lies in memory shares a kernel with a reader that passes over as many elements, or over as many as
+a reduction in that kernel leaves.
 3. Kernels that read the same tensor and pass over as many elements are one kernel, side by side.
 
 Products, convolutions, attention, sorts and exchanges stay as they are; the passes of a step are compiled apart; and
@@ -129,7 +129,7 @@ class _Joining:
             self._merge(first, second)
 
     def _merge(self, first: int, second: int) -> None:
-        # What is computed where it is used takes the size of its user.
+        # An op that is computed where it is used takes the size of its user.
         if self._is_light[first] and not self._is_light[second]:
             elements = self._elements[second]
         elif self._is_light[second] and not self._is_light[first]:

@@ -27,7 +27,7 @@ _TWICE = ("native_layer_norm_backward", "native_group_norm_backward", "fused_rms
 
 @dataclass(frozen=True, eq=False)
 class _Habits:
-    """What a compiler does besides sharing kernels.
+    """A compiler's habits besides sharing kernels.
 
     Attributes:
         width: float64 [m], the share of each tensor's bytes that it takes.

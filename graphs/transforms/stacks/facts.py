@@ -26,7 +26,7 @@ MOST_READS = 4  # that an op read several times may make to be inlined (torch._i
 
 @dataclass(frozen=True, eq=False)
 class KernelFacts:
-    """Of the ops (n) and tensors (m) of a graph.
+    """Facts about the ops (n) and tensors (m) of a graph.
 
     Attributes:
         role: n values of `KernelRole`.
@@ -74,8 +74,8 @@ class KernelFacts:
 def read_bytes(graph: OpGraph) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Bytes read along each edge of `edge_list` [e], written of each tensor [m], and of states by each op [n].
 
-    Of an op it is known what it moves in all. What its tensors do not explain are states (parameters, tables). Where it
-    moves less than its tensors have, it reads its largest inputs in part: a slice, the rows of a table.
+    An op's bytes moved are known in all. Those that its tensors do not explain are states (parameters, tables). Where
+    it moves less than its tensors have, it reads its largest inputs in part: a slice, the rows of a table.
     """
     _, consumer, tensor = graph.edge_list
     n, size = graph.n_ops, graph.tensor_bytes.astype(np.float64)

@@ -21,7 +21,7 @@ from graphs.transforms.stacks.merging import Groups
 MOST_TENSORS = 36  # that one launch of a multi-tensor update of Adam takes (apex, csrc/multi_tensor_apply.cuh, depth 4)
 _SCALES = ("mul", "div", "add", "masked_fill", "where")
 _CASTS = ("to_copy", "convert_element_type")
-# Who goes before whom in a kernel; a chain of more than two is a chain of pairs.
+# Order of kinds in a kernel, by pairs; a chain of more than two is a chain of pairs.
 _PAIRS = frozenset(
     {
         *(("bernoulli", scale) for scale in ("div", "mul")),  # dropout, and the sum that comes after it
@@ -34,7 +34,7 @@ _PAIRS = frozenset(
         ("native_dropout", "add"),
     }
 )
-# What a module of pointwise ops and reductions has where it is a norm, or an approximated GELU.
+# Kinds of ops by which a module of pointwise ops and reductions is known as a norm, or an approximated GELU.
 _NORM, _GELU = {"rsqrt", "mean"}, {"tanh", "pow"}
 
 
@@ -69,7 +69,7 @@ class _Patterns:
                 self._join(source, op)
 
     def backward(self) -> None:
-        """What mirrors the members of one kernel is one kernel, too."""
+        """Make one kernel of the mirrors of one kernel's members."""
         mirrored = self.graph.forward_of.tolist()
         count = [len(self.groups.members[self.groups.of(op)]) for op in range(self.graph.n_ops)]
         for source, op in self.edges:
@@ -107,7 +107,7 @@ class _Patterns:
         return {self.names[source] for source in self.before[op]}
 
     def _rotary(self) -> list[int]:
-        """Of each op of a rotary embedding the number of one of its ops; -1 of others.
+        """For each op of a rotary embedding the number of one of its ops; -1 for others.
 
         Written as x cos + (-x2, x1) sin, or as (x1 cos - x2 sin, x1 sin + x2 cos).
         """

@@ -1,4 +1,4 @@
-"""What compilers know of an op by its kind: whether it may share a kernel with its neighbours.
+"""Facts that compilers know of an op by its kind: whether it may share a kernel with its neighbours.
 
 The lists name operators of torch without prefix and underscores, so that ``aten.relu_`` and ONNX's ``Relu`` are one. A
 kind that stands nowhere is a library's kernel and shares nothing, which is on the safe side.

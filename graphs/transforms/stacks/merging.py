@@ -62,7 +62,7 @@ class Groups:
         return one
 
     def labels(self) -> list[int]:
-        """Of every op the group."""
+        """The group of every op."""
         return [self.of(op) for op in range(len(self._group))]
 
     def _leads(self, first: int, last: int) -> bool:

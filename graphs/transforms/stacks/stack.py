@@ -59,7 +59,7 @@ def stack_of(graph: OpGraph) -> str:
 def kernels_of(graph: OpGraph, stack: str) -> IntArray:
     """int64 [n]: the number of each op's kernel under a stack, counted from 0 by their first members.
 
-    What launches nothing, such as an input, has a number of its own, too.
+    An op that launches nothing, such as an input, has a number of its own, too.
 
     Raises:
         UnknownNameError: no stack of that name.
