@@ -29,18 +29,19 @@ class HowToSearch:
 
 
 def first_lines(given: Any, result: Result, after: str = ": ") -> list[str]:
-    """The first lines of an answer: the advice, and the command that follows it.
+    """The first lines of an answer: the advice, the command that follows it, and the rest of a long advice.
 
     Args:
         given: the options record of the command that searched.
         result: with alternatives.
-        after: what stands between "do it" and the command.
+        after: ": ", or spaces that align the command with the lines of a summary.
     """
-    from graphs.formatting import show_line
-    from placement.solving.advice import advice, prefers_one_device
+    from placement.solving.advice import advice_lines, prefers_one_device
 
     how = [f"do it{after}{do_it(given, result, prefers_one_device(result))}"] if result.feasible else []
-    return [show_line(advice(result)), *how]
+    first, *more = advice_lines(result)
+    label = f"also{after}" if after == ": " else f"{'also':<{len('do it' + after)}}"
+    return [first, *how, *(f"{label}{rest}" for rest in more)]
 
 
 def compiled_line(words: str) -> list[str]:

@@ -107,8 +107,10 @@ def sweep_or_clusters(
         emit(found.to_json())
     else:
         from placement.cli.tables import what_if_table
+        from placement.solving.advice import in_two
 
-        first = [found.advice(), *_how(found, given, source, clusters)]
+        advice, *more = in_two(found.advice())
+        first = [advice, *_how(found, given, source, clusters), *more]
         best = None if found.fastest is None else found.fastest.comparison
         last = [*found.laws(), *compiled_line("" if best is None else best.compiled_words())]
         emit_rich(*first, *what_if_table(found), *last, *written, f"again: {found.command}")
@@ -270,13 +272,16 @@ def compare_figures(given: Options, source: Source) -> None:
     if given.as_json:
         emit(found.to_json())
     else:
-        first, *table = figures_table(found)
+        from placement.solving.advice import in_two
+
+        first, *more = in_two(found.advice())
         last = compiled_line(compiled_words(found.result.step_time_s, found.result.compiled_s))
-        emit_rich(first, f"do it: {do_it(given, found.result)}", *table, *last, f"again: {found.command}")
+        told = f"do it: {do_it(given, found.result)}"
+        emit_rich(first, told, *more, *figures_table(found), *last, f"again: {found.command}")
 
 
 def figures_table(found: Sensitivities) -> list[RenderableType]:
-    """The advice, and one row for each figure."""
+    """One row for each figure, and what elasticity is."""
     from rich.text import Text
 
     from graphs.formatting import format_seconds, show
@@ -288,4 +293,4 @@ def figures_table(found: Sensitivities) -> list[RenderableType]:
         elasticity = "-" if row.elasticity is None else f"{row.elasticity:+.3f}"
         table.add_row(show(row.figure), *times, elasticity, row.sentence(found.step_s))
     note = "elasticity: by how many percent the step time changes with 1 % more; of memory, the best that fits"
-    return [found.advice(), table, Text(f" {note}", style="dim")]
+    return [table, Text(f" {note}", style="dim")]

@@ -362,7 +362,10 @@ _ESTIMATE_NOTES = (
 
 def estimate_tables(found: MemoryEstimate, do_it: Sequence[str]) -> list[RenderableType]:
     """The advice, and the command that follows it; what is kept; activations; how many devices."""
-    return [found.headline(), *do_it, "", _kept_bytes(found), "", _activations(found), "", *_devices(found)]
+    from placement.solving.advice import in_two
+
+    first, *more = in_two(found.headline())
+    return [first, *do_it, *more, "", _kept_bytes(found), "", _activations(found), "", *_devices(found)]
 
 
 def _kept_bytes(found: MemoryEstimate) -> RenderableType:

@@ -1,4 +1,4 @@
-"""The first line of an answer: how to run the model, how much that gains, and what the next best ways would cost."""
+"""The first lines of an answer: how to run the model, how much that gains, and the cost of the next best ways."""
 
 from __future__ import annotations
 
@@ -14,6 +14,28 @@ _OTHERS = 2  # next best ways that are told
 _FAR = 4.0  # times the answer: slower ways are none to choose from
 _STEPS = 5  # that tell which of two ways is faster
 _SAME = 1.005  # speed-ups below are none, for a reader
+FIRST_LINE = 100  # characters of an answer's first line at most
+_BREAKS = (". ", "; ", ", ", ": ", " ")  # the best place to break it first
+
+
+def in_two(text: str) -> list[str]:
+    """The text as a first line of at most `FIRST_LINE` characters and the rest; one line where it fits."""
+    if len(text) <= FIRST_LINE:
+        return [text]
+    for stop in _BREAKS:
+        at = text.rfind(stop, 0, FIRST_LINE + 1)
+        if at > FIRST_LINE // 3 or (at > 0 and stop == " "):
+            return [text[:at] + stop[0].replace(" ", ""), text[at + len(stop) :]]
+    return [text]
+
+
+def advice_lines(result: Result) -> list[str]:
+    """The advice as its first line and, where that does not hold it all, a second with the rest.
+
+    Args:
+        result: as of `advice`.
+    """
+    return in_two(show_line(advice(result)))
 
 
 def advice(result: Result) -> str:

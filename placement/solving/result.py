@@ -333,9 +333,10 @@ class Result:
         if repeats:
             head = f"not shared   {show_line(repeats)}\n{head}"
         if self.alternatives:
-            from placement.solving.advice import advice, beside, ties
+            from placement.solving.advice import advice_lines, beside, ties
 
-            head = f"{show_line(advice(self))}\n{head}"
+            first, *more = advice_lines(self)
+            head = "\n".join([first, *(f"also         {rest}" for rest in more), head])
             others = [f"{'best of each' if k == 0 else '':<13}{row}" for k, row in enumerate(beside(self))]
             others += [f"ties         {show_line(line)}" for line in (ties(self),) if line]
         lines = [

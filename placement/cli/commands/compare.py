@@ -193,8 +193,9 @@ def _advice(found: Comparison, given: CompareOptions) -> list[str]:
     advice, *how = first_lines(given, beside_one_device(result, found.graph, found.cluster))
     repeats, _ = repeats_first(result.note)
     said = [f"not shared: {show_line(repeats)}"] if repeats else []
-    first = advice if found.overall is not None or not found.has_strategies else f"{advice}; {NOT_SEARCHED}"
-    return [first, *how, *said]
+    if found.overall is None and found.has_strategies:
+        said.insert(0, f"{NOT_SEARCHED}.".capitalize())
+    return [advice, *how, *said]
 
 
 def _last_lines(found: Comparison) -> list[str]:

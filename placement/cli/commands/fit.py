@@ -198,6 +198,7 @@ def fit(given: FitOptions) -> None:
 def _show(found: FitComparison | FitSweep, given: FitOptions, n_asked: int) -> None:
     """Write and print what was found of so many methods, or sizes of a sweep."""
     from placement.fit_sweep import FitSweep
+    from placement.solving.advice import in_two
 
     found = dataclasses.replace(found, command=_command(given))
     with progress("writing"):
@@ -211,7 +212,7 @@ def _show(found: FitComparison | FitSweep, given: FitOptions, n_asked: int) -> N
         table, done = fit_table(found), f"{len(found.runs)} of {n_asked} methods are done"
     if found.interrupted:
         written.append(f"interrupted: {done}.")
-    emit_rich(found.advice(), *table, *written, f"again: {found.command}")
+    emit_rich(*in_two(found.advice()), *table, *written, f"again: {found.command}")
 
 
 def _sweep_of(given: FitOptions) -> Sweep | None:

@@ -104,12 +104,14 @@ def optimize(given: OptimizeOptions) -> None:
     if given.as_json:
         emit_json(result.to_dict())
     elif result.feasible:
+        from placement.solving.advice import advice_lines
         from placement.solving.one_device import beside_one_device
 
         first, summary = first_lines(given, beside_one_device(result, graph, cluster), " " * 8), result.summary()
+        lines = summary.splitlines()
         if result.alternatives:  # it begins with the advice itself
-            _, _, summary = summary.partition("\n")
-        emit("\n".join([*first, summary, *written]))
+            lines = lines[len(advice_lines(result)) :]
+        emit("\n".join([*first, *lines, *written]))
     if not result.feasible:
         _refuse(given, result)
 

@@ -21,6 +21,8 @@ def test_compare_prints_a_ranked_table(call: Call, graph_file: Path) -> None:
     head = "branches on 4xV100-pcie: 4 ops, 4 edges, 4 devices; no placement has a step time below "
     assert lines[0].startswith("placed op by op on 2 devices (")
     assert lines[1].startswith(f"do it: placement optimize {graph_file} --cluster 4xV100-pcie --method ")
+    if lines[2].startswith("also: "):  # the rest of a long advice
+        del lines[2]
     assert lines[2].startswith(head)
     for word in ("step time", "speed-up", "gap", "peak memory", "moved", "solve time"):
         assert word in lines[3]
@@ -33,9 +35,10 @@ def test_compare_prints_a_ranked_table(call: Call, graph_file: Path) -> None:
 def test_compare_by_throughput_says_what_is_left_out(call: Call, graph_file: Path) -> None:
     code, out, err = call("compare", graph_file, *CLUSTER, "--objective", "throughput", "--evaluations", 100)
     assert (code, err) == (0, "")
-    advice, do_it, _, head, *_ = out.splitlines()
-    assert "x one device, 1 ms a step in steady state, " in advice
+    advice, do_it, *lines = out.splitlines()
+    assert "x one device, 1 ms a step in steady state," in advice
     assert "--objective throughput" in do_it
+    head = lines[2] if lines[0].startswith("also: ") else lines[1]
     assert "largest load" in head
     assert " not for objective throughput: " not in out  # nothing was asked for that cannot be
     words = ["--objective", "throughput", "--methods", "heft,expert", "--html", "r.html"]

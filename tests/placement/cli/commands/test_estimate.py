@@ -28,7 +28,8 @@ def test_the_advice_comes_first(call: Call, model: str) -> None:
     assert (code, err) == (0, "")
     first, *lines = out.splitlines()
     assert first.startswith("net has 30,300 parameters; training with adam in float32 needs ")
-    assert first.endswith("at batch 4: at least 1 x H100-SXM5-80GB.")
+    assert first.endswith("at batch 4:")
+    assert lines[0] == "at least 1 x H100-SXM5-80GB."
     assert any(
         line.split() == ["float32", "adam", "121", "kB", "121", "kB", "242", "kB", "485", "kB"] for line in lines
     )

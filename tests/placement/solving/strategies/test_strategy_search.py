@@ -26,7 +26,7 @@ from graphs.errors import MismatchError
 from graphs.transforms.strategy import Strategy
 from placement.comparison import compare
 from placement.optimization import optimize
-from placement.solving.advice import advice, beside
+from placement.solving.advice import FIRST_LINE, advice, beside, in_two
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, front, listed, single_s
 from placement.solving.result import Result
 from placement.solving.solver import Solver
@@ -356,10 +356,21 @@ def test_lanes_can_be_taken_off_again() -> None:
 
 
 def test_the_first_line_is_the_advice(result: Result) -> None:
-    first = result.summary().splitlines()[0]
-    assert first == advice(result)
+    first, second = result.summary().splitlines()[:2]
+    whole = f"{first} {second.removeprefix('also         ')}" if second.startswith("also ") else first
+    assert whole == advice(result)
+    assert len(first) <= FIRST_LINE
     assert "x one device, " in first
-    assert first.endswith(f"one device takes {first.rpartition('takes ')[2]}")
+    assert whole.endswith(f"one device takes {whole.rpartition('takes ')[2]}")
+
+
+def test_a_long_advice_is_a_first_line_and_the_rest() -> None:
+    ways = [f"way {k} takes {k} ms" for k in range(12)]
+    assert in_two("short") == ["short"]
+    first, rest = in_two("; ".join(ways))
+    assert len(first) <= FIRST_LINE
+    assert f"{first} {rest}" == "; ".join(ways)
+    assert in_two("x" * 150) == ["x" * 150]
 
 
 def test_a_file_from_before_devices_of_alternatives_is_read(result: Result) -> None:
