@@ -281,7 +281,10 @@ class Rates:
 
     @cached_property
     def as_dict(self) -> dict[str, Any]:
-        """Its fields as plain tables, those that are None or have no text left out."""
+        """Its fields as plain tables, those that are None or have no text left out.
+
+        So is `misaligned` where it says nothing: rates from before there was any keep their hash.
+        """
         result: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -289,7 +292,7 @@ class Rates:
                 result["products"] = {dtype: dict(vars(rate)) for dtype, rate in value.items()}
             elif isinstance(value, AttentionRate):
                 result[each.name] = dict(vars(value))
-            elif value not in (None, ""):
+            elif value not in (None, "") and (each.name, value) != ("misaligned", 1.0):
                 result[each.name] = value
         return result
 
