@@ -1,4 +1,4 @@
-"""The best of all placements, where they are few."""
+"""The best placement by trying every one, where they are few."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def fitting(problem: Problem, seed: int, budget: Budget) -> Plan:
     """A placement that fits under the default priority, by `nearest_to_fitting`.
 
     Raises:
-        NotFoundError: the budget is over, or none of all placements fits in that order.
+        NotFoundError: the budget is over, or no placement fits in that order.
     """
     found = nearest_to_fitting(problem, seed, budget)
     if found.excess_bytes > 0:
@@ -53,9 +53,10 @@ def fitting(problem: Problem, seed: int, budget: Budget) -> Plan:
 def nearest_to_fitting(problem: Problem, seed: int, budget: Budget) -> Nearest:
     """Minimise the bytes by which devices are exceeded, until they are 0 or the budget is over.
 
-    Few placements are looked at one by one. Of more, a tabu search looks at random neighbours, a unit on a full device
-    moved elsewhere or swapped for another, and goes to the best of each batch, but for units that moved lately; where
-    it gets no further it begins anew from units packed in another order. An evaluation is a placement scored.
+    Few placements are looked at one by one. Where there are more, a tabu search looks at random neighbours, a unit on a
+    full device moved elsewhere or swapped for another, and goes to the best of each batch, but for units that moved
+    lately; where it gets no further it begins anew from units packed in another order. An evaluation is a placement
+    scored.
 
     Source: F. Glover, "Tabu Search, Part I", ORSA Journal on Computing 1(3), 1989, doi:10.1287/ijoc.1.3.190.
     """
@@ -70,7 +71,7 @@ def nearest_to_fitting(problem: Problem, seed: int, budget: Budget) -> Nearest:
 
 
 class _Search:
-    """The search for one problem: scores placements of units, int64 [k, U], and keeps the best of all."""
+    """The search for one problem: scores placements of units, int64 [k, U], and keeps the best one."""
 
     def __init__(self, problem: Problem, generator: np.random.Generator, budget: Budget) -> None:
         self.problem, self.units, self._generator, self._budget = problem, Units.of(problem), generator, budget

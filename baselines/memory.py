@@ -1,8 +1,8 @@
 """Memory while placing: a static account per device, checked and tightened by scoring.
 
-What fits is known only after everything is placed (docs/score.md, "Memory" and "Throughput"). So a heuristic places
-against an `Allowance`, the finished plan is scored, and where it overflows the heuristic tries again with a tighter
-one.
+Whether a plan fits is known only after everything is placed (docs/score.md, "Memory" and "Throughput"). So a heuristic
+places against an `Allowance`, the finished plan is scored, and where it overflows the heuristic tries again with a
+tighter one.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def no_room(
 def place_within_memory(units: Units, build: Callable[[Allowance], Plan]) -> Plan:
     """Call ``build`` again and again until its plan is within memory under the problem's objective.
 
-    At first only kept bytes are charged. Whatever else is on an overflowing device (at its peak) is charged, from then
-    on, to the units that put it there, so that they do not meet on a device of that size again.
+    At first only kept bytes are charged. Other bytes on an overflowing device (at its peak) are charged, from then on,
+    to the units that put them there, so that they do not meet on a device of that size again.
 
     Raises:
         InfeasibleError: none of the attempts fits; names op, device, bytes needed and bytes free.

@@ -63,7 +63,7 @@ SEARCHES: Mapping[str, Search] = {
     "exact": exact,
     "milp_contiguous": milp_contiguous,
 }
-# What methods minimise that do not serve every objective: ranks and schedules say nothing about a steady state.
+# Objectives of methods that do not serve every one: ranks and schedules say nothing about a steady state.
 OBJECTIVES_OF: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("batch_split", "critical_path", "divide_path", "mite", "dfs"), (LATENCY,)),
     **dict.fromkeys(("heft", "cpop", "peft", "m_etf", "m_sct"), (LATENCY,)),

@@ -96,7 +96,7 @@ class Device:
         return self.memory_bytes - self.reserved_bytes
 
     def rate_of(self, dtype: str) -> str:
-        """Whose rate products of a dtype have, in words for people: its own, another dtype's, or the peak."""
+        """Source of the rate of products of a dtype, in words for people: the dtype, another one, or the peak."""
         if self.rates is None:
             return dtype if dtype in self.peak_flops else "the float32 peak"
         name, factor = self.rates.rate_of(dtype, self.peak_flops)

@@ -70,7 +70,7 @@ class Protocol:
         if self.kind == "all_to_all":
             n = n / p  # that a rank gives
             inside, beyond = (p // h - 1) / p, (p - p // h) / p
-            # What leaves a host goes through the ports that its ranks share there.
+            # Bytes that leave a host go through the ports that its ranks share there.
             ports_s = n * beyond * (p // h) / across_bytes_per_s
             moved_s = np.maximum(n * (inside + beyond) / self.bus_bytes_per_s, ports_s)
         else:
@@ -85,7 +85,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Fabric:
-    """What collectives reach on a cluster, whichever algorithm was asked for.
+    """Speeds that collectives reach on a cluster, whichever algorithm was asked for.
 
     Attributes:
         protocols: of each kind at least one.

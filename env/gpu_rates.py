@@ -12,7 +12,7 @@
   MI300X against H100 and H200, December 2024). With HBM2e at 500 W, 1.65, from four steps of pytorch/torchtitan
   (commit b5bcd76c).
 * **B200**: one rate for twelve steps of Megatron-LM (SimuMax, as above): 1,030 TFLOP/s of large products, which leaves
-  these steps 8 % off in the mean when layers are added up by hand. Of that 1.36 for the long run.
+  these steps 8 % off in the mean when layers are added up by hand. That includes a factor of 1.36 for the long run.
 * **Products whose rows in memory are no multiples of 16 bytes**, on NVIDIA's GPUs: 1.4 times as long, as bfloat16 of
   2,055 to 2,073 rows and columns on an RTX 4090 (pytorch/pytorch, issue 181718, April 2026: 107 to 116 TFLOP/s against
   156). With CUDA 11.6 on A100 it was 2.8 times as long in float16 and 12 times in bfloat16 (issue 83272, August 2022).

@@ -4,11 +4,11 @@ Compute and memory figures are the vendors' data sheet peaks: dense rates (no st
 a dtype has them, boost clocks. ``float32`` is the plain rate, since PyTorch does not use TF32 for matrix products
 unless told to. A dtype that a device lacks is left out and runs at the float32 rate.
 
-Of a GPU's memory 1 GiB is reserved, an estimate: PyTorch's context and kernels take 1 to 2 GB (Hugging Face Accelerate,
+1 GiB of a GPU's memory is reserved, an estimate: PyTorch's context and kernels take 1 to 2 GB (Hugging Face Accelerate,
 "Handling big models for inference"), less with lazy loading, and buffers for communication some of the rest.
 
-What kernels reach is in `env.gpu_rates`; without rates (K40, P100, CPUs; all at `Cluster.at_peak`) a device runs at
-these peaks.
+Rates that kernels reach are in `env.gpu_rates`; without rates (K40, P100, CPUs; all at `Cluster.at_peak`) a device runs
+at these peaks.
 
 A kernel launch costs 5 us on a GPU, the estimate of XLA's GPU cost model (gpu_performance_model.cc, 2023), and 1 us on
 a CPU (an assumption: a function call and waking the threads).

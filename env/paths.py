@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from env.device import Link
 
 ROUTE_BYTES = 2**20  # a route is the fastest path for a transfer of this size
-# Paths are compared in whole nanoseconds, exactly, so that equal times are equal however they add up. What takes longer
-# than these counts as them: a million links still add up within 64 bits.
+# Paths are compared in whole nanoseconds, exactly, so that equal times are equal however they add up. Longer times than
+# these count as these: a million links still add up within 64 bits.
 _LONGEST_LATENCY_NS, _LONGEST_SENDING_NS = 2**40, 2**60
 
 Found = tuple[int, int, tuple[int, ...]]  # nanoseconds for ROUTE_BYTES, number of links, the links: least first
@@ -43,7 +43,7 @@ class LinkPaths:
 
     @staticmethod
     def of(links: Sequence[Link], devices: Set[str], without: Set[str]) -> LinkPaths:
-        """Of all links but those at the devices ``without``."""
+        """Paths over all links but those at the devices ``without``."""
         onward: dict[str, list[_Hop]] = {}
         ends: dict[str, dict[str, list[_Hop]]] = {}
         for index, link in enumerate(links):

@@ -25,7 +25,7 @@ def neurips_cluster(accelerators: int, cpus: int, accelerator_memory_bytes: floa
         accelerator_memory_bytes: memory of each accelerator; that of a CPU core is not modelled.
 
     Raises:
-        ClusterError: no device at all, or a negative count or size.
+        ClusterError: no device, or a negative count or size.
     """
     if min(accelerators, cpus) < 0 or accelerators + cpus == 0 or not accelerator_memory_bytes >= 0:
         raise ClusterError(

@@ -18,7 +18,7 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import ClusterError
 
-# What an op does, as `graphs.records.Work` counts it.
+# Kinds of work of an op, as `graphs.records.Work` numbers them.
 PRODUCT, WEIGHT_GRADIENT, GROUPED, ATTENTION, ATTENTION_BACKWARD = 1, 2, 3, 4, 5
 # Rows and columns of the tiles into which kernels cut a product, one tile on a multiprocessor at a time.
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
@@ -317,7 +317,7 @@ class Rates:
         return made
 
 
-# Of `ProductRate`; the share of attention's FLOP/s, the FLOP/s of products too narrow for tiles, and `ALIGNED_TO`.
+# Fields of `ProductRate`; the share of attention's FLOP/s, the FLOP/s of products too narrow for tiles, `ALIGNED_TO`.
 _CONSTANTS = ("flops_per_s", "depth", "edge", "bytes_per_s", "share", "untiled", "aligned_to")
 
 

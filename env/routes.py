@@ -40,8 +40,8 @@ class Route:
 class Routes(Mapping[tuple[int, int], Route]):
     """The route of every ordered pair of different devices (D devices), by `find_routes`.
 
-    Tables of all pairs are made when one of them is asked for first. Of up to `TABLE_DEVICES` devices everything is
-    looked up in them; of more, `links_of`, `figures_of` and ``routes[a, b]`` find single routes, and remember them.
+    Tables of all pairs are made when one of them is asked for first. With up to `TABLE_DEVICES` devices everything is
+    looked up in them; with more, `links_of`, `figures_of` and ``routes[a, b]`` find single routes, and remember them.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -135,7 +135,7 @@ class Routes(Mapping[tuple[int, int], Route]):
         return len(self._memories) <= TABLE_DEVICES or "_tables" in self.__dict__
 
     def _route(self, a: int, b: int) -> Route:
-        """Of any two devices, one and the same included."""
+        """The route between two devices, which may be the same one."""
         key = self._memories[a], self._memories[b]
         if key not in self._known:
             links = self._path(*key)
@@ -183,7 +183,7 @@ class Routes(Mapping[tuple[int, int], Route]):
 def pairs_among(devices: IntArray) -> tuple[IntArray, IntArray]:
     """``(source, target)``, int64 each: pairs of different ones of some devices, all of them in both directions.
 
-    Of more than `PAIRED_DEVICES` each with the next, around a ring, and with the first.
+    More than `PAIRED_DEVICES` are paired each with the next, around a ring, and with the first.
     """
     if len(devices) <= PAIRED_DEVICES:
         at = np.nonzero(~np.eye(len(devices), dtype=np.bool_))

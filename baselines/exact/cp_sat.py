@@ -230,7 +230,7 @@ def _plans(made: CpSatModel, solver: Any) -> list[Plan]:
             for i in range(problem.graph.n_ops)
         ]
     )
-    place = np.argsort(problem.graph.topological_order)  # decides between ops that take no time at all
+    place = np.argsort(problem.graph.topological_order)  # decides between ops that take no time
     starts = [solver.value(start) for start in made.start]
     ends = [solver.value(end) for end in made.end]
     order = np.empty(len(starts))

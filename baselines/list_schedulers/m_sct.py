@@ -34,7 +34,7 @@ Entries = tuple[IntArray, IntArray, FloatArray]
 
 @dataclass(frozen=True, eq=False)
 class Arcs:
-    """Which ops follow which, each pair once (a arcs, each array [a]).
+    """Pairs of ops of which one follows the other, each once (a arcs, each array [a]).
 
     Attributes:
         producer, consumer: int64, ops.

@@ -47,7 +47,7 @@ def m_topo(problem: Problem, seed: int) -> Plan:
 
 
 def unit_bytes(units: Units) -> IntArray:
-    """int64 [U]: bytes each unit keeps, writes and works in; 1 per op where there are none at all."""
+    """int64 [U]: bytes each unit keeps, writes and works in; 1 per op where there are none."""
     graph = units.problem.graph
     per_op = graph.kept_bytes + graph.workspace_bytes
     np.add.at(per_op, graph.tensor_producer, graph.tensor_memory_bytes)

@@ -35,15 +35,16 @@ def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Bud
     Moves: a unit to another device; two units of different devices swapped; a connected cluster of up to 17 units, all
     of one device or of several, to one device; such a cluster against a unit or cluster coming back. Half of them
     start at the device or link with the largest load, half of the targets are a neighbour's device. A change costs
-    O(degrees of its units) + O(D + L). What is annealed is the log of the 32-norm of all loads, plus what devices lack
-    of memory, which weighs more and more as the temperature falls: the search may pass through placements that
-    do not fit, but returns one only if it began with such and found no other. What a tensor takes of memory depends on
-    how long it lasts, so a share of its bytes is charged wherever it is: that which is right for the best start and,
+    O(degrees of its units) + O(D + L). The annealed quantity is the log of the 32-norm of all loads, plus what devices
+    lack of memory, which weighs more and more as the temperature falls: the search may pass through placements that do
+    not fit, but returns one only if it began with such and found no other. A tensor's need of memory depends on how
+    long it lasts, so a share of its bytes is charged wherever it is: the share that is right for the best start and,
     whenever the best placement of a chain turns out not to fit, for that placement.
 
     So many chains, one from the best start and the others from the next ones, run through cycles of growing length: in
-    turn a gentle one from the best placement of all, and a hot one from the chain's own. The answer depends on the seed
-    and the number of changes tried only, each of which is an evaluation. Memory O(U D + T D) for U units and T tensors.
+    turn a gentle one from the best placement of any chain, and a hot one from the chain's own. The answer depends on
+    the seed and the number of changes tried only, each of which is an evaluation. Memory O(U D + T D) for U units and T
+    tensors.
 
     Source: S. Kirkpatrick, C. D. Gelatt, M. P. Vecchi, "Optimization by Simulated Annealing", Science 220 (1983),
     doi:10.1126/science.220.4598.671; the loads are those of `env.simulation.loads`.

@@ -139,7 +139,7 @@ class Race:
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """What one chain of a race has come to: a plan of a level's graph, and its step time there."""
+    """State of one chain of a race: a plan of a level's graph, and its step time there."""
 
     level: _Level
     plan: Plan

@@ -107,7 +107,7 @@ def _as_run(simulator: Simulator, plan: Plan) -> Plan:
 def _anneal(chains: list[Chain], budget: Budget, cycle_length: int | None, race: Race | None) -> None:
     """Cycle after cycle until the budget is over, between races that begin anew; looks at the clock between rounds.
 
-    What is done next depends on what was done, not on the budget, so that more of it finds nothing worse.
+    The next cycle depends on the last ones, not on the budget, so that a larger budget finds nothing worse.
     """
     in_round = max(1, ROUND // (len(chains[0].instance.unit_of) + len(chains[0].instance.consumer)))
     length = FIRST_CYCLE * in_round if cycle_length is None else cycle_length

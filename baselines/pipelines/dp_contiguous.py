@@ -51,7 +51,7 @@ def dp_contiguous(problem: Problem, seed: int) -> Plan:
     ideals. `baselines.pipelines.contraction.contract` says what is kept together and how training graphs are
     contiguous.
 
-    What is exact: the split, for blocking communication where all routes into a class cost the same (as in the paper;
+    The split is exact for blocking communication where all routes into a class cost the same (as in the paper;
     unlike kinds of devices, pins and memory included). A slice then costs what `env.simulation.loads` says, whatever
     the rest of the split. Overlapped, it costs the largest of its computing, of receiving each outside tensor once, and
     of sending once each tensor that is needed elsewhere. That is exact with two devices, and with one exclusive link to

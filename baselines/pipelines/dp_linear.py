@@ -46,7 +46,7 @@ def dp_linear(problem: Problem, seed: int) -> Plan:
     for half the devices, a quarter and so on down to one, and the plan whose largest load really is least is taken.
     O(N^2 (S C + e / N)) at worst for N parts, C classes of equal devices and S combinations of them.
 
-    Of more than 4,096 parts, as many runs of consecutive parts are made first. Where devices are so unlike that there
+    More than 4,096 parts are first joined to as many runs of consecutive ones. Where devices are so unlike that there
     are more than 1,024 combinations of them, the slowest are left out. The plan's note says so.
 
     Raises:

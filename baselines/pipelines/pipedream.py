@@ -76,7 +76,7 @@ def pipedream_hierarchical(problem: Problem, seed: int) -> Plan:
 def profiled(problem: Problem, links: Sequence[Sequence[int]], bandwidth_bytes_per_s: float) -> LayerProfile:
     """The profile that PipeDream would measure of a chain of units, each link a layer; means over the main devices.
 
-    What crosses from one layer to the next is every tensor that is produced on one side and read on the other. A
+    Every tensor that is produced on one side and read on the other crosses from one layer to the next. A
     measured transfer time counts as the bytes that take it at this bandwidth. Weights are the parameters that have a
     gradient (where kept bytes have no parts, one copy of those that the optimizer keeps, three where it is unknown), or
     none without a backward pass; activations that a backward op reads are stashed. O(n + e).

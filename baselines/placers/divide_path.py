@@ -17,7 +17,7 @@ def divide_path(problem: Problem, seed: int) -> Plan:
     Source: R. Mayer, C. Mayer, L. Laich, "The TensorFlow Partitioning and Scheduling Problem: It's the Critical
     Path!", DIDL 2017, partitioning strategies (doi:10.48550/arXiv.1711.01912).
     An op takes its colocation group along. Where the device is full, the rest of the path goes to the next least
-    loaded one; a pinned op leaves the path alone. Of equally loaded devices the fastest.
+    loaded one; a pinned op leaves the path alone. The fastest of equally loaded devices comes first.
     O(P (n + e) + U D) for P paths.
 
     Raises:

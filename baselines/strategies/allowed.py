@@ -1,4 +1,4 @@
-"""What a graph and a cluster allow of a strategy, in a sentence where they do not, and what its user should know."""
+"""Checks that a graph and a cluster allow a strategy, each refusal one sentence, and remarks for its user."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MUCH = 1.25  # times the FLOPs: worth a remark
 
 
 def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
-    """What can be said before the graph is rewritten.
+    """Check a strategy as far as can be before the graph is rewritten.
 
     Raises:
         StrategyError: the mesh is larger than the cluster, a device is unknown, the order has no step of its own, there
@@ -86,7 +86,7 @@ def joins_micro_batches(
 ) -> tuple[str, str] | None:
     """``(writer, reader)`` where backward passes of micro-batches wait for those of all; None for nowhere.
 
-    What the arguments alone say of all samples is known before the step.
+    Facts that the arguments alone tell of all samples are known before the step.
 
     Args:
         is_chunked: bool [n], ops that run for each micro-batch.

@@ -224,7 +224,7 @@ def as_it_is(problem: Problem, plan: Plan) -> Applied:
 def _faster(problem: Problem, device: IntArray, numbers: FloatArray) -> Plan:
     """Where nothing prescribes an order: that of the program, or what most waits for first, whichever is faster.
 
-    Of two that take about the same time, it is the one that holds less. Where neither fits, one that holds little at a
+    Where both take about the same time, it is the one that holds less. Where neither fits, one that holds little at a
     time is tried.
     """
     plans = [Plan(device, numbers), Plan(device)]
@@ -242,7 +242,7 @@ def _program_order(derived: Derived) -> FloatArray:
     """float64 [n], an explicit order: micro-batch after micro-batch, each in the order in which its model computes.
 
     Without it, devices would run all forward passes first, and first copies before second ones, which saves no memory.
-    What is for the whole step comes first, as soon as it is ready, and updates last.
+    Ops for the whole step come first, as soon as they are ready, and updates last.
     """
     is_whole = derived.micro_batch < 0
     is_update = derived.graph.phase == Phase.UPDATE

@@ -112,7 +112,7 @@ class CollectiveCosts:
         )
 
     def as_used(self, kind: str, axis: int, stage: int = 0) -> AsUsed | None:
-        """What the cluster's figures say of a kind of collective along an axis; None where they say nothing."""
+        """The cluster's figures of a kind of collective along an axis; None where it has none."""
         key = axis, stage
         if key not in self._as_used:
             grid = np.moveaxis(self.devices[stage], axis, -1)
@@ -155,7 +155,7 @@ class SideBySide:
         return with_hosts(algorithm, self.cluster, self.groups[0])
 
     def seconds(self, kind: str, algorithm: str, size_bytes: int) -> float:
-        """Of one collective of each group, all at a time."""
+        """Seconds of one collective of each group, all at a time."""
         return self._outcome(kind, algorithm, size_bytes)[0]
 
     def least_s(self, kind: str, algorithm: str, sizes: Sequence[int]) -> FloatArray:
@@ -163,7 +163,7 @@ class SideBySide:
         return at_least_s(self.cluster, self.groups, kind, algorithm, sizes)
 
     def buffer_bytes(self, kind: str, algorithm: str, size_bytes: int) -> int:
-        """What a rank holds, at most, of what others sent."""
+        """Most bytes of others that a rank holds at a time."""
         return self._outcome(kind, algorithm, size_bytes)[1]
 
     @lru_cache(maxsize=65536)  # noqa: B019 - networks are few, and equal ones share their times
@@ -176,7 +176,7 @@ Network = SideBySide | ManyRanks
 
 
 def _network(cluster: Cluster, groups: IntArray) -> Network:
-    """Of groups [g, ranks] of devices of a cluster, by number."""
+    """Network of groups [g, ranks] of devices of a cluster, by number."""
     if _is_timed_by_formula(groups):
         return ManyRanks.of(cluster, groups, host_size(cluster, groups[0].tolist()))
     part = part_of(cluster, groups)
@@ -185,7 +185,7 @@ def _network(cluster: Cluster, groups: IntArray) -> Network:
 
 
 def _look(cluster: Cluster, groups: IntArray) -> tuple[object, ...]:
-    """Of groups [g, ranks] of devices: those that look alike have equal networks, which take longer to make."""
+    """Key of groups [g, ranks] of devices: equal keys have equal networks, which take longer to make."""
     if _is_timed_by_formula(groups):
         return (groups.tobytes(),)
     devices, links = used_among(cluster, groups)

@@ -15,7 +15,7 @@ from graphs.transforms.sequencing import BlockMap, StageBlock, block_map
 
 @dataclass(frozen=True)
 class PipelineCosts:
-    """What the blocks of one micro-batch cost (V virtual stages, p devices).
+    """Costs of the blocks of one micro-batch (V virtual stages, p devices).
 
     Attributes:
         devices: device of each virtual stage.

@@ -1,4 +1,4 @@
-"""Which devices a strategy uses, and which ones a search should try: not every device is worth having."""
+"""Devices that a strategy uses, and those that a search should try: not every device is worth having."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def leaving_hosts(cluster: Cluster, grid: IntArray) -> BoolArray:
 
 
 def device_subsets(cluster: Cluster, n: int) -> Iterator[tuple[str, ...]]:
-    """Which n devices to use, most promising first; () for the first n of the cluster's own order.
+    """Sets of n devices to use, most promising first; () for the first n of the cluster's own order.
 
-    Of devices that are alike those that lie close together. Of others the fastest, those that lie closest to the
-    fastest, and the cluster's first: slow ones are left out first.
+    Devices that are alike give one set, of those that lie close together; others give the fastest, those that lie
+    closest to the fastest, and the cluster's first: slow ones are left out first.
     """
     compute = cluster.compute_devices.tolist()
     if n > len(compute) or n < 1:
@@ -78,8 +78,8 @@ def device_subsets(cluster: Cluster, n: int) -> Iterator[tuple[str, ...]]:
 def natural_groups(cluster: Cluster) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Devices that people try first: all, those of each host, those of each kind.
 
-    Of groups with the same kinds of devices only the first. Of each how many they are, and their names; () where these
-    are the cluster's first ones.
+    Only the first of the groups with the same kinds of devices counts. Each is given by its number of devices and their
+    names; () where these are the cluster's first ones.
     """
     compute = cluster.compute_devices
     by_kind = [compute[cluster.alike[compute] == kind].tolist() for kind in np.unique(cluster.alike[compute])]
@@ -174,7 +174,7 @@ def _peak_flop_s(cluster: Cluster, device: int) -> float:
 def _close_together(cluster: Cluster, devices: Sequence[int], n: int) -> list[int]:
     """n of the devices: the first, and then whichever is reached at the greatest bandwidth from those chosen.
 
-    Of very many devices the first ones.
+    Beyond `TABLE_DEVICES` devices, the first ones.
     """
     if n == len(devices) or len(devices) > TABLE_DEVICES:
         return sorted(devices[:n])
@@ -189,7 +189,7 @@ def _close_together(cluster: Cluster, devices: Sequence[int], n: int) -> list[in
 
 
 def _hosts(cluster: Cluster, devices: IntArray) -> list[list[int]]:
-    """Devices in groups whose links are faster than the slowest of all; each in the cluster's order."""
+    """Devices in groups whose links are faster than the slowest; each in the cluster's order."""
     if len(devices) > TABLE_DEVICES:
         from env.communication.times import host_size  # loads the simulator
 

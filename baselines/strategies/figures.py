@@ -1,4 +1,4 @@
-"""What a strategy costs and where: memory by parts, bytes by collective, bubbles, communication that is waited for."""
+"""Costs of a strategy and their places: memory by parts, bytes by collective, bubbles, exposed communication."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Where the devices of a stage are equal, replicas and parts do the same at the same time, so one of them is enough to
 tell the step time and the memory. A collective is then one op in the lane of that device, and takes the time that all
-groups along its axis take side by side on the real cluster. What a stage sends to the next one takes the time of the
-busiest link when all places send.
+groups along its axis take side by side on the real cluster. A transfer from a stage to the next one takes the time of
+the busiest link when all places send.
 """
 
 from __future__ import annotations

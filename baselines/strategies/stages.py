@@ -249,7 +249,7 @@ def _shortest(done: FloatArray) -> float:
 
 
 def _evened(cuts: IntArray, done: FloatArray, sent: FloatArray, on: Sequence[int]) -> IntArray:
-    """Move one cut after the other, so that the devices on both sides have as much to do; the best of all that is seen.
+    """Move one cut after the other, so that the devices on both sides have as much to do; the best one seen.
 
     Within a slack least is sent. Both sides of a cut may be on one device, which then has both anyway.
     """

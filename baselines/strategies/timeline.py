@@ -61,7 +61,7 @@ def op_kinds(what: Applied) -> IntArray:
     n = plain.graph.n_ops
     stage = np.zeros(plain.source.n_ops, dtype=np.int64)
     stage[plain.origin] = what.stage[:n]
-    # Of a step that was not chunked, all is one micro-batch.
+    # A step that was not chunked is one micro-batch.
     blocks = block_map(replace(plain, micro_batch=np.maximum(plain.micro_batch, 0)), stage)
     again = (what.derived.source.phase[what.derived.origin] == Phase.FORWARD) & (graph.phase == Phase.BACKWARD)
     kind = np.full(graph.n_ops, BACKWARD, dtype=np.int64)
@@ -76,7 +76,7 @@ def op_kinds(what: Applied) -> IntArray:
 def timelines(what: Applied, schedule: Schedule, columns: int) -> tuple[DeviceTimeline, ...]:
     """A row for every device that does something, and right below it one for its communication. O(n log n + D columns).
 
-    What is narrower than a column shares it: the column shows what most of it is spent on.
+    Pieces narrower than a column share it: the column shows the one that takes most of it.
 
     Args:
         columns: into how many the time of the step is cut.

@@ -63,15 +63,15 @@ class Pairs:
     def heads(self, most: int | None = None) -> FloatArray:
         """float64 [n]: seconds that must pass before each op can start, with transfers.
 
-        Whatever an op waits for is either on another device, and then its tensors arrive a transfer after its end; or
-        on the same device, and then all such ops run there one after the other, and the question repeats for what they
-        wait for. Going through the latest arrivals first, the op starts no sooner than at the least, over the number
-        of ops so brought to its device, of max(next arrival, one machine's time for them): any placement leaves the
-        first it does not bring. This is the bound of C. Papadimitriou and M. Yannakakis, "Towards an
+        An op that another waits for is either on another device, and then its tensors arrive a transfer after its end;
+        or on the same device, and then all such ops run there one after the other, and the question repeats for the ops
+        that they wait for. Going through the latest arrivals first, the op starts no sooner than at the least, over the
+        number of ops so brought to its device, of max(next arrival, one machine's time for them): any placement leaves
+        the first it does not bring. This is the bound of C. Papadimitriou and M. Yannakakis, "Towards an
         architecture-independent analysis of parallel algorithms", SIAM J. Computing 19(2), 1990, section 3
-        (doi:10.1137/0219021), with transfer times of each tensor's own and without duplication: release dates count.
-        It holds for every order of work and on busy links. Beyond the paper: ops that are brought to one device must
-        fit there, with all that they keep; of those up to the first that does not, one is left. O(n most^2 + e log e).
+        (doi:10.1137/0219021), with transfer times of each tensor's own and without duplication: release dates count. It
+        holds for every order of work and on busy links. Beyond the paper: ops that are brought to one device must fit
+        there, with all that they keep; of those up to the first that does not, one is left. O(n most^2 + e log e).
 
         Args:
             most: ops brought to one device at most; the rest is left out, which weakens the bound. None: what a

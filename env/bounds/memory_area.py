@@ -23,8 +23,8 @@ class MemoryRoom:
 
     Attributes:
         work: op times by such class.
-        kept: float64 [n], bytes kept, relative to those of all ops. What a unit of placement keeps is spread over its
-            ops in proportion to their least times, so that no op is cheap to move without its unit.
+        kept: float64 [n], bytes kept, relative to those of all ops. The bytes that a unit of placement keeps are spread
+        over its ops in proportion to their least times, so that no op is cheap to move without its unit.
         capacity: float64 [K], memory of a device of each class, in the same unit.
     """
 

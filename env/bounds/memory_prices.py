@@ -50,8 +50,8 @@ class Programme:
     def best(self) -> Prices:
         """The best prices of up to some 6000 / K units, and good ones of more; of value 0 if none were found.
 
-        Of many units, those are joined that allow the same classes and have like speeds and bytes, or in later rounds
-        those that cost least on the same class by far.
+        Where there are more, units are joined that allow the same classes and have like speeds and bytes, or in later
+        rounds that cost least on the same class by far.
         """
         most = max(_COLUMNS // len(self.size), 1)
         best = Prices(0.0, self._any_time_prices(), np.zeros(len(self.size)))

@@ -280,7 +280,7 @@ class _Checked:
             items.sort()
             busy_until_s, last = 0.0, ""
             for start_s, end_s, what in items:
-                # What takes no time is nowhere at the same time as anything.
+                # An op or transfer that takes no time overlaps with nothing.
                 if start_s < busy_until_s - self.slack_s and end_s > start_s:
                     yield f"{where} has {what} at {start_s} s while {last} is on it until {busy_until_s} s."
                 if end_s > busy_until_s:
@@ -345,7 +345,7 @@ class _Checked:
         ]
 
     def _transfer_turns(self, place: Mapping[tuple[int, int], int]) -> list[_Turn]:
-        # What is not in the sequence, or stays on its device, is reported elsewhere.
+        # A transfer that is not in the sequence, or stays on its device, is reported elsewhere.
         known = [s for s in self.sent if (s.tensor, s.target) in place and s.source != s.target]
         return [
             _Turn(

@@ -1,6 +1,6 @@
 """`AsUsed`: what a cluster's figures say of collectives, measured ones or those of its fabric, and of no algorithm.
 
-Of groups of ranks that communicate side by side three numbers count: how many ranks each has, on how many hosts, and
+Three numbers count for groups of ranks that communicate side by side: how many ranks each has, on how many hosts, and
 what the ports between hosts leave to the ranks of one host. A port is the slowest link of a route from one host to
 another; where ranks of several groups go through the same one they share it, as strided groups do.
 """
@@ -49,7 +49,7 @@ class AsUsed:
 
     @staticmethod
     def of(cluster: Cluster, groups: IntArray) -> AsUsed | None:
-        """Of groups of devices, int64 [groups, ranks], by number; None where the cluster has no figures."""
+        """Figures of groups of devices, int64 [groups, ranks], by number; None where the cluster has none."""
         if groups.shape[1] < 2 or not has_figures(cluster):
             return None
         key = np.ascontiguousarray(groups, dtype=np.int64)
@@ -84,7 +84,7 @@ def has_figures(cluster: Cluster) -> bool:
 
 
 def as_used_of(cluster: Cluster, axes: Sequence[object], devices: Sequence[Sequence[int]]) -> list[AsUsed | None]:
-    """What is known of each of some collectives; those of the same axis that have as many ranks are side by side.
+    """Figures of each of some collectives; those of the same axis that have as many ranks are side by side.
 
     Args:
         axes: of each collective, whatever tells apart which of them go side by side.

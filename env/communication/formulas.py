@@ -1,4 +1,4 @@
-"""What a collective takes on an idle network: a formula for each algorithm, and the figures of a cluster for it.
+"""Times of collectives on an idle network: a formula for each algorithm, and the figures of a cluster for it.
 
 Letters as in Thakur, Rabenseifner and Gropp 2005 (doi:10.1177/1094342005051521): latency a, seconds per byte b, seconds
 to add up one byte g, n bytes, p ranks. They hold where every rank has its own port to a switch that carries both
@@ -35,7 +35,7 @@ EXPANDED_RANKS = 16  # a collective of more ranks is fused: its ops grow with th
 
 @dataclass(frozen=True)
 class Interconnect:
-    """What ranks have between them.
+    """The network between ranks, as one latency and one bandwidth.
 
     Attributes:
         latency_s: of one transfer.
@@ -51,7 +51,7 @@ class Interconnect:
     def among(cluster: Cluster, devices: Sequence[int], dtype: str = "float32") -> Interconnect:
         """The slowest route, and the slowest device at adding up, among devices of a cluster given by number.
 
-        Of many devices, routes are those of `pairs_among`.
+        Among many devices only the routes of `pairs_among` count.
         """
         chosen = np.array(devices, dtype=np.int64)
         latency_s, bandwidth = cluster.routes.figures_of(*pairs_among(chosen))
@@ -60,7 +60,7 @@ class Interconnect:
 
     @staticmethod
     def busiest(cluster: Cluster, source: IntArray, target: IntArray) -> Interconnect:
-        """What transfers that begin together leave to each other: those that share a link go one after the other.
+        """Network that transfers which begin together leave to each other: those that share a link take turns.
 
         Args:
             source, target: numbers of devices, of as many transfers of equal size; not all to themselves.
@@ -97,7 +97,7 @@ class ManyRanks:
 
     @staticmethod
     def of(cluster: Cluster, groups: IntArray, host: int) -> ManyRanks:
-        """Of groups of devices, int64 [groups, ranks], by number."""
+        """Ranks on groups of devices, int64 [groups, ranks], by number."""
         ranks = groups.shape[1]
         found = [Interconnect.among(cluster, group.tolist()) for group in groups]
         ring = Interconnect.busiest(cluster, groups.reshape(-1), np.roll(groups, -1, axis=1).reshape(-1))
@@ -119,7 +119,7 @@ class ManyRanks:
         return f"{algorithm}{self.host}" if self.host and algorithm == "hierarchical" else algorithm
 
     def seconds(self, kind: str, algorithm: str, size_bytes: float) -> float:
-        """Of one collective of each group, by formula.
+        """Seconds of one collective of each group, by formula.
 
         Raises:
             UnknownNameError: an unknown kind or algorithm.
@@ -139,12 +139,12 @@ class ManyRanks:
         return np.array([self.seconds(kind, algorithm, size) for size in sizes])
 
     def buffer_bytes(self, kind: str, algorithm: str, size_bytes: int) -> int:
-        """What a rank holds, at most, of what others sent."""
+        """Most bytes of others that a rank holds at a time."""
         return buffer_bytes(kind, algorithm, size_bytes, self.ranks)
 
 
 def _adding_s_per_byte(cluster: Cluster, devices: IntArray, dtype: str) -> float:
-    """Of the slowest device at adding up."""
+    """Seconds to add up one byte on the slowest device."""
     _, first = np.unique(cluster.alike[devices], return_index=True)
     items = [cluster.devices[d] for d in devices[first].tolist()]
     return float(max(max(MOVED_PER_BYTE / d.bytes_per_s, 0.25 / d.flops_per_s(dtype)) for d in items))
@@ -183,7 +183,7 @@ def collective_s(kind: str, algorithm: str, size_bytes: float, ranks: int, netwo
 
 
 def buffer_bytes(kind: str, algorithm: str, size_bytes: int, ranks: int) -> int:
-    """What a rank holds, at most, of what others sent, while it takes part in a collective. Arguments as above.
+    """Most bytes of others that a rank holds at a time while it takes part in a collective. Arguments as above.
 
     Sums are made in what the rank gave, so a reduction needs room for what arrives at a time; what is gathered waits
     until all of it is there.
@@ -249,7 +249,7 @@ def _by_recurrence(rounds: Rounds, size_bytes: float, network: Interconnect) -> 
     send_s = network.latency_s + size_bytes * network.s_per_byte
     add_s = size_bytes * network.adding_s_per_byte
     sends = [(send, part.adds) for part in rounds for send in part.sends]
-    # What a rank holds of a piece has versions: 0 is its own, and every tensor that arrives makes the next one.
+    # A rank's piece has versions: 0 is its own, and every tensor that arrives makes the next one.
     versions: dict[tuple[int, int], int] = defaultdict(int)
     needs, makes = [], []
     for part in rounds:

@@ -17,7 +17,7 @@ _ROUNDING = 1e-9  # times that differ by less are equal
 
 
 class _Sends(NamedTuple):
-    """What an algorithm sends from rank to rank, and in how many steps of which each needs the one before."""
+    """Tensors that an algorithm sends from rank to rank, and its steps, each of which needs the one before."""
 
     source: IntArray
     target: IntArray

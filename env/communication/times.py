@@ -150,7 +150,7 @@ def lone_collective(kind: str, ranks: int, size_bytes: int, *, in_place: bool = 
 
 
 def given_bytes(kind: str, ranks: int, size_bytes: int) -> int:
-    """What each rank gives to a collective of so many bytes."""
+    """Bytes that each rank gives to a collective of so many bytes."""
     return size_bytes // ranks if kind in ("all_gather", "all_to_all") else size_bytes
 
 
@@ -240,7 +240,7 @@ class _SpeltOut:
         self.bytes_per_s = np.array([device.bytes_per_s for device in kinds])
 
     def score(self, size_bytes: int) -> Score:
-        """What `side_by_side` returns."""
+        """The score that `side_by_side` returns."""
         size = np.array([size_bytes], dtype=np.int64)
         # First what ranks give; then of each group what the algorithm makes of it, and what its ranks have in the end.
         adds = self._laid_out(0, self.form.op_bytes(size)[0], 0)[:, None]

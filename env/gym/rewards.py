@@ -33,7 +33,7 @@ class Outcome:
 
     @staticmethod
     def unscored(reference_s: FloatArray) -> Outcome:
-        """Of placements that pins forbid."""
+        """Outcome of placements that pins forbid."""
         k = len(reference_s)
         return Outcome(np.full(k, np.inf), np.zeros(k, dtype=np.bool_), np.zeros(k), reference_s)
 

@@ -86,7 +86,7 @@ class PlacementVecEnv(VecEnv):
 
     @property
     def last_scores(self) -> Outcome:
-        """The last score of every environment, [k]. Who keeps it keeps what it was."""
+        """The last score of every environment, [k]. Later steps do not change it."""
         return self._batch.outcome
 
     def reset(self) -> Observation:

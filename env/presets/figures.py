@@ -1,10 +1,10 @@
-"""What NCCL reaches on NVSwitch: the fabrics of presets, and where their figures come from.
+"""NCCL's speeds on NVSwitch: the fabrics of presets, and the sources of their figures.
 
 Each kind of collective has two lines, one that begins soon and one that fills the ports, and a rate at which a rank
 copies its own part (`env.fabric`). They were fitted, by least squares of relative errors, to the times of
 ai-dynamo/aiconfigurator @ 095f58a5 (Apache-2.0): NCCL 2.27.3 on A100-SXM4-80GB and 2.29.2 on H100-SXM, half precision,
 512 bytes to 512 MiB among 2, 4 and 8 GPUs of one host. Above 1 MiB the median error is 3 % of all-reduces, 4 to 6 % of
-gathers and reduce-scatters, 2 to 4 % of all-to-alls. Of lines fitted to half of the sizes it is 2 to 4 % on the other
+gathers and reduce-scatters, 2 to 4 % of all-to-alls. Lines fitted to half of the sizes are 2 to 4 % off on the other
 half.
 
 * H100 has a third line for all-reduces: NVLS, which adds up in the switch. It serves all-reduces of floating-point

@@ -198,7 +198,7 @@ _HOSTS_OF_EIGHT = re.compile(r"8x(.+)-(ib|opa)")
 
 
 def maker_of(name: str) -> Callable[[], Preset] | None:
-    """What makes the machine of a name, None where no pattern fits."""
+    """Maker of the machine of a name, None where no pattern fits."""
     found = _COUNTED.fullmatch(name)
     count, rest = (int(found[1]), found[2]) if found else (1, name)
     machine = CLOUD.get(_ALIASES.get(rest, rest))
@@ -260,7 +260,7 @@ def _cloud(name: str, machine: CloudMachine, hosts: int) -> Preset:
 def _hosts(
     name: str, gpu: Gpu, shape: tuple[int, int, int], adapter: Port, network: str, summary: str, source: str
 ) -> Preset:
-    """Of `shape`, (GPUs of a host, hosts, adapters of a host).
+    """Equal hosts of GPUs, by `shape`: (GPUs of a host, hosts, adapters of a host).
 
     Raises:
         ClusterError: more than `MOST_HOSTS`.

@@ -1,4 +1,4 @@
-"""What presets are made of: the rates of links, and hosts and switches of equal devices.
+"""Parts of presets: the rates of links, and hosts and switches of equal devices.
 
 Link figures, per direction:
 
@@ -116,9 +116,9 @@ def meshed_host(model: Device, count: int, port: Port, prefix: str = "") -> tupl
 
 
 def adapters_of(devices: Sequence[Device], count: int, port: Port, prefix: str, network: str) -> list[Link]:
-    """Network adapters of a host, each for as many of its GPUs in a row; of as many as GPUs, the GPU's own port.
+    """Network adapters of a host, each for as many of its GPUs in a row; each GPU's own port where there are as many.
 
-    What joins an adapter and its GPUs carries what PCIe 4.0 does for each of them.
+    The link between an adapter and each of its GPUs is as fast as PCIe 4.0.
     """
     if count == len(devices):
         return [link for gpu in devices for link in port.between(gpu.name, network)]

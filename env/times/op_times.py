@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class OpWork:
-    """What n ops do, as far as their times depend on it.
+    """Work of n ops, as far as their times depend on it.
 
     Attributes:
         kernels, work, stream: int64 [n], as of `OpGraph`.
@@ -66,7 +66,7 @@ class OpWork:
 
 
 def measured_seconds(graph: OpGraph, device: Device) -> FloatArray | None:
-    """float64 [n]: times measured on a device, the most specific ones; NaN where there is none. None: none at all."""
+    """float64 [n]: times measured on a device, the most specific ones; NaN where there is none. None: no times."""
     column = {key: j for j, key in enumerate(graph.time_keys)}
     result = None
     for key in (ANY_DEVICE, device.kind, device.model, device.name):  # the most specific wins
@@ -115,8 +115,8 @@ def roofline_seconds(ops: OpWork, device: Device) -> FloatArray:
 def least_seconds(ops: OpWork, device: Device, measured: FloatArray | None = None) -> tuple[FloatArray, FloatArray]:
     """``(once_s, work_s)``, float64 [n] each: a part of an op takes the first and its share of the second, at least.
 
-    Launches and the roofline on a device without rates; else the floor of kernels, and `Rates.least_seconds`. Of a
-    measured time nobody knows what launches took.
+    Launches and the roofline on a device without rates; else the floor of kernels, and `Rates.least_seconds`. A
+    measured time does not tell what launches took.
     """
     if device.rates is None:
         once_s, work_s = _per_kernel(ops, device.launch_overhead_s), roofline_seconds(ops, device)
@@ -131,7 +131,7 @@ def least_seconds(ops: OpWork, device: Device, measured: FloatArray | None = Non
 
 
 def launch_seconds(device: Device) -> float:
-    """What a kernel costs beyond its work: its launch, or, on a device with rates, the floor of a kernel."""
+    """Cost of a kernel beyond its work: its launch, or, on a device with rates, the floor of a kernel."""
     return device.launch_overhead_s if device.rates is None else device.rates.floor_s
 
 

@@ -145,7 +145,7 @@ def _parts_s(ops: OpWork, problem: Problem, device: int) -> FloatArray:
 
 
 def waiting_readers(graph: OpGraph) -> Readers:
-    """Who waits for what ops make, under every strategy: all readers but those that read a shape alone."""
+    """Readers that wait for ops' tensors under every strategy: all but those that read a shape alone."""
     is_shape = np.array([any(word in kind for word in SHAPE_ONLY) for kind in graph.kinds], dtype=np.bool_)
     if not is_shape.any():
         return readers_of(graph)

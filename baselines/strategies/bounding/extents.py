@@ -1,6 +1,6 @@
 """`Extents`: how far each op of a graph may be cut, read off the split rows alone, for bounds over all strategies.
 
-What `graphs.transforms.splitting.sharding` does with rows, in the form of limits: an op is cut along an axis only by a
+The rules of `graphs.transforms.splitting.sharding` for rows, as limits: an op is cut along an axis only by a
 row that has a part for every place, so along all axes and in time into no more parts than such rows allow. An op
 without rows is whole wherever it runs.
 """
@@ -77,7 +77,7 @@ class Extents:
 
 @dataclass(frozen=True)
 class _Summary:
-    """What the rows of one op say.
+    """Limits that the rows of one op set.
 
     Attributes:
         extent: the largest of them.

@@ -9,7 +9,7 @@ from graphs.transforms.strategy import Strategy
 
 @dataclass(frozen=True)
 class Figures:
-    """What a strategy takes.
+    """Time and memory that a strategy takes.
 
     Attributes:
         strategy: of which.
@@ -31,4 +31,4 @@ class Figures:
 
 @dataclass(frozen=True)
 class Estimate(Figures):
-    """What a strategy takes, worked out without making its graph."""
+    """Time and memory of a strategy, worked out without making its graph."""

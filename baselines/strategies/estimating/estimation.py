@@ -238,7 +238,7 @@ class Estimation:
         jobs, frame = self.step.jobs, self.step.frame
         usual, _ = self._blocks(by_place, np.where(jobs.is_gradient, -1.0, job_s))
         last, lanes = self._blocks(by_place, job_s)
-        # What comes after the last op of a block on its lanes delays the end of the step.
+        # Exchanges after the last op of a block, on its lanes, delay the end of the step.
         tail = np.maximum(lanes[:, [BACKWARD, WEIGHTS]] - last[:, [BACKWARD, WEIGHTS]], 0.0).max(axis=1)
         slower = np.maximum(last[:, BACKWARD] + last[:, WEIGHTS] - usual[:, BACKWARD] - usual[:, WEIGHTS], 0.0)
         tail += slower
@@ -262,7 +262,7 @@ class Estimation:
         is_done, late_s = np.zeros((*size, 3), dtype=np.bool_), np.zeros(self.n_stages)
         if not run_pipeline(arrays, place, np.zeros((*size, 2)), is_done, kept.copy(), link_s, late_s, ends, peaks):
             raise StrategyError(f"the order of strategy {self.strategy.text!r} can never be carried out.")
-        # What works for another stage runs beside the blocks, and for the last micro-batch after them.
+        # Ops that work for another stage run beside the blocks, and for the last micro-batch after them.
         apart_s = _sums(frame.stage, np.where(frame.is_late, local.op_s, 0.0), self.n_stages)
         ends += _sums(ranks, apart_s, stages) * self.strategy.micro_batches
         np.maximum.at(ends, ranks, np.where(late_s > 0, late_s + apart_s, 0.0))

@@ -1,8 +1,8 @@
 """`Estimator`: what a strategy takes, without making its graph, for choosing which ones to score exactly.
 
 One place of the mesh stands for all: its ops run one after the other, its communication beside them, block by block;
-the blocks of a pipeline follow their order. What the simulator adds is contention between unlike places, and ops that
-overtake each other.
+the blocks of a pipeline follow their order. The simulator adds contention between unlike places, and ops that overtake
+each other.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PreparedGraph:
             before = result[producers[ptr[op] : ptr[op + 1]]]
             if len(before) and is_forward[before].all():
                 result[op] = before[position[before].argmax()]
-        # What waits for the loss is a gradient.
+        # An op that waits for the loss is a gradient.
         producer, consumer, _ = graph.edge_list
         inner = position[producer[is_forward[producer] & is_forward[consumer]]].max(initial=-1)
         waits_for_loss = position[result] >= inner
@@ -96,7 +96,7 @@ class Estimator:
         self._joined: dict[tuple[object, ...], tuple[str, str] | None] = {}
 
     def estimate(self, strategy: Strategy) -> Estimate:
-        """What a strategy takes.
+        """Time and memory that a strategy takes.
 
         Raises:
             StrategyError: graph or cluster do not allow it.

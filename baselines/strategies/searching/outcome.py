@@ -1,4 +1,4 @@
-"""What a search over strategies has found: the best, the best of each family, and why families are not possible."""
+"""Outcome of a search over strategies: the best, the best of each family, and why families are not possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baselines.strategies.searching.records import Pool, Scored
 
 @dataclass(frozen=True)
 class StrategyOutcome:
-    """What a search over strategies has found.
+    """Outcome of a search over strategies.
 
     Attributes:
         best: the fastest that fits; None if none does.
@@ -39,7 +39,7 @@ class StrategyOutcome:
 
 
 def outcome_of(pool: Pool, is_interrupted: bool) -> StrategyOutcome:
-    """What there is to say of all that was estimated and scored."""
+    """The outcome of all estimates and scores in the pool."""
     fitting, estimates = fastest_first(pool), pool.estimates.values()
     best_of: dict[str, Scored] = {}
     for found in fitting:
@@ -63,7 +63,7 @@ def outcome_of(pool: Pool, is_interrupted: bool) -> StrategyOutcome:
 
 
 def fastest_first(pool: Pool) -> list[Scored]:
-    """What was scored and fits; of equal ones the shorter text first."""
+    """Scored strategies that fit, fastest first; of equal ones the shorter text first."""
     fitting = (found for found in pool.scored.values() if found.fits)
     return sorted(fitting, key=lambda found: (found.step_time_s, len(found.strategy.text), found.strategy.text))
 
@@ -79,7 +79,7 @@ def _refusals(pool: Pool, best_of: Mapping[str, Scored]) -> dict[str, str]:
 
 
 def _front(fitting: Sequence[Scored]) -> Iterator[Scored]:
-    """Of strategies, fastest first, those that need less memory than every faster one."""
+    """Strategies that need less memory than every faster one; the given ones are sorted, fastest first."""
     least = math.inf
     for found in fitting:
         if found.peak_bytes < least:

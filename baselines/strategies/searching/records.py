@@ -1,4 +1,4 @@
-"""What the search over strategies knows: estimates, scores, and what it learned from them."""
+"""Knowledge of the search over strategies: estimates, scores, and corrections learned from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphs.transforms.strategy import Strategy
 
 @dataclass(frozen=True)
 class Scored(Figures):
-    """What the simulator says of a strategy that was carried out.
+    """The simulator's figures of a strategy that was carried out.
 
     Attributes:
         is_folded: scored for one of the replicas that do all the same, since the whole graph would be too large.
@@ -26,7 +26,7 @@ class Scored(Figures):
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of scoring a strategy.
+    """Outcome of scoring one strategy.
 
     Attributes:
         scored: None where graph or cluster do not allow it.
@@ -108,10 +108,10 @@ def _nothing() -> float:
 
 @dataclass(frozen=True)
 class Rival:
-    """What there is without strategies, such as a placement that is being improved.
+    """An answer without strategies, such as a placement that is being improved.
 
     Attributes:
-        known_s: its step time by now; infinite before it is known.
+        known_s: its present step time; infinite before it is known.
         share: of the time is kept to improve it, unless a strategy has beaten it.
         least_s: no improvement is faster than that.
         give_up: called when a strategy has beaten it.

@@ -71,7 +71,7 @@ def search_strategies(
 def _first_of_each(
     estimates: Iterable[Estimate], kind_of: Callable[[Strategy], object], known: Iterable[Estimate]
 ) -> list[Estimate]:
-    """Of each kind of strategy the first one, but for kinds of which one is known."""
+    """The first strategy of each kind, but for kinds of which one is known."""
     firsts = {kind_of(estimate.strategy): estimate for estimate in known}
     n = len(firsts)
     for estimate in estimates:
@@ -112,7 +112,7 @@ class _Search:
         self.by_hand: set[Strategy] = set()  # the hand grid
         self.told: set[float] = set()  # estimated seconds of what was scored
         self.fits = False  # whether any estimate does
-        self.op_scoring_s = self.settings.op_scoring_s  # by now the most so far
+        self.op_scoring_s = self.settings.op_scoring_s  # the most so far
 
     def run(self, starts: tuple[Strategy, ...]) -> None:
         """All parts, one after the other."""
@@ -139,7 +139,7 @@ class _Search:
         self.own_s = (1 - self.rival.share) * self.all_s  # what is left of it for strategies
 
     def _let_rival_settle(self) -> None:
-        """Do not take its cores away before it is known, unless strategies look much better by now."""
+        """Let the rival settle with all cores, unless a strategy is estimated below `ahead` times its step time."""
         if self._behind() > self.settings.ahead:
             self.rival.settle(lambda: self.budget.interrupted)
             self._begin_time()
@@ -280,7 +280,7 @@ class _Search:
         """Score the most promising, in turn with the best of each family, until nothing promises to be better."""
         families, without, is_second = iter(self._best_of_families()), 0, False
         self._look_at_rival()
-        self._score_if_time(itertools.islice(families, max(2, self.batch)))  # the best of all, the best that people try
+        self._score_if_time(itertools.islice(families, max(2, self.batch)))  # the best, and the best that people try
         while not self._is_over():
             self._look_at_rival()
             due = list(itertools.islice((e for e in families if self._is_open(e.strategy)), self.batch))
@@ -290,7 +290,7 @@ class _Search:
             if not promising and not due:
                 if is_second:
                     return
-                # What was estimated on the way may be better than what a family had at the beginning.
+                # Strategies estimated on the way may be better than a family's best at the beginning.
                 families, is_second = iter(self._best_of_families()), True
             if promising and not self._is_over():
                 without = 0 if self._score(promising) else without + len(promising)
@@ -305,7 +305,7 @@ class _Search:
                 self._score([estimate])
 
     def _promising(self) -> list[Estimate]:
-        """What should be scored next: of all estimates, and the neighbours of the best so far, the best."""
+        """Estimates to score next: the best ones, the neighbours of the best strategy so far included."""
         best = self._best()
         if best is not None and best.strategy not in self.explored:
             self.explored.add(best.strategy)
@@ -318,7 +318,7 @@ class _Search:
         limit_s = math.inf if best is None else best.step_time_s * self.settings.slack
         left = (e for e in self._ranked() if e.strategy not in self.pool.scored and self._rank(e)[0] < 2)
         promising = [e for e in left if self.pool.corrected_s(e) <= limit_s]
-        # What is estimated to take as long as something that was scored is hardly better than that.
+        # A strategy estimated to take as long as one that was scored is hardly better than that.
         new: dict[float, Estimate] = {}
         for estimate in promising:
             if estimate.step_time_s not in self.told:
@@ -338,7 +338,7 @@ class _Search:
         return self.budget.left_s() - (self.all_s - self.share * self.own_s)
 
     def _best_of_families(self) -> list[Estimate]:
-        """The most promising of all, of the hand grid, of each set of devices of `starts`, of near meshes, of families.
+        """The most promising one, also of the hand grid, each set of devices of `starts`, near meshes and families.
 
         Estimates of one mesh are off alike, those of two meshes are not.
         """
@@ -373,7 +373,7 @@ class _Search:
         return any(gains)
 
     def _learn(self, estimate: Estimate, found: Tried) -> bool:
-        """What became of a strategy; returns whether it is the best so far."""
+        """Note the outcome of a strategy; returns whether it is the best so far."""
         strategy = estimate.strategy
         if found.scored is None:
             self.pool.refused[strategy] = found.reason

@@ -1,4 +1,4 @@
-"""Which strategies there are for a graph on a cluster: meshes, micro-batches, recomputation, statistics.
+"""Strategies for a graph on a cluster: meshes, micro-batches, recomputation, statistics.
 
 Nothing here changes the mathematics of the step: statistics of a batch are put together, or the batch is not cut.
 """
@@ -86,7 +86,7 @@ class Space:
     def has_launches(self) -> bool:
         """Whether launches of updates, which they may share, take a part of a step that counts.
 
-        Of a measured time nobody knows what launches took.
+        A measured time does not tell what launches took.
         """
         graph, devices = self.graph, self.cluster.compute_devices
         if not graph.is_training or not len(devices):
@@ -132,9 +132,9 @@ class Space:
     def meshes(self) -> Iterator[tuple[dict[str, int], int]]:
         """``(sizes of axes, stages)``: every product of data, tensor and pipeline parallelism that the devices allow.
 
-        One other axis, such as experts or the height of images, may stand beside data parallelism or stages. What
-        people try first comes first: of all devices, or of a part of them that divides them or is a power of two,
-        those along one axis, then along two, then along three; of equally many axes those of more devices, and of
+        One other axis, such as experts or the height of images, may stand beside data parallelism or stages. Meshes
+        that people try first come first: those over all devices, or over a part of them that divides them or is a power
+        of two, along one axis, then along two, then along three; of equally many axes those of more devices, and of
         these the ones with few stages and much data parallelism.
         """
         n = self.n_devices
