@@ -69,7 +69,7 @@ class FitSweep:
         return f"{method} with {what} reaches loss {self.cases[0].until:g} first, in {format_seconds(seconds)}."
 
     def sentences(self) -> list[str]:
-        """What laws and diversity say of each method."""
+        """Sentences of laws and diversity about each method."""
         said = []
         for method in self.methods:
             diverged = [str(size) for size, run in self.runs(method) if run.has_diverged]

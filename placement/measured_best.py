@@ -32,7 +32,7 @@ MOST_CONTENDERS = 8
 def fastest_measured(solver: Solver, found: Result, scorer: BatchScorer) -> Result:
     """The result of a method, as measured; for one that searches, the fastest of the best few that are known.
 
-    Of such a method `MOST_CONTENDERS` are measured at most: what it found, what the heuristics find, those with the
+    At most `MOST_CONTENDERS` of such a method are measured: what it found, what the heuristics find, those with the
     smallest predicted step times, one device always among them. On Ctrl-C the fastest so far.
     """
     began_s = time.perf_counter() - found.solve_time_s
@@ -55,7 +55,7 @@ def fastest_measured(solver: Solver, found: Result, scorer: BatchScorer) -> Resu
 
 
 def fastest_strategy(graph: OpGraph, cluster: Cluster, found: Result, placed: Result, scorer: StrategyScorer) -> Result:
-    """Of a search over strategies the answer, and the best of each family, as measured, beside the best placement.
+    """The fastest, as measured, of a search's answer, the best of each family and the best placement.
 
     Args:
         found: of the search.

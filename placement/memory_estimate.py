@@ -30,7 +30,7 @@ _USUAL = "H100-SXM5-80GB"  # the GPU that most people count in
 
 @dataclass(frozen=True)
 class Activations:
-    """What a step holds beside its state, at its peak on one device.
+    """Memory of a step beside its state, at its peak on one device.
 
     Attributes:
         plain_bytes: of the whole batch.

@@ -92,7 +92,7 @@ def optimize(
             ``"compiled"`` would bring.
 
     Returns:
-        The result; `Result.feasible` is False, with the reason, where nothing that fits was found. Of a search over
+        The result; `Result.feasible` is False, with the reason, where nothing that fits was found. After a search over
         strategies, `Result.alternatives` has the best of each family.
 
     Raises:

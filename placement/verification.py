@@ -112,7 +112,7 @@ def verify(
     Args:
         result: the result or its file.
         graph, cluster: what it should be for; by default the ones it holds. An eager graph is put on the result's
-            stack. Of a strategy, the graph before it was rewritten, which is then rewritten again and compared, and
+            stack. For a strategy, the graph before it was rewritten, which is then rewritten again and compared, and
             the cluster with or without lanes.
 
     Raises:
@@ -201,7 +201,7 @@ def _strategy_bound_s(result: Result, source: OpGraph | None, cluster: Cluster) 
 
 
 def _remade(result: Result, graph: OpGraph, cluster: Cluster) -> Iterator[str]:
-    """What is wrong with the graph that a strategy is said to have made."""
+    """Errors of the graph that a strategy is said to have made."""
     from baselines.strategies.applied import applied
     from baselines.strategies.folding import is_to_be_folded
 
@@ -282,7 +282,7 @@ def _differences(found: Verification, answer: Answer) -> Iterator[str]:
 
 
 def _bounds_differ(found: Verification, own_bound_s: float) -> Iterator[str]:
-    """What is wrong with the bound of the graph in the result, and with that over all strategies if there is one."""
+    """Errors of the graph's bound in the result, and of that over all strategies if there is one."""
     result, objective_s = found.result, found.objective_s
     # A search may have proved a higher bound than the one computed here, which only its solver can repeat.
     searched = result.method == AUTO or result.method in SEARCHES

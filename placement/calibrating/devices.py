@@ -1,4 +1,4 @@
-"""What is known of a device before it is measured: the model that its name says, and the peaks of its data sheet."""
+"""Facts about a device before it is measured: the model that its name says, and the peaks of its data sheet."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class MeasuredKernel:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What to measure on one kind of device.
+    """Shapes to measure on one kind of device.
 
     Attributes:
         dtypes: of products; attention is measured in the first one.
@@ -103,7 +103,7 @@ BRIEF = Shapes(("float32",), (16, 32), (16, 32), ((4, 16, 16), (16, 4, 16)), ((2
 
 
 def shapes_for(place: torch.device) -> Shapes:
-    """What is measured on that kind of device; GPUs before A100 compute bfloat16 by way of float32."""
+    """Shapes measured on that kind of device; GPUs before A100 compute bfloat16 by way of float32."""
     if place.type != "cuda":
         return CPU
     is_old = torch.version.cuda is not None and torch.cuda.get_device_capability(place) < (8, 0)

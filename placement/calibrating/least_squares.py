@@ -45,7 +45,7 @@ def least_squares(
         normal, downhill = slopes.T @ (weight[:, None] * slopes), slopes.T @ (weight * r)
         gained = 0.0
         while damping < 1e8:
-            # What nothing depends on has no curvature of its own: that of the others keeps the equations regular.
+            # A constant on which no time depends has no curvature: that of the others keeps the equations regular.
             curvature = np.diag(normal)
             diagonal = np.diag(damping * np.maximum(curvature, 1e-6 * curvature.max() + 1e-30))
             tried = np.clip(x - np.linalg.lstsq(normal + diagonal, downhill)[0], lower, upper)

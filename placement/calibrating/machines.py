@@ -35,7 +35,7 @@ _NETWORK = "network"  # the switch between hosts
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured, before anything is fitted to it.
+    """Measurements of a machine, before anything is fitted to them.
 
     Attributes:
         cluster: devices at the rates of their data sheet where that is known, with links and collectives.

@@ -94,7 +94,7 @@ def joined() -> Iterator[Launched]:
 def groups_of(hosts: Sequence[int]) -> list[tuple[int, ...]]:
     """Launched that are measured together: 2, 4, 8, ... and all of the first host, all there are.
 
-    Of several hosts also one process of each, as data parallelism beside tensor parallelism groups them.
+    On several hosts, one process of each makes a group too, as data parallelism beside tensor parallelism does.
     """
     first = [rank for rank, host in enumerate(hosts) if host == hosts[0]]
     counts = sorted({*(1 << k for k in range(1, 12)), len(first)})

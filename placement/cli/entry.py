@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if _is_interruption(error):
             return _say("interrupted; no file is half-written.", INTERRUPTED)
-        # Of an EOFError, too, click makes an Abort.
+        # click makes an Abort of an EOFError, too.
         met = error.__cause__ if isinstance(error, typer.Abort) else error
         assert isinstance(met, Exception)
         return _explain(met)

@@ -54,7 +54,7 @@ Optimizer = Annotated[
         metavar="NAME",
         autocompletion=completion.one_of(completion.OPTIMIZERS),
         show_default=False,
-        help="Whose update a training step ends with: adam, adamw, momentum or sgd; by default as captured, adam.",
+        help="Optimizer whose update ends a training step: adam, adamw, momentum or sgd; by default as captured, adam.",
     ),
 ]
 Granularity = Annotated[
@@ -63,7 +63,7 @@ Granularity = Annotated[
         "--granularity",
         metavar="op|module|auto",
         autocompletion=completion.one_of(completion.GRANULARITIES),
-        help="What becomes one op: an operator, a leaf module, or auto: leaf modules where operators cannot be traced.",
+        help="Granularity of ops: an operator, a leaf module, or auto: leaf modules where operators cannot be traced.",
     ),
 ]
 Dims = Annotated[
@@ -76,7 +76,7 @@ Dims = Annotated[
         "file.py:function; repeatable.",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="NUMBER", min=0, help="Of everything random.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="NUMBER", min=0, help="Random seed.")]
 Stack = Annotated[
     str | None,
     typer.Option(
@@ -94,7 +94,7 @@ Rates = Annotated[
         "--rates",
         metavar="NAME",
         autocompletion=completion.one_of(completion.RATES),
-        help="What kernels, links and collectives reach: measured, where that is known, or peak, as data sheets say.",
+        help="Speeds of kernels, links and collectives: measured, where that is known, or peak, as data sheets say.",
     ),
 ]
 Objective = Annotated[
@@ -103,7 +103,7 @@ Objective = Annotated[
         "--objective",
         metavar="NAME",
         autocompletion=completion.one_of(completion.OBJECTIVES),
-        help="What to minimise: latency, the makespan of one step, or throughput, the largest load in steady state.",
+        help="Objective: latency, the makespan of one step, or throughput, the largest load in steady state.",
     ),
 ]
 BudgetSeconds = Annotated[
@@ -149,7 +149,7 @@ Address = Annotated[
         "--address",
         metavar="HOST:PORT",
         show_default=False,
-        help="Of a Ray cluster that has the workers, or auto; by default they are processes of this machine.",
+        help="Address of a Ray cluster that has the workers, or auto; by default they are processes of this machine.",
     ),
 ]
 Communication = Annotated[
@@ -188,7 +188,7 @@ ScorerOption = Annotated[
         "--scorer",
         metavar="NAME",
         autocompletion=completion.one_of(completion.SCORERS),
-        help="What says how fast a placement is: simulate, or execute, which really runs it; GRAPH is then a built-in "
+        help="Source of step times: simulate, or execute, which really runs it; GRAPH is then a built-in "
         "model or file.py:function, and the cluster is local or CPU devices that this machine has.",
     ),
 ]
@@ -209,7 +209,7 @@ Price = Annotated[
         "--price",
         metavar="PER_DEVICE_HOUR",
         show_default=False,
-        help="What one device costs in an hour; the rows of a sweep then say what a step costs.",
+        help="Price of a device for an hour; the rows of a sweep then say what a step costs.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, and nothing else.")]

@@ -149,8 +149,8 @@ def is_terminal(stream: TextIO | None) -> bool:
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[str, int], None]]:
     """A progress bar on stderr, a spinner where the total is not known, nothing where stderr is not a terminal.
 
-    Starts by saying `what`; yields a function that takes what is being done now and how much is done. What a user's
-    model prints meanwhile goes to stderr too: it is no part of the answer.
+    Starts by saying `what`; yields a function that takes what is being done now and how much is done. Output that a
+    user's model prints meanwhile goes to stderr too: it is no part of the answer.
     """
     if not is_terminal(sys.stderr):
         with redirect_stdout(sys.stderr):

@@ -167,7 +167,7 @@ def _refuse(what: str, strategy: Strategy, reasons: Iterator[str]) -> None:
 
 
 def _irregular(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
-    """What neither tool has."""
+    """Parts of a strategy that neither tool has, in words."""
     if strategy.is_none:
         yield "it has nothing to say"
     for rule in strategy.mesh:
@@ -210,7 +210,7 @@ def _not_megatron(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
 
 
 def _other_weights(what: str, graph: OpGraph) -> Iterator[str]:
-    """What keeps other weights than were planned."""
+    """A warning where the tool keeps other weights than were planned."""
     kept = _kept_in(graph)
     if kept in _PRECISION:
         yield (

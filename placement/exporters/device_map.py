@@ -286,7 +286,7 @@ class _Modules:
     def _usable(self, needed: Needs) -> IntArray:
         """int64 [places]: bytes that each place has for its stretch; the CPU has some where the placement uses it.
 
-        What the CPU keeps beside GPUs, accelerate brings to a GPU module by module, and computes with it there.
+        accelerate brings modules that the CPU keeps beside GPUs to a GPU one by one, and computes with them there.
         """
         capacity = np.zeros(len(self._places), dtype=np.int64)
         np.add.at(capacity, self._place_of_device, self._problem.capacity_bytes)
@@ -332,7 +332,7 @@ class _Modules:
             if sources:
                 made_by[op] = sources[0]
             if len({devices[path] for path in sources}) > 1:
-                # What comes from outside is where it is for other reasons: then the module as a whole moves.
+                # Inputs from outside are where they are for other reasons: then the module as a whole moves.
                 is_inside = all(is_under(path, home) for path in sources)
                 yield sources if is_inside else holders
 
@@ -341,7 +341,7 @@ class _Modules:
 
 
 class _Homes(dict[str, tuple[str, list[str]]]):
-    """Of each module: the innermost around it, or itself, in which parameters are held, and the modules holding them.
+    """Home of each module: the innermost one around it, or itself, that holds parameters, and the modules holding them.
 
     Without any, that is the outermost module.
     """

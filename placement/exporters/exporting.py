@@ -66,7 +66,7 @@ def export(
         to: of a placement, ``"device_map"``: module path -> number of the GPU or ``"cpu"``, for transformers and
             accelerate, with one stretch of the modules on each device, within its memory.
             ``"json"``: everything, under a documented schema.
-            Of a strategy, ``"torch"``: a script of plain PyTorch. ``"accelerate"``: a configuration file.
+            For a strategy, ``"torch"``: a script of plain PyTorch. ``"accelerate"``: a configuration file.
             ``"deepspeed"``: a configuration.
         model: the model that was placed, on any device or ``meta``. A device map then covers parameters that the step
             does not use, too.

@@ -61,12 +61,12 @@ def needs(graph: OpGraph, part: IntArray, kept: IntArray) -> Needs:
     is_stored = np.zeros(len(producer), dtype=bool)
     is_stored[tensor[graph.phase[graph.consumers] != Phase.FORWARD]] = True
     is_stored &= graph.phase[producer] == Phase.FORWARD
-    # What lives only for a while, at each place of the program.
+    # Bytes of tensors that live only for a while, at each place of the program.
     change = np.zeros(n_ops + 1, dtype=np.int64)
     np.add.at(change, position[producer][~is_stored], graph.tensor_memory_bytes[~is_stored])
     np.add.at(change, last[~is_stored] + 1, -graph.tensor_memory_bytes[~is_stored])
     live = np.cumsum(change[:-1])[position] + graph.workspace_bytes
-    # What is stored elsewhere is copied to be read here.
+    # Tensors stored elsewhere are copied to be read here.
     read = is_stored[tensor] & (part[producer[tensor]] != part[graph.consumers])
     np.add.at(live, graph.consumers[read], graph.tensor_bytes[tensor[read]])
     known = part >= 0

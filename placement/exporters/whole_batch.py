@@ -1,4 +1,4 @@
-"""What a loss takes of the whole batch, in the graph of a strategy: what a script of parts has to add, or cannot."""
+"""Sums over the whole batch in a loss, in the graph of a strategy: a script of parts has to add them, or cannot."""
 
 from __future__ import annotations
 

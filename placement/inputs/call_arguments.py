@@ -175,7 +175,7 @@ def _other_shapes(
 
 
 def other_shape(program: Program, leaves: Mapping[str, Any]) -> str:
-    """Which argument has another shape than captured, and in which dimension: the batch, if no other."""
+    """The argument with another shape than captured, and its dimension: the batch, if no other."""
     others = list(_other_shapes(program, leaves))
     path, captured, shape = next((other for other in others if other[1][1:] != other[2][1:]), others[0])
     return _misfit(path, captured, shape, first=int(captured[1:] != shape[1:]))

@@ -14,14 +14,14 @@ from placement.inputs.sources import refuse_script
 
 
 def model_and_data(argument: str, dims: Mapping[str, int], seed: int) -> tuple[nn.Module, Any]:
-    """What ``file.py:function`` returns: a model, and the samples to fit it to.
+    """A model and the samples to fit it to, as ``file.py:function`` returns them.
 
     Args:
         dims: keyword arguments of the function.
         seed: of torch's random numbers while it runs.
 
     Raises:
-        UnknownNameError, GraphFileError: no such function; or no function at all, as built-in models have no data.
+        UnknownNameError, GraphFileError: no such function; or no function, as built-in models have no data.
         CaptureError: the user's function failed, or returned something else.
     """
     refuse_script(argument)

@@ -134,7 +134,7 @@ def _check_parameters(function: Callable[..., Any], label: str, dims: Mapping[st
 
 
 def _refuse_namesakes(path: Path) -> None:
-    """Our packages are loaded by now, so the user's module of such a name would silently be ours instead."""
+    """Our packages are loaded, so the user's module of such a name would silently be ours instead."""
     folder, root = path.resolve().parent, Path(__file__).resolve().parents[2]
     for name in ("graphs", "env", "baselines", "placement"):
         for module in (folder / f"{name}.py", folder / name / "__init__.py"):

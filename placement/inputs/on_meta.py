@@ -17,7 +17,7 @@ _MOVES = (torch.Tensor.cpu, torch.Tensor.cuda)
 def on_meta() -> Iterator[None]:
     """Make tensors on ``meta``, where the block does not say otherwise, and let them stay there when they are moved.
 
-    What reads a value raises an error, as PyTorch's.
+    Reading a value raises PyTorch's error.
     """
     with _META, _Staying():
         yield

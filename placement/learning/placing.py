@@ -34,7 +34,7 @@ _LEARNING = 1 / 3  # of the budget, where local search has the rest
 def prepared(problem: Problem, method: str) -> Place:
     """A learned method, loaded, compiled, and ready to place a problem.
 
-    What is returned raises InfeasibleError where nothing that it tried fits.
+    The returned function raises InfeasibleError where nothing that it tried fits.
 
     Raises:
         PolicyFileError: a policy file that cannot be read.

@@ -122,7 +122,7 @@ def train(
         progress: called after every update.
 
     Returns:
-        What it made. It ends before its time where every best placement is proven optimal, and on Ctrl-C.
+        The outcome of the run. It ends before its time where every best placement is proven optimal, and on Ctrl-C.
 
     Raises:
         UnknownNameError: an unknown policy, preset or scorer.

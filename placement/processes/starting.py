@@ -1,6 +1,6 @@
 """Starting several processes of this host at once, collecting what they answer, and ending them.
 
-Whoever starts processes does it here: `placement.measuring.workers` forks some for one piece of work,
+All processes are started here: `placement.measuring.workers` forks some for one piece of work,
 `placement.measuring.pool` keeps forked ones for many, `placement.runtime.ranks.launch` starts fresh interpreters.
 """
 
@@ -263,12 +263,12 @@ class Workers:
         return [answers[rank] for rank in range(len(self._started))]
 
     def hear(self, limit_s: float) -> list[tuple[int, str, Any]]:
-        """What has been said within a time, or before: rank, kind and content, one of each rank that said something.
+        """Messages sent within a time, or before: rank, kind and content, one of each rank that sent any.
 
         One of each, so that a rank that says much is not heard before others that spoke first.
 
-        Of a process that has ended without being asked to, the kind is `ENDED`, once, and the content its exit code; of
-        one that is not reached any more it is `SILENT`.
+        The kind is `ENDED`, once, for a process that has ended without being asked to, and the content its exit code;
+        it is `SILENT` for one that is not reached any more.
         """
         rank_of: dict[Any, int] = {
             pipe: rank for rank, (_, pipe) in enumerate(self._started) if rank not in self._silent

@@ -1,4 +1,4 @@
-"""Whom an update of a parameter server waits for: all workers, the first N, or none that is not too far behind."""
+"""Workers that an update of a parameter server waits for: all, the first N, or none that is not too far behind."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class WaitForAll(_Fresh):
 class FirstOf(_Fresh):
     """An update takes the first N of N + b gradients; later ones are dropped.
 
-    Backup workers: Chen et al. 2016, "Revisiting distributed synchronous SGD", algorithms 3 and 4. Who comes too late
-    begins its next step with the current weights.
+    Backup workers: Chen et al. 2016, "Revisiting distributed synchronous SGD", algorithms 3 and 4. A worker that comes
+    too late begins its next step with the current weights.
 
     Attributes:
         extra: b, how many of the workers are backups. 0 waits for all.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Engines:
-    """What the methods of a comparison have in common.
+    """Common inputs of the methods of a comparison.
 
     Attributes:
         name: of the model.
@@ -55,7 +55,7 @@ class Engines:
     stack: str | None = None
 
     def engine_of(self, method: FitMethod) -> VirtualEngine | RealEngine:
-        """What runs a method once.
+        """The engine that runs a method once.
 
         Raises:
             FitError, StrategyError, CaptureError: what model, cluster and method do not allow.
@@ -107,7 +107,7 @@ class Engines:
 
     @cached_property
     def _gradients_s(self) -> Callable[[int], list[float]]:
-        # Of several ranks, each measures its own.
+        # Each of several ranks measures its own.
         return gradient_times(self.task, self.workers if self.ranks is None else 1)
 
     def _undelayed_s(self, seating: Seating) -> list[float]:

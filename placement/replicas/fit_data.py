@@ -28,7 +28,8 @@ def fit_task_of(
     loss: Callable[[Any], torch.Tensor] | None = None,
     seed: int = 0,
 ) -> FitTask:
-    """What is to be fitted; the last tenth of the samples, at least one, is held out. The model is copied.
+    """The task of fitting a model to data; the last tenth of the samples, at least one, is held out. The model is
+    copied.
 
     Args:
         data: a tensor, or a sequence of tensors with a row for each sample, the model's arguments; or a torch Dataset

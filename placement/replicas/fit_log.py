@@ -35,7 +35,7 @@ class Stop:
 
 
 class Turns:
-    """Which of the versions that are told have their turn to be evaluated."""
+    """Turns of versions to be evaluated."""
 
     def __init__(self, stop: Stop) -> None:
         self._stop, self._next = stop, stop.every
@@ -93,7 +93,7 @@ class FitLog:
             )
 
     def evaluate(self, weights: Tensor, version: int, seconds: float, sent_bytes: int) -> None:
-        """Add a point to the curve: weights after so many updates, which may be fewer than others have made by now."""
+        """Add a point to the curve: weights after so many updates, which may be fewer than others have made."""
         point = CurvePoint(seconds, version, sent_bytes, self._evaluate(weights))
         self._points.append(point)
         self._tell(point)
@@ -120,7 +120,7 @@ class FitLog:
             self.is_over, self.note = True, note
 
     def run(self, method: str, seconds: float, sent_bytes: int) -> FitRun:
-        """What it has come to."""
+        """The run as it stands."""
         last, start = self._points[-1], self._points[0]
         if math.isfinite(last.loss) and grew_to(start.loss, last.loss):
             grown = f"diverged: the held-out loss went from {start.loss:.3g} to {last.loss:.3g}; take a smaller lr"

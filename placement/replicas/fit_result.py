@@ -1,4 +1,4 @@
-"""What a run of replicas comes to: a curve of the loss over time, updates and bytes, and a trace of versions."""
+"""Outcome of a run of replicas: a curve of the loss over time, updates and bytes, and a trace of versions."""
 
 from __future__ import annotations
 

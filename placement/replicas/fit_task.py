@@ -1,4 +1,4 @@
-"""What is fitted: a model whose loss is to fall, samples to train on, and samples to judge it by."""
+"""The task of a fit: a model whose loss is to fall, samples to train on, and samples to judge it by."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WeightLayout:
 
     @cached_property
     def slices(self) -> tuple[slice, ...]:
-        """Of each parameter, its entries of the flat vector."""
+        """Entries of each parameter in the flat vector."""
         ends = torch.tensor([0, *(shape.numel() for shape in self.shapes)]).cumsum(0).tolist()
         return tuple(slice(a, b) for a, b in pairwise(ends))
 
@@ -97,12 +97,12 @@ class FitTask:
 
     @cached_property
     def layout(self) -> WeightLayout:
-        """Of the model's trainable parameters."""
+        """Layout of the model's trainable parameters."""
         named = [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
         return WeightLayout(tuple(name for name, _ in named), tuple(value.shape for _, value in named))
 
     def fingerprint(self) -> str:
-        """Of the weights at the start and all samples: equal where they are."""
+        """Hash of the weights at the start and all samples: equal where they are."""
         found = hashlib.sha256(f"{self.batch} {self.seed}".encode())
         for each in (self.weights(), *self.data, *self.held_out):
             found.update(each.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -203,7 +203,7 @@ def _failed(samples: str, error: Exception) -> FitError:
 
 
 def _read_later(leaf: Tensor, replacement: Tensor) -> AbstractContextManager[None]:
-    """What autograd keeps of `leaf` and its views comes from `replacement`, of the same shape, when it is needed."""
+    """Let autograd read what it keeps of `leaf` and its views from `replacement`, of the same shape, when needed."""
     memory = leaf.untyped_storage().data_ptr()
 
     source = replacement.detach().to(leaf.device, copy=True)

@@ -60,7 +60,7 @@ BATCH_RULES: Mapping[str, type] = {
     "lamb": Lamb,
 }
 ARRIVALS: Mapping[str, type] = {"all": WaitForAll, "first": FirstOf, "stale": BoundedStaleness}
-# Of each part of a method: the names it may have, and which of them it has where the text names none.
+# Names that each part of a method may have, and the one it has where the text names none.
 PARTS: Mapping[str, tuple[Mapping[str, type], str]] = {
     "exchange": (EXCHANGES, "sync"),
     "compression": (COMPRESSIONS, "none"),

@@ -1,4 +1,4 @@
-"""What a participant asks of the engine that runs it.
+"""Requests of a participant to the engine that runs it.
 
 A participant is a generator. It yields requests, and gets their answers sent back. `virtual/` carries requests out in
 virtual time, `real/` in processes of torch.distributed; an exchange is written once and knows neither.
@@ -35,18 +35,18 @@ class ParticipantLost(FitError):
         super().__init__(f"participant {number} was lost, and this method does not go on without it; start it again.")
 
     def sentence(self, workers: int) -> str:
-        """Who was lost, in the words of a run with so many workers, whom servers are numbered after."""
+        """The lost participant, in the words of a run with so many workers, after whom servers are numbered."""
         return str(self).replace(f"participant {self.number}", name_of(self.number, workers), 1)
 
 
 def name_of(number: int, workers: int) -> str:
-    """What a participant is called: "worker 1", or "server 0", which is numbered after the workers."""
+    """Name of a participant: "worker 1", or "server 0", which is numbered after the workers."""
     return f"worker {number}" if number < workers else f"server {number - workers}"
 
 
 @dataclass(frozen=True)
 class Portion:
-    """Of all training samples in their order, the part `number` of `count` almost equal ones."""
+    """Part `number` of `count` almost equal ones of all training samples in their order."""
 
     number: int
     count: int
@@ -97,7 +97,7 @@ class Post:
 
 @dataclass(frozen=True)
 class Message:
-    """What was sent, as the receiver gets it: a `Post`'s tensors, tag and version, and who sent it."""
+    """A sent message, as the receiver gets it: a `Post`'s tensors, tag and version, and its sender."""
 
     sender: int
     tag: str
@@ -150,7 +150,7 @@ class Updated:
     Attributes:
         version: how many updates there are now, this one included.
         staleness: updates between the reading of the weights that the gradient was taken at and this one; 0 if none.
-            None: no update of that model, but of a worker's own copy, or none at all; it does not count.
+            None: no update of that model, but of a worker's own copy, or none; it does not count.
         weights: float32 [n], the model that the method would hand over now; None: no model, another participant
             tells it. The engine evaluates it now and then, and ends the run once it is good enough.
         part: how much of the weights is updated: 0.5 by a shard of two, 0 where the model was only read.

@@ -1,4 +1,4 @@
-"""What a participant knows when it begins, and what the four parts of a method promise to each other."""
+"""A participant's knowledge when it begins, and the promises of the four parts of a method to each other."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Compressor:
     """
 
     def encode(self, values: Tensor) -> tuple[Tensor, ...]:
-        """What is sent in the place of float32 [n]; what that loses is added to the next values."""
+        """Tensors sent in the place of float32 [n]; their error is added to the next values."""
         return (values,)
 
     def decode(self, tensors: tuple[Tensor, ...]) -> Tensor:
@@ -72,7 +72,7 @@ class Compression(Protocol):
 
 
 class ArrivalRule(Protocol):
-    """Whom an update of a parameter server waits for. A frozen record.
+    """Rule for the workers that an update of a parameter server waits for. A frozen record.
 
     The server adds up gradients that are taken. Once it hands weights out again, their sum over `share` is one update.
     """
@@ -90,7 +90,7 @@ class ArrivalRule(Protocol):
         """Whether a gradient at weights of version `read` counts when the server's have version `now`."""
 
     def released(self, waiting: Set[int], steps: Mapping[int, int], workers: int) -> Set[int]:
-        """Which workers get weights now, and with them their next step.
+        """Workers that get weights now, and with them their next step.
 
         Args:
             waiting: those whose gradient was taken since they last got weights, lost ones included.
@@ -100,7 +100,7 @@ class ArrivalRule(Protocol):
 
 
 class ExchangeRule(Protocol):
-    """What participants send each other, and when. A frozen record of options."""
+    """Rule for the messages of participants and their times. A frozen record of options."""
 
     def servers(self, workers: int) -> tuple[str | None, ...]:
         """Participants beside the workers, numbered after them: the device each is on, None for any."""

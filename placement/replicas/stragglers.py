@@ -10,7 +10,7 @@ import numpy as np
 
 from graphs.errors import FitError, UnknownNameError
 
-# Of each distribution: its options with their defaults, and the least that each may be.
+# Options of each distribution with their defaults, and the least that each may be.
 _OPTIONS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "none": {},
     "exponential": {"mean": (0.5, 0.0)},

@@ -1,4 +1,4 @@
-"""What a search over strategies found, as HTML: the best of each family, a map of time against memory, the drawing."""
+"""Findings of a search over strategies, as HTML: the best of each family, a map of time against memory, the drawing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Drawn`: what a page draws one by one. Of very large problems that is not every op and device."""
+"""`Drawn`: ops and devices that a page draws one by one. Very large problems have more than that."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Schedules = Sequence["Schedule"]
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """What is drawn of a graph and a cluster (n ops, b bars, D devices, p of them on the page).
+    """Drawn parts of a graph and a cluster (n ops, b bars, D devices, p of them on the page).
 
     Attributes:
         bar_of: int64 [n], the bar of the timeline that stands for each op.
@@ -67,7 +67,7 @@ class Drawn:
         return len(self.place) > len(self.devices)
 
     def names(self, graph: OpGraph) -> list[str]:
-        """Of bars: of an op, and how many more there are."""
+        """Names of bars: one op's, and how many more there are."""
         rows = zip(self.op.tolist(), self.count.tolist(), strict=True)
         return [graph.op_names[i] + (f" and {count - 1:,} more" if count > 1 else "") for i, count in rows]
 
@@ -99,7 +99,7 @@ class Drawn:
         ]
 
     def left_out(self, graph: OpGraph, schedules: _Schedules) -> str:
-        """What is not drawn one by one, in words; "" where all is."""
+        """Parts that are not drawn one by one, in words; "" where all are."""
         texts = []
         if len(self.op) < graph.n_ops:
             texts.append(f"{len(self.op):,} bars for {graph.n_ops:,} ops")

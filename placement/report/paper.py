@@ -1,4 +1,4 @@
-"""What a paper takes over: a table as CSV, and the drawings of a page as SVG files."""
+"""Files for a paper: a table as CSV, and the drawings of a page as SVG."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _row(row: DeviceTimeline, y: int, height: int) -> str:
 
 
 def memory_bars(memory: Mapping[str, Mapping[str, int]], capacity: Mapping[str, int]) -> str:
-    """What fills each device at its peak, as stacked bars under a mark for what fits: an SVG."""
+    """Contents of each device at its peak, as stacked bars under a mark for its capacity: an SVG."""
     rows = list(memory.items())[:MOST_ROWS]
     limits = {name: capacity[name] for name, _ in rows if capacity[name] < UNLIMITED_BYTES}
     peaks = {name: sum(parts.values()) for name, parts in rows}

@@ -37,7 +37,7 @@ def plan_drawing(result: Result) -> str:
 
 
 def split_lines(strategy: Strategy) -> Iterator[str]:
-    """What is split where, a line each."""
+    """Splits and where they apply, a line each."""
     for rule in strategy.mesh:
         where = f" in {', '.join(rule.modules)}" if rule.modules else ""
         rest = "; what it leaves whole is cut along the sequence" if rule.sequence else ""

@@ -69,7 +69,7 @@ class ScalingFit:
         return (-b - math.sqrt(max(0.0, b * b - 4 * a * c))) / (2 * a)
 
     def sentence(self) -> str:
-        """What it says, in words."""
+        """The law in words."""
         top = self.peak_devices
         if self.is_slower:
             return f"{self.law.capitalize()}: more devices only make it slower; residual {self.residual:.1%}."
@@ -106,7 +106,7 @@ class BatchFit:
         return None if self.samples_per_s is None else self.start_s * self.samples_per_s
 
     def sentence(self) -> str:
-        """What it says, in words."""
+        """The law in words."""
         if self.samples_per_s is None:
             return f"Hockney: {format_seconds(self.start_s)} a step, whatever the batch; residual {self.residual:.1%}."
         sample = format_seconds(1 / self.samples_per_s)

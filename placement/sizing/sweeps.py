@@ -78,5 +78,5 @@ def check_price(price: float) -> None:
 
 
 def cost_of(price: float, devices: int, time_s: float) -> float:
-    """What so many devices cost in a time, all of them paid for, at a price of a device-hour."""
+    """Cost of so many devices for a time, all of them paid for, at a price of a device-hour."""
     return price * devices * time_s / _HOUR_S

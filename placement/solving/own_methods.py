@@ -18,7 +18,7 @@ from placement.solving.methods import Place, is_method
 
 
 def own_methods(methods: Mapping[str, Method]) -> dict[str, Callable[[Problem], Place]]:
-    """Of each method that is not the registry's own of its name, how it places a problem.
+    """Functions that place a problem, by name of each method that is not the registry's own of that name.
 
     Raises:
         MethodError: no function, or the name of another method.

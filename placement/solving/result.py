@@ -66,7 +66,7 @@ class Result:
         alternatives: where strategies were searched, the best of each family, one device and the best placement of the
             graph as it is among them, fastest first.
         bounds: of a strategy, or where strategies were searched, seconds that no strategy can beat: under ``"all"``,
-            which is `lower_bound_s`, and by family as far as a family can exist at all
+            which is `lower_bound_s`, and by family as far as a family can exist
             (`baselines.strategies.searching.bound`). ``"this graph"``: no placement of `graph` can beat, rewritten as
             it is; left out where that is very large.
         stage_cuts: of a strategy with a pipeline, the forward ops with which its second, third ... stage begins.

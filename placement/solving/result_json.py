@@ -1,7 +1,7 @@
 """Results as JSON: one flat object, every field of a `Result` and of its `Answer` under its own name.
 
-A file also holds the graph and the cluster; of a strategy, the graph, placement and order are packed columns. What a
-field may hold is what its annotation says.
+A file also holds the graph and the cluster; of a strategy, the graph, placement and order are packed columns. A field
+may hold what its annotation says.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TYPES: dict[str, Any] = {
     **{name: hint for name, hint in get_type_hints(Result).items() if name in _OWN},
     **{name: hint | None for name, hint in get_type_hints(Answer).items()},
 }
-# What earlier versions did not have yet, and what it is there; `source_hash` is that of the graph.
+# Fields that earlier versions did not have yet, with their values there; `source_hash` is that of the graph.
 _ADDED: dict[int, dict[str, Any]] = {
     2: {"budget_s": None, "evaluations": None, "interrupted": False, "transfer_order": None, "note": ""},
     3: {"strategy": NONE},
@@ -74,7 +74,7 @@ def result_to_dict(result: Result) -> dict[str, Any]:
 
 
 def comparison_row(result: Result, single_s: float | None) -> dict[str, Any]:
-    """What a comparison says of a result, JSON-ready; `single_s`: of the best single device, None if none holds it."""
+    """A result's row in a comparison, JSON-ready; `single_s`: of the best single device, None if none holds it."""
     return {
         "strategy": result.strategy.text,
         "method": result.method,

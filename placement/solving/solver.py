@@ -227,7 +227,7 @@ class Solver:
             plan, chosen, proved = outcome.best.plan, outcome.best.method, (outcome.lower_bound_s, outcome.prover)
         if coarse is None:
             return Finding(plan, chosen, *proved)
-        # What was proved is true of the groups alone, and so is an order of them.
+        # Proofs and orders hold for the groups alone.
         return Finding(Plan(coarse.expand(plan.device), note=_in_groups(coarse)), chosen)
 
     @cached_property
@@ -240,7 +240,7 @@ class Solver:
 
     @cached_property
     def _placed(self) -> Problem:
-        """What methods place: the problem, or that of its groups."""
+        """The problem that methods place: the problem itself, or that of its groups."""
         if self._coarse is None:
             return self.problem
         return Problem(self._coarse.graph, self.problem.cluster, self.problem.objective)

@@ -1,4 +1,4 @@
-"""How much placement could gain at all: total work over the critical path."""
+"""Most that placement could gain: total work over the critical path."""
 
 from __future__ import annotations
 

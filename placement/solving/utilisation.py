@@ -103,7 +103,7 @@ def utilisation(
 
 
 def basis(graph: OpGraph, cluster: Cluster) -> str:
-    """What op times rest on: `BEST_CASE`, a calibration, or kernels' rates and how far off those were; else empty.
+    """Basis of op times: `BEST_CASE`, a calibration, or kernels' rates and how far off those were; else empty.
 
     The first are the figures of a cluster that nobody measured, without rates, with efficiencies of 1.
     """

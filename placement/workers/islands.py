@@ -23,7 +23,7 @@ _BEHIND = 1.02  # an island this much slower than the best begins with the best
 
 @dataclass(frozen=True, eq=False)
 class IslandRound:
-    """What one island does in one round.
+    """Work of one island in one round.
 
     Attributes:
         seed: of its own, of island and round.
@@ -42,7 +42,7 @@ class IslandRound:
 
 @dataclass(frozen=True, eq=False)
 class Landed:
-    """What an island has at the end of a round: its best plan, its objective in seconds, and evaluations made."""
+    """State of an island at the end of a round: its best plan, its objective in seconds, and evaluations made."""
 
     plan: Plan
     value_s: float
@@ -53,8 +53,8 @@ def island_search(runner: Runner) -> Search:
     """Local search on `ISLANDS` islands, rounds of which a runner does; a stage such as `baselines.local_search` is.
 
     In a round each island anneals once from its own best, with a seed of its own, for equally many evaluations; then
-    those that are behind go on from the best of all. So the answer depends on seed and evaluations, not on the number
-    of workers. Source of the idea: R. Tanese, "Distributed genetic algorithms", ICGA 1989.
+    those that are behind go on from the best plan. So the answer depends on seed and evaluations, not on the number of
+    workers. Source of the idea: R. Tanese, "Distributed genetic algorithms", ICGA 1989.
     """
 
     def search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:

@@ -53,7 +53,7 @@ class Actor:
 
 
 def own_versions() -> dict[str, str]:
-    """What must be the same here and there, so that answers are."""
+    """Versions that must be the same here and there, so that answers are."""
     names = ("placement", "numpy", "numba")
     return {name: importlib.metadata.version(name) for name in names} | {"Python": platform.python_version()}
 

@@ -21,7 +21,7 @@ MOST_LOSSES = 3  # of workers, by one task; then it is the task that ends them
 
 
 class Preparing(Protocol):
-    """What all tasks of a run read; it goes to each worker once."""
+    """Input of all tasks of a run; it goes to each worker once."""
 
     def prepare(self) -> None:
         """Have the kernels that tasks call compiled, or loaded."""
@@ -29,7 +29,7 @@ class Preparing(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What every task on one problem reads.
+    """Input of every task on one problem.
 
     Attributes:
         graph, cluster: of the problem.
@@ -52,17 +52,17 @@ class Shared:
         compile_for(self.problem(LATENCY), ["local_search"])
 
     def __reduce__(self) -> tuple[type[Shared], tuple[OpGraph, Cluster]]:
-        """What a worker is sent: no problems, which it makes itself."""
+        """The parts sent to a worker: no problems, which it makes itself."""
         return Shared, (self.graph, self.cluster)
 
 
 class Runner(Protocol):
-    """Does tasks. What they find must depend on shared and task alone, never on who does them, or when."""
+    """Runner of tasks. Results must depend on shared and task alone, never on the worker that does a task, or when."""
 
     def run(
         self, work: Callable[[SharedT, TaskT], FoundT], tasks: Sequence[TaskT], told: Told | None = None
     ) -> list[FoundT]:
-        """What `work` finds for each task, in their order.
+        """Results of `work` for each task, in their order.
 
         Args:
             work: a function of a module, that workers find there by its name.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def many_scored(runner: Runner, strategies: Sequence[Strategy]) -> list[Tried]:
-    """What the simulator says of each, in their order."""
+    """The simulator's figures of each, in their order."""
     return runner.run(score_strategy, strategies)
 
 
@@ -42,7 +42,7 @@ class ScoredProblems:
 
     @cached_property
     def simulators(self) -> list[Simulator]:
-        """Of each pair, made once in each process."""
+        """A simulator of each pair, made once in each process."""
         return [Simulator(Problem(*pair)) for pair in self.pairs]
 
     def prepare(self) -> None:

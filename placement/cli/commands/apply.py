@@ -35,7 +35,7 @@ class ApplyOptions:
         typer.Argument(
             metavar="PLACEMENT",
             show_default=False,
-            help="What `placement optimize -o` wrote; by default the model is profiled and placed first.",
+            help="Result, as `placement optimize -o` writes it; by default the model is profiled and placed first.",
         ),
     ] = None
     cluster: Annotated[

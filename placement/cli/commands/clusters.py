@@ -151,7 +151,7 @@ def _show_collectives(cluster: Cluster, given: ClustersOptions) -> None:
 
 
 def _show_compared(cluster: Cluster, as_json: bool) -> None:
-    """What the cost model says of collectives on this machine, beside what they take now."""
+    """Show the cost model's times of collectives on this machine beside measured ones."""
     with progress("measuring collectives"):
         from statistics import median
 
@@ -184,7 +184,7 @@ def _show_compared(cluster: Cluster, as_json: bool) -> None:
 
 
 def _verdict(cluster: Cluster, found: CollectiveTimes) -> str:
-    """Which algorithm is the quickest from which size on, in a sentence."""
+    """The quickest algorithm from each size on, in a sentence."""
     from env.communication.as_used import AS_USED
     from placement.cli.tables import format_power_of_two
 

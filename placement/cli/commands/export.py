@@ -22,7 +22,7 @@ class ExportOptions:
     """Options of ``placement export``."""
 
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", show_default=False, help="What `placement optimize -o` wrote.")
+        Path, typer.Argument(metavar="FILE", show_default=False, help="Result, as `placement optimize -o` writes it.")
     ]
     to: Annotated[
         str,
@@ -31,7 +31,7 @@ class ExportOptions:
             metavar="TARGET",
             autocompletion=completion.one_of(completion.TARGETS),
             show_default=False,
-            help="Of a placement, device_map for transformers and accelerate, or json; of a strategy, torch for a "
+            help="For a placement, device_map for transformers and accelerate, or json; for a strategy, torch for a "
             "script of plain PyTorch, or a configuration for accelerate or deepspeed.",
         ),
     ]
@@ -133,7 +133,7 @@ def _model_graph(argument: str, sizes: dict[str, int], result: Result) -> OpGrap
 
 
 def _function(argument: str, sizes: dict[str, int]) -> str | None:
-    """What a script imports: ``file.py:function``, and how it calls that; a built-in model is no file."""
+    """Import of a script: ``file.py:function``, with the call; None for a built-in model, which is no file."""
     from placement.inputs.functions import is_function
 
     if not is_function(argument):

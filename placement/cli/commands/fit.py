@@ -91,7 +91,7 @@ class FitOptions:
     batch: Annotated[
         int | None,
         typer.Option(
-            "--batch", metavar="SAMPLES", show_default=False, help="Of a worker's mini-batch; 32 or all by default."
+            "--batch", metavar="SAMPLES", show_default=False, help="A worker's mini-batch; 32 or all by default."
         ),
     ] = None
     lr: Annotated[float, typer.Option("--lr", metavar="NUMBER", help="Learning rate for the batch of one worker.")] = (
@@ -216,7 +216,7 @@ def _show(found: FitComparison | FitSweep, given: FitOptions, n_asked: int) -> N
 
 
 def _sweep_of(given: FitOptions) -> Sweep | None:
-    """What is varied.
+    """The sweep that is asked for.
 
     Raises:
         typer.BadParameter: no such sweep, without a loss, or of what is given, too.

@@ -19,7 +19,7 @@ class ModelsOptions:
     """Options of ``placement models``."""
 
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", show_default=False, help="Which models; all by default.")
+        list[str] | None, typer.Argument(metavar="NAME", show_default=False, help="Models to show; all by default.")
     ] = None
     train: options.Train = False
     stack: options.Stack = None

@@ -24,7 +24,9 @@ class ProfileOptions:
     cluster: Annotated[
         str,
         typer.Option(
-            "--cluster", metavar="NAME|FILE", help="Whose kinds of devices to measure on; this machine must have them."
+            "--cluster",
+            metavar="NAME|FILE",
+            help="Cluster with the kinds of devices to measure, which this machine must have.",
         ),
     ] = "local"
     train: options.Train = False

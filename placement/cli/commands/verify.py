@@ -19,7 +19,7 @@ class VerifyOptions(HowToRead):
     """Options of ``placement verify``."""
 
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", show_default=False, help="What `placement optimize -o` wrote.")
+        Path, typer.Argument(metavar="FILE", show_default=False, help="Result, as `placement optimize -o` writes it.")
     ]
     graph: Annotated[
         str | None,

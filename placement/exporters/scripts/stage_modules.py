@@ -114,7 +114,7 @@ def _in_place(graph: OpGraph, stage: IntArray, is_apart: BoolArray) -> IntArray:
 
 
 def _modules(graph: OpGraph, stage: IntArray, holders: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Of each stage the outermost modules with parameters that are all its own, in the order in which they run."""
+    """The outermost modules with parameters that belong to each stage alone, in the order in which they run."""
     forward = _forward(graph)
     stages_of = _stages_under(graph, stage, forward)
     found = compressed({path: _only(stages_of.get(path, {-1})) for path in holders})

@@ -283,7 +283,7 @@ class _Layers:
             layouts.append("input_layouts=Replicate()")
         elif is_inside:
             layouts.append("output_layouts=Shard(1)")
-        # What meets the sums of a residual block has to be a DTensor where these are.
+        # A tensor that meets the sums of a residual block has to be a DTensor where these are.
         meets_others = is_inside and (not local or self._is_read_outside(path))
         if meets_others or (by == COLUMNS and is_open and not local):
             layouts.append("use_local_output=False")

@@ -210,7 +210,7 @@ def _tensor_parallel(facts: Facts, plan: TensorPlan) -> str:
 
 
 def _parallelize(facts: Facts, whole: str, model: str) -> str:
-    """What is done to a stage, or to the model: weights cut, modules computed again, replicas."""
+    """Code for a stage, or for the model: weights cut, modules computed again, replicas."""
     strategy = facts.strategy
     lines = []
     if strategy.statistics == "sync" and facts.dp > 1:

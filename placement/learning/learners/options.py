@@ -42,7 +42,7 @@ class ReinforceOptions:
     starts: bool = True
 
 
-# As in Mirhoseini et al. 2018. What the paper leaves open: the decay of the baseline is that of the released code, and
+# As in Mirhoseini et al. 2018. The paper leaves two open: the decay of the baseline is that of the released code, and
 # Adam's epsilon is such that a rate of 0.1 and gradients of norm 1 make steps that do not saturate the bounded logits.
 PAPER_OPTIONS = ReinforceOptions(
     samples=4,

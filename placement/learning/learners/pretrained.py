@@ -60,7 +60,7 @@ def propose_pretrained(problem: Problem, seed: int, budget: Budget) -> Plan:
     Without a budget (0 seconds, or 0 evaluations) that is the best of the greedy placement, of earliest finish, of as
     many samples as take about 0.3 s, and of the heuristics that take milliseconds, one device among them. With one, a
     small part of it goes to the other heuristics; where the policy is ahead of them all, another to more samples, and a
-    part to fine-tuning a copy of the policy on this problem; the rest to local search from the best of all that. With
+    part to fine-tuning a copy of the policy on this problem; the rest to local search from the best of these. With
     the time unlimited, the plan depends on the seed and the number of evaluations only. Ctrl-C ends it with the best so
     far.
 

@@ -21,7 +21,7 @@ from placement.learning.networks.graph_kernel import Float32, Instance
 
 N_OP_FEATURES = 32
 N_ORDER_FEATURES = 4
-_LEAST_S = 1e-12  # stands for no time at all where something is divided by a time
+_LEAST_S = 1e-12  # stands for no time where something is divided by a time
 
 
 @dataclass(frozen=True, eq=False)

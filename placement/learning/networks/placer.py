@@ -99,7 +99,7 @@ def draw(logits: Tensor, generator: torch.Generator, greedy: bool) -> Tensor:
 
 
 def log_prob_entropy(logits: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Of choices int64 [...] from logits [..., C], which may hold minus infinity."""
+    """``(log-probability, entropy)`` of choices int64 [...] from logits [..., C], which may hold minus infinity."""
     log_prob = functional.log_softmax(logits, dim=-1)
     entropy = -(log_prob.exp() * log_prob.masked_fill(log_prob.isinf(), 0.0)).sum(dim=-1)
     return log_prob.gather(-1, chosen.unsqueeze(-1)).squeeze(-1), entropy

@@ -43,7 +43,7 @@ class GraphPolicy(PlacementPolicy):
     Processing Clusters", SIGCOMM 2019, section 5 (doi:10.1145/3341302.3342080); messages in both directions after R.
     Addanki et al., "Placeto", NeurIPS 2019, section 3.
 
-    What the policy thinks of a problem as a whole is its taste: how much each feature of a device and of an op counts.
+    The policy's view of a problem as a whole is its taste: how much each feature of a device and of an op counts.
     A placement is drawn by drawing a taste around the one that suits the problem, and little more chance than that: a
     thousand choices made by one taste fit together, a thousand that each have chance in them do not.
 

@@ -69,7 +69,7 @@ class Hierarchical(PlacementPolicy):
     name: ClassVar[str] = "hierarchical"
 
     def __init__(self, devices: int, groups: int = 64, hidden: int = 64) -> None:
-        """Of `devices` devices, at most `groups` groups and `hidden` units in every layer."""
+        """A policy for `devices` devices, with at most `groups` groups and `hidden` units in every layer."""
         super().__init__()
         self.devices, self.groups, self.hidden = devices, groups, hidden
         self.grouper = nn.Sequential(nn.Linear(N_FEATURES, 64), nn.ReLU(), nn.Linear(64, hidden))

@@ -139,5 +139,5 @@ def unit_devices(task: Task, device: IntArray) -> IntArray:
 
 def _task(batch: SequentialBatch) -> Task:
     (task,) = batch.tasks
-    assert isinstance(task, Task), "the bounds of a problem have shown by now that it has a placement"
+    assert isinstance(task, Task), "the bounds of a problem have shown that it has a placement"
     return task

@@ -1,4 +1,4 @@
-"""What a message leaves out, kept and added to the next values (Seide et al. 2014; Karimireddy et al. 2019)."""
+"""The rest that a message leaves out, added to the next values (Seide et al. 2014; Karimireddy et al. 2019)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Residual:
     left_out: Tensor | None = None
 
     def added_to(self, values: Tensor) -> Tensor:
-        """What is to be sent now."""
+        """Values to send now: the given ones and the part left out before."""
         return values if self.left_out is None else values + self.left_out
 
     def keep(self, wanted: Tensor, sent: Tensor) -> None:

@@ -41,7 +41,7 @@ class PowerSgd:
 
 
 class _Factors(Compressor):
-    """Of a parameter as a matrix M: the thin matrices `left`, orthogonal, and `right`, with M ~ left right^T."""
+    """Thin matrices of a parameter as a matrix M: `left`, orthogonal, and `right`, with M ~ left right^T."""
 
     def __init__(self, layout: WeightLayout, rank: int) -> None:
         self._layout = layout

@@ -1,4 +1,4 @@
-"""What quantised gradients share: an all-reduce in which every message is quantised, with error feedback."""
+"""Common part of quantised gradients: an all-reduce in which every message is quantised, with error feedback."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ class LocalSgd:
     """Stich 2018, "Local SGD converges fast and communicates little".
 
     With `after` it is post-local SGD, with `group` hierarchical local SGD (both Lin et al. 2018, "Don't use large
-    mini-batches, use local SGD"). What is averaged is the change since the last mean, so that it can be compressed
-    (Basu et al. 2019, "Qsparse-local-SGD").
+    mini-batches, use local SGD"). The change since the last mean is averaged, so that it can be compressed (Basu et al.
+    2019, "Qsparse-local-SGD").
 
     Attributes:
         period: steps of a worker between two means.

@@ -56,7 +56,7 @@ class PipeDream:
         )
 
     def delays(self) -> tuple[int, ...]:
-        """Of each stage, how many updates its forward pass is behind."""
+        """Number of updates that each stage's forward pass is behind."""
         most = self.stages - 1
         return tuple(most if self.vertical_sync else most - stage for stage in range(self.stages))
 

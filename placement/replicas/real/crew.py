@@ -28,7 +28,7 @@ READY = "ready"  # what a process says that has met the others
 
 @dataclass(frozen=True, eq=False)
 class CrewPlan:
-    """What the processes of a worker know.
+    """Knowledge shared by the processes of a worker.
 
     Attributes:
         worker: its number.

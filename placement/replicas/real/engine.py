@@ -92,7 +92,7 @@ class RealEngine:
         return found
 
     def _life(self, stop: Stop, seat: int, parent: Parent) -> None:
-        """Of the process of a seat, which is told the names of the store of all and of that of each crew."""
+        """Life of the process of a seat, which is told the names of the common store and of that of each crew."""
         if self._ranks is None:  # all are on this host
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         of_all, *of_crews = parent.hear()
@@ -123,7 +123,7 @@ class RealEngine:
         log.evaluate(self._task.weights(), 0, 0.0, 0)
         total = len(self._participants)
         names = [name_of(number, self._workers) for number in range(total)]
-        # What is evaluated here takes no core from the participants.
+        # Evaluating here takes no core from the participants.
         with orderly_end(), single_threaded(), temporary_folder() as folder:
             workers = self._met(stop, names, folder)
             try:
@@ -189,7 +189,7 @@ def _meet(workers: Workers, names: Sequence[str], total: int, limit_s: float) ->
 
 
 class _Watch:
-    """What is heard of the participants, on its way to the log.
+    """Messages of the participants on their way to the log.
 
     Attributes:
         now_s: of the run, at the last update.

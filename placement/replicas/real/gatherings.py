@@ -133,7 +133,7 @@ class Gatherings:
         return _Group(backend, self._place)
 
     def _apart(self, do: Callable[[], Any]) -> Future[Any]:
-        """What is done in a thread that is left alone where a member has died before."""
+        """Result of a call in a thread that is left alone where a member has died before."""
         found: Future[Any] = Future()
 
         def run() -> None:

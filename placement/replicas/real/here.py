@@ -1,4 +1,4 @@
-"""Which runs this host can carry out, and how long stragglers sleep on it."""
+"""Runs that this host can carry out, and the sleep of stragglers on it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check_real(cluster: Cluster, devices: int) -> None:
 
 
 def kinds_of(cluster: Cluster, seating: Seating) -> tuple[str, ...]:
-    """What each process of a run computes on: those of each worker, and then servers, which need no GPU."""
+    """Kind of device of each process of a run: those of each worker, and then servers, which need no GPU."""
     workers = [cluster.devices[device].kind for own in seating.workers for device in own]
     return (*workers, *["cpu"] * len(seating.servers))
 
@@ -74,7 +74,7 @@ def place_of(kinds: Sequence[str], number: int) -> torch.device:
 def plans_of(
     task: FitTask, graph: OpGraph, cluster: Cluster, seating: Seating, strategy: Strategy, ranks: Ranks | None = None
 ) -> list[StrategyPlan]:
-    """Of each worker, what the processes of its devices do; empty where each worker is one device.
+    """Plans of each worker's processes, one for each device; empty where each worker is one device.
 
     Ranks of torchrun go by what the first of them has worked out: each may have measured another cluster.
 

@@ -43,7 +43,7 @@ READ, COMPUTED, UPDATED = "read", "computed", "updated"
 
 @dataclass(frozen=True, eq=False)
 class LifePlan:
-    """What all participants of a run know.
+    """Knowledge shared by all participants of a run.
 
     Attributes:
         total: participants, the first `workers` of them workers.

@@ -31,7 +31,7 @@ _MOST_UNDER_WAY = 8  # messages to one receiver that may be on their way
 
 
 class Mail:
-    """What one participant sends and receives.
+    """Messages that one participant sends and receives.
 
     Attributes:
         number: of the participant.

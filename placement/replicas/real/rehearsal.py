@@ -34,7 +34,7 @@ Life = Callable[["_Hands", int], Sequence[Any]]  # of a participant, so many tur
 
 
 class Rehearsal:
-    """What the participants of a run on cores of this host take, each measured when it is first asked for.
+    """Times of the participants of a run on cores of this host, each measured when it is first asked for.
 
     Args:
         task: whose gradients are computed meanwhile.
@@ -81,7 +81,7 @@ class Rehearsal:
         return measured[int(self._drawn.integers(len(measured)))]
 
     def _timed_messages(self, size: int) -> list[tuple[float, float]]:
-        """Of messages between gradients, among all participants."""
+        """Times of messages between gradients, among all participants."""
         workers, servers = self._workers, self._servers
         if workers + servers < 2:
             return []
@@ -91,7 +91,7 @@ class Rehearsal:
         return [each for own in self._measured(lives) for each in own]
 
     def _timed_quiet_messages(self, size: int, n_cores: int) -> list[tuple[float, float]]:
-        """Of messages of two participants, which have one core or two, while nobody computes."""
+        """Times of messages of two participants, which have one core or two, while nobody computes."""
         if self._workers + self._servers < 2:
             return []
         lives: list[Life] = [partial(_talk, size, 1, False), partial(_reply, size, 1)]
@@ -104,7 +104,7 @@ class Rehearsal:
         return [float(each) for each in ended_s - began_s]
 
     def _measured(self, lives: Sequence[Life], n_cores: int = _MOST) -> list[Any]:
-        """What each participant has measured, all at once, each in a process of its own, on so many cores at most."""
+        """Measurements of each participant, all at once, each in a process of its own, on so many cores at most."""
         turns = int(_TIMED_S / statistics.median(self._gradients_s(self._task.batch)))
         turns = _FIRST + min(_MOST, max(_FEWEST, turns))
         with _told_failures(), temporary_folder() as folder:
@@ -139,7 +139,7 @@ def gradient_times(task: FitTask, workers: int) -> Callable[[int], list[float]]:
 
 @contextmanager
 def _told_failures() -> Iterator[None]:
-    """What a process of a rehearsal has failed for, such as a sample that the model does not take, ends the fit."""
+    """Let a failure of a process of a rehearsal, such as a sample that the model does not take, end the fit."""
     try:
         with orderly_end():
             yield
@@ -171,7 +171,7 @@ def _time_gradients(task: FitTask, samples: int, number: int, parent: Parent) ->
 
 
 def _compute(task: FitTask, weights: torch.Tensor, samples: int, number: int, step: int) -> None:
-    """What a worker does for a gradient."""
+    """A worker's computing of one gradient."""
     chosen = task.samples(number, 1, step) if samples == task.batch else torch.arange(samples) % len(task.data[0])
     with task.drawing(number, step):
         task.gradient(weights, chosen)
@@ -181,7 +181,7 @@ def _compute(task: FitTask, weights: torch.Tensor, samples: int, number: int, st
 
 
 class _Hands:
-    """What a participant of a rehearsal works with."""
+    """Tools of a participant of a rehearsal."""
 
     def __init__(self, task: FitTask, number: int, total: int, path: str) -> None:
         store = met_store(path)
@@ -200,7 +200,7 @@ class _Hands:
         return time.monotonic() - began_s
 
     def receive(self) -> tuple[int, float | None]:
-        """Who has sent the next message, and seconds since then; None where it was there before it was waited for."""
+        """Sender of the next message, and seconds since it was sent; None where it came before the wait."""
         began_s = time.monotonic()
         message = self.mail.receive(Receive(_TAG))
         assert message is not None
@@ -209,7 +209,7 @@ class _Hands:
 
 
 def _talk(size: int, to: int, is_busy: bool, hands: _Hands, turns: int) -> list[tuple[float, float]]:
-    """Of a worker: a gradient, if it is busy, a message to a server or another worker, and one from there."""
+    """A worker's part: a gradient, if it is busy, a message to a server or another worker, and one from there."""
     content, found = torch.zeros(size // 4), []
     for turn in range(turns):
         if is_busy:
@@ -222,7 +222,7 @@ def _talk(size: int, to: int, is_busy: bool, hands: _Hands, turns: int) -> list[
 
 
 def _reply(size: int, talkers: int, hands: _Hands, turns: int) -> list[tuple[float, float]]:
-    """Of a server: an answer to each message of so many workers."""
+    """A server's part: an answer to each message of so many workers."""
     content, found = torch.zeros(size // 4), []
     for number in range(talkers * turns):
         sender, way_s = hands.receive()
@@ -233,7 +233,7 @@ def _reply(size: int, talkers: int, hands: _Hands, turns: int) -> list[tuple[flo
 
 
 def _gather(kind: str, size: int, group: tuple[int, ...], hands: _Hands, turns: int) -> list[tuple[float, float]]:
-    """Of a member: a gradient, and a collective; when each collective began and ended."""
+    """A member's part: a gradient, and a collective; returns when each collective began and ended."""
     content, found = torch.zeros(size // 4), []
     for turn in range(turns):
         hands.gradient(turn)

@@ -28,7 +28,7 @@ class Seating:
 
     @property
     def device(self) -> tuple[int, ...]:
-        """Of each participant, the one that it sends from and receives at."""
+        """Device from which each participant sends, and at which it receives."""
         return (*(own[0] for own in self.workers), *self.servers)
 
     @classmethod

@@ -45,7 +45,7 @@ class PlacementSearch(ABC):
 
     @abstractmethod
     def rival(self) -> Rival:
-        """What strategies have to beat: what a small part of the budget finds. The first to be called, once."""
+        """The answer to beat, found in a small part of the budget. Called once, before the others."""
 
     @abstractmethod
     def best(self, best_s: float) -> Result:
@@ -95,7 +95,7 @@ class _InTurn(PlacementSearch):
         """It has not begun, or has ended."""
 
     def _placed(self, seconds: float, evaluations: float) -> Result:
-        """What is found within limits, of which infinite ones are none."""
+        """The placement found within limits; an infinite one is no limit."""
         limits = None if math.isinf(seconds) else seconds, None if math.isinf(evaluations) else math.ceil(evaluations)
         result = self._solver.solve(AUTO, *limits)
         self._budget.interrupted |= result.interrupted  # also where it is not the better one

@@ -55,7 +55,7 @@ class StrategyRow:
 
     @property
     def without_answer(self) -> str:
-        """What to write in the place of a time, where there is none."""
+        """Words in the place of a time, where there is none."""
         return "not possible" if self.is_refused else "does not fit"
 
 
@@ -107,8 +107,8 @@ def cut_as_found(result: Result) -> Strategy:
 def carried_out_again(graph: OpGraph, result: Result) -> Applied:
     """A result's strategy on a graph of the same model that was captured later, with or without measured times.
 
-    It is carried out as the result says it was decided, without a choice or a simulation. Of files without decisions,
-    and where this release makes other ops of them, it is decided again.
+    It is carried out as the result says it was decided, without a choice or a simulation. A file without decisions, or
+    with ones of which this release makes other ops, is decided again.
 
     Raises:
         MismatchError: it makes another graph, so the model is another one.
@@ -135,7 +135,7 @@ def carried_out_again(graph: OpGraph, result: Result) -> Applied:
 
 
 def _first_difference(mine: OpGraph, theirs: OpGraph) -> str:
-    """What a graph has and another one has not; empty where they are the same."""
+    """First thing that a graph has and another one has not; empty where they are the same."""
     for op, other in zip_longest(mine.op_names, theirs.op_names):
         if op != other:
             return f"its op {show(str(op))} is {show(str(other))} there" if op and other else "it has other ops"

@@ -53,7 +53,7 @@ _S_PER_OP, MOST_DEFAULT_S = 0.02, 90.0  # so that all ends within two minutes
 
 @dataclasses.dataclass(frozen=True)
 class SearchAids:
-    """What others do for a search.
+    """Help that a search gets from others.
 
     Attributes:
         check: what is known of a strategy before it is the answer.
@@ -168,7 +168,7 @@ def find_strategies(
     score_many: ScoreMany | None = None,
     rival: Rival | None = None,
 ) -> StrategyOutcome:
-    """What the search over strategies finds within a budget of placements; Ctrl-C ends it with its best."""
+    """Outcome of the search over strategies within a budget of placements; Ctrl-C ends it with its best."""
     from baselines.strategies.searching.search import NO_RIVAL, search_strategies  # loads transforms and simulator
 
     rival = NO_RIVAL if rival is None else rival
@@ -197,8 +197,8 @@ def fastest(
 ) -> Result:
     """The fastest that fits of a placement, one device, and the strategies that a search has found.
 
-    Of strategies within `WITHIN` the plainest is taken, and the note tells the fastest. A strategy that fails its check
-    is left out, and the note says why.
+    The plainest of the strategies within `WITHIN` is taken, and the note tells the fastest. A strategy that fails its
+    check is left out, and the note says why.
 
     Args:
         placed, single: the best placement of the graph as it is, and that on a single device; either may have no
