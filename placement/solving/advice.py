@@ -25,7 +25,7 @@ def in_two(text: str) -> list[str]:
     for stop in _BREAKS:
         at = text.rfind(stop, 0, FIRST_LINE + 1)
         if at > FIRST_LINE // 3 or (at > 0 and stop == " "):
-            return [text[:at] + stop[0].replace(" ", ""), text[at + len(stop) :]]
+            return [text[:at] + stop[0].strip(" ;,"), text[at + len(stop) :]]
     return [text]
 
 

@@ -36,7 +36,7 @@ def test_compare_by_throughput_says_what_is_left_out(call: Call, graph_file: Pat
     code, out, err = call("compare", graph_file, *CLUSTER, "--objective", "throughput", "--evaluations", 100)
     assert (code, err) == (0, "")
     advice, do_it, *lines = out.splitlines()
-    assert "x one device, 1 ms a step in steady state," in advice
+    assert "x one device, 1 ms a step in steady state" in advice
     assert "--objective throughput" in do_it
     head = lines[2] if lines[0].startswith("also: ") else lines[1]
     assert "largest load" in head

@@ -64,7 +64,7 @@ def test_the_advice_comes_first_and_the_command_repeats_it(capsys: pytest.Captur
     assert run([*again.split()[2:], "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["reached"] for row in told["results"]] == [True, True]
-    assert told["advice"] == f"{lines[0]} {rest}"
+    assert told["advice"] == f"{lines[0]}; {rest}"
 
 
 def test_the_function_takes_sizes_and_the_answer_goes_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
