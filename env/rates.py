@@ -205,7 +205,7 @@ class Rates:
         return result
 
     def _products_s(self, work: IntArray, extents: FloatArray, rates: ProductRates) -> FloatArray:
-        """float64 [p]: computing products by the best of all tiles, in one piece or cut along their depth."""
+        """float64 [p]: computing products by the best tile, in one piece or cut along their depth."""
         batch, rows, columns, depth = extents.T[:4]
         at_once, high, wide = float(self.multiprocessors), _HIGH, _WIDE  # float64 [tiles, 1]: all tiles at a time
         tiles = batch * np.ceil(rows / high - _HAIR) * np.ceil(columns / wide - _HAIR)

@@ -326,7 +326,7 @@ class OpGraph:
     def transfer_bytes(self) -> IntArray:
         """int64 [m]: what a transfer of each tensor moves; 0 where none can be: in place, and read in its group alone.
 
-        For estimates that look at all edges alike. `tensor_bytes` will do where a tensor is really sent.
+        For estimates that treat all edges alike. `tensor_bytes` will do where a tensor is really sent.
         """
         producer, consumer, tensor = self.edge_list
         apart = (self.colocation[producer] < 0) | (self.colocation[producer] != self.colocation[consumer])

@@ -286,7 +286,8 @@ def _folded(exchanged: Derived, algorithm: str, cluster: Cluster, grid: IntArray
 def _algorithms(
     exchanged: Derived, algorithm: str, cluster: Cluster, grid: IntArray, rank: IntArray
 ) -> tuple[Sequence[str], FloatArray]:
-    """Of each collective the algorithm asked for, or the quickest, and float64, its seconds if it is to be fused."""
+    """Algorithm of each collective, the one asked for or the quickest, and float64, its seconds if it is to be
+    fused."""
     of_op = rank[exchanged.origin]
     home = grid.reshape(len(grid), -1)[of_op, exchanged.part]
     ranks = [home[list(collective.ops)].tolist() for collective in exchanged.collectives]

@@ -198,7 +198,7 @@ Sweep = Annotated[
         "--sweep",
         metavar="devices=1..8",
         show_default=False,
-        help="What if: one row for each number of the cluster's devices (also devices=1,2,4), and where adding one "
+        help="One row for each number of the cluster's devices (also devices=1,2,4), and where adding one "
         "stops helping; batch=32..4096: one row for each batch; long ranges go by doubling. figures: which figure of "
         "the cluster would help most, bandwidth, latency, memory or another.",
     ),

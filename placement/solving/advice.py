@@ -39,7 +39,7 @@ def advice_lines(result: Result) -> list[str]:
 
 
 def advice(result: Result) -> str:
-    """What to do, in one line.
+    """Advice in one line.
 
     Args:
         result: with alternatives (`placement.solving.one_device.beside_one_device` adds them where none were searched).
@@ -93,7 +93,7 @@ def _is_searched(result: Result) -> bool:
 
 
 def _one_device_is(result: Result, one_s: float) -> str:
-    """What can be said of one device, which is as fast as the answer."""
+    """Sentence about one device that is as fast as the answer."""
     answer = result.answered()
     if _is_searched(result) and one_s <= answer.objective_s:
         return "one device is best"
