@@ -43,7 +43,7 @@ def is_packed(document: Mapping[str, Any]) -> bool:
 
 def without_answer_columns(document: Mapping[str, Any]) -> dict[str, Any]:
     """A packed file's other fields, and null for these."""
-    return {**document, **dict.fromkeys(_FIELDS)}
+    return {**document, **{field: None for field in _FIELDS if field in document}}
 
 
 def unpacked_answer(document: Mapping[str, Any], graph: OpGraph, cluster: Cluster) -> dict[str, Any]:

@@ -192,3 +192,14 @@ def test_a_fixed_sequence_of_transfers_comes_back() -> None:
 def test_wrong_columns_are_refused(packed: dict[str, Any], changes: dict[str, Any], message: str) -> None:
     with pytest.raises(MismatchError, match=f"^p.json.* {message}"):
         Result.from_json(json.dumps({**packed, **changes}), "p.json")
+
+
+@pytest.mark.parametrize("field", ["placement", "order", "transfer_order", "decisions", "graph"])
+def test_a_packed_file_without_a_field_is_refused(packed: dict[str, Any], field: str) -> None:
+    with pytest.raises(MismatchError, match=rf"^p\.json has no '{field}'; it is not a complete result"):
+        Result.from_json(json.dumps({key: value for key, value in packed.items() if key != field}), "p.json")
+
+
+def test_wrong_decisions_are_refused(packed: dict[str, Any]) -> None:
+    with pytest.raises(MismatchError, match=r"^p\.json: decisions are none; expected an object with algorithms"):
+        Result.from_json(json.dumps({**packed, "decisions": 5}), "p.json")
