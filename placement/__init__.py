@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from graphs.zoo import build
     from placement.calibrating.records import Calibration
     from placement.calibration import calibrate
-    from placement.comparison import Comparison, compare
+    from placement.comparing.methods import Comparison, compare
+    from placement.comparing.seeds import SeedComparison, compare_seeds
+    from placement.comparing.strategies import StrategyComparison, compare_strategies
+    from placement.comparing.suites import Suite, suite
     from placement.exporters.exporting import export
     from placement.fitting import FitComparison, fit
     from placement.learning.training import Training, train
@@ -31,12 +34,9 @@ if TYPE_CHECKING:
     from placement.measuring.profiling import profile
     from placement.memory_estimate import MemoryEstimate, estimate_memory
     from placement.optimization import METHODS, optimize
-    from placement.problem_suite import Suite, suite
     from placement.runtime.application import apply
     from placement.runtime.sharded.storing.samples import ShardSampler, shard_of
-    from placement.seeds import SeedComparison, compare_seeds
     from placement.solving.result import Result
-    from placement.strategy_comparison import StrategyComparison, compare_strategies
     from placement.verification import Verification, verify
 
 __all__ = [
@@ -81,26 +81,26 @@ _HOME = {
     "METHODS": "placement.optimization",
     "Calibration": "placement.calibrating.records",
     "Cluster": "env.cluster",
-    "Comparison": "placement.comparison",
+    "Comparison": "placement.comparing.methods",
     "Executor": "placement.measuring.executor",
     "FitComparison": "placement.fitting",
     "MemoryEstimate": "placement.memory_estimate",
     "OpGraph": "graphs.opgraph",
     "Result": "placement.solving.result",
-    "SeedComparison": "placement.seeds",
+    "SeedComparison": "placement.comparing.seeds",
     "ShardSampler": "placement.runtime.sharded.storing.samples",
     "Strategy": "graphs.transforms.strategy",
-    "StrategyComparison": "placement.strategy_comparison",
-    "Suite": "placement.problem_suite",
+    "StrategyComparison": "placement.comparing.strategies",
+    "Suite": "placement.comparing.suites",
     "Training": "placement.learning.training",
     "Verification": "placement.verification",
     "apply": "placement.runtime.application",
     "build": "graphs.zoo",
     "calibrate": "placement.calibration",
     "capture": "graphs.capture",
-    "compare": "placement.comparison",
-    "compare_seeds": "placement.seeds",
-    "compare_strategies": "placement.strategy_comparison",
+    "compare": "placement.comparing.methods",
+    "compare_seeds": "placement.comparing.seeds",
+    "compare_strategies": "placement.comparing.strategies",
     "estimate_memory": "placement.memory_estimate",
     "export": "placement.exporters.exporting",
     "fit": "placement.fitting",
@@ -109,7 +109,7 @@ _HOME = {
     "profile": "placement.measuring.profiling",
     "save_graph": "graphs.files",
     "shard_of": "placement.runtime.sharded.storing.samples",
-    "suite": "placement.problem_suite",
+    "suite": "placement.comparing.suites",
     "train": "placement.learning.training",
     "verify": "placement.verification",
 }

@@ -16,7 +16,7 @@ from source_tree import LAYERS, ROOT, modules
 COMPILERS = {"entry", "parallel_entry", "allocating", "inner", "entry_without_arrays", "inlined"}
 MOST_FILES, MOST_PARAMETERS, LEAST_COMMENTS = 20, 8, 0.08
 # The public verbs: what a user may set stands in their signature, and typer reads the options of a command from it.
-VERBS = ("placement/cli/", "placement/comparison.py", "placement/optimization.py", "placement/what_if.py")
+VERBS = ("placement/cli/", "placement/comparing/", "placement/optimization.py")
 PUBLIC_VERBS = {"compare", "fit", "optimize", "suite", "what_if", "train", "__init__"}
 
 

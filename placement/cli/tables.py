@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from env.communication.times import CollectiveTimes
     from graphs.opgraph import OpGraph
     from graphs.transforms.coverage import Coverage
-    from placement.comparison import Comparison
+    from placement.comparing.cases import Case, WhatIf
+    from placement.comparing.methods import Comparison
     from placement.measuring.collectives import ComparedCollective
     from placement.memory_estimate import LeastDevices, MemoryEstimate
     from placement.solving.answer import Answer
     from placement.solving.result import Result
-    from placement.what_if_result import Case, WhatIf
 
 BAR_WIDTH = 12
 MOST_SHOWN = 32  # devices, one by one

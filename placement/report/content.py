@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from env.cluster import Cluster
     from env.problem import Problem
     from env.simulation.simulator import Schedule, Score
-    from placement.comparison import Comparison
+    from placement.comparing.methods import Comparison
     from placement.solving.result import Result
 
 MAX_SCHEDULES = 4  # besides one device

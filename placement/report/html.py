@@ -26,7 +26,7 @@ from placement.solving.answer import relative_gap
 from placement.solving.methods import measure
 
 if TYPE_CHECKING:
-    from placement.comparison import Comparison
+    from placement.comparing.methods import Comparison
 
 SCRIPTS = ("base.js", "methods.js", "timeline.js", "pointing.js", "load.js", "graph.js")
 

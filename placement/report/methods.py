@@ -9,7 +9,7 @@ from graphs.formatting import format_bytes, format_seconds
 from placement.report.words import format_percent, leaders, tied_with
 
 if TYPE_CHECKING:
-    from placement.comparison import Comparison
+    from placement.comparing.methods import Comparison
     from placement.solving.answer import Answer
     from placement.solving.result import Result
 

@@ -17,9 +17,9 @@ from placement.solving.advice import advice
 from placement.solving.utilisation import basis, rate_of
 
 if TYPE_CHECKING:
+    from placement.comparing.strategies import StrategyComparison
     from placement.solving.result import Result
     from placement.solving.strategies.row import StrategyRow
-    from placement.strategy_comparison import StrategyComparison
 
 NOTHING = "–"
 MOST_SECTIONS = 8  # strategies with a timeline of their own

@@ -18,7 +18,7 @@ from placement.solving.methods import measure
 from placement.solving.utilisation import format_rate
 
 if TYPE_CHECKING:
-    from placement.what_if_result import Case, WhatIf
+    from placement.comparing.cases import Case, WhatIf
 
 NOTHING = "–"
 

@@ -12,7 +12,7 @@ from placement.solving.answer import relative_gap
 from placement.solving.methods import SINGLE, default_methods
 
 if TYPE_CHECKING:
-    from placement.comparison import Comparison
+    from placement.comparing.methods import Comparison
     from placement.solving.result import Result
 
 NOT_SEARCHED = "strategies were not searched"

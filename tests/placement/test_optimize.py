@@ -25,7 +25,7 @@ from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import GraphFileError, InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import Op, OpGraph, Tensor
-from placement.comparison import compare, ranked, ties
+from placement.comparing.methods import compare, ranked, ties
 from placement.optimization import optimize
 from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, default_methods, is_learned, supports
 from placement.solving.result import Result

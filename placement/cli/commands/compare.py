@@ -4,87 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from placement.cli import completion, options
+from placement.cli import options
+from placement.cli.comparing.asked import CompareOptions
 from placement.cli.output import check_outputs, emit, emit_rich, progress, reason_as_json
-from placement.cli.reading import HowToRead, read_graph
-from placement.cli.records import again
-from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search, compiled_line, first_lines
+from placement.cli.reading import read_graph
+from placement.cli.searching import checked_search, compiled_line, first_lines
 
 if TYPE_CHECKING:
-    from placement.comparison import Comparison
+    from placement.comparing.methods import Comparison
     from placement.inputs.sources import Source
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareOptions(HowToSearch, HowToRead):
-    """Options of ``placement compare``."""
-
-    graph: options.Graph
-    cluster: options.ClusterOption = None
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            "--methods",
-            metavar="A,B,...",
-            autocompletion=completion.list_of(completion.METHODS),
-            show_default=False,
-            help="Which methods, policy:FILE for a trained policy; every heuristic and auto by default.",
-        ),
-    ] = None
-    seed: options.Seed = 0
-    seeds: Annotated[
-        str | None,
-        typer.Option(
-            "--seeds",
-            metavar="A..B",
-            show_default=False,
-            help="Run every method under each of these seeds, 0..9 say, and show mean and spread.",
-        ),
-    ] = None
-    objective: options.Objective = "latency"
-    budget_s: options.BudgetSeconds = None
-    evaluations: options.Evaluations = None
-    communication: options.Communication = None
-    memory_fraction: options.MemoryFraction = None
-    strategies: Annotated[
-        str | None,
-        typer.Option(
-            "--strategies",
-            metavar="A,B,...",
-            show_default=False,
-            help="Rewrite the graph in each of these ways, e.g. dp8,'pp8 1f1b mb16','dp4 | tp2',none. By default the "
-            "best of each family is searched and stands beside the methods; none alone leaves that out.",
-        ),
-    ] = None
-    clusters: Annotated[
-        str | None,
-        typer.Option(
-            "--clusters",
-            metavar="A,B,...",
-            autocompletion=completion.list_of(completion.CLUSTERS),
-            show_default=False,
-            help="What if: one row for each of these clusters.",
-        ),
-    ] = None
-    sweep: options.Sweep = None
-    price: options.Price = None
-    priority: options.PriorityOption = "longest_path"
-    train: options.Train = False
-    optimizer: options.Optimizer = None
-    granularity: options.Granularity = "op"
-    dim: options.Dims = None
-    stack: options.Stack = None
-    rates: options.Rates = "measured"
-    as_json: options.Json = False
-    html: options.Html = None
-    paper: options.Paper = None
-    trace: options.Trace = None
-    output: options.Output = None
 
 
 def compare(given: CompareOptions) -> None:
@@ -104,24 +36,24 @@ def compare(given: CompareOptions) -> None:
     is_what_if = given.clusters is not None or given.sweep is not None
     if strategies == ["none"]:
         strategies, methods = None, methods or ([AUTO] if is_what_if else list(default_methods(given.objective)))
-    from placement.cli import sweeps
+    from placement.cli.comparing import sweeps
 
     if given.sweep == sweeps.FIGURES:
         sweeps.check_figures(given)
         sweeps.compare_figures(given, read_graph(given.graph, given))
         return
     if given.seeds is not None:
-        from placement.cli.seeds import check_seeds
+        from placement.cli.comparing.seeds import check_seeds
 
         check_seeds(given)
     if strategies is not None:
-        from placement.cli.strategies import check_strategies, compare_strategies
+        from placement.cli.comparing.strategies import check_strategies, compare_strategies
 
         check_strategies(given, strategies)
     sweep = sweeps.sweep_of(given)
     source = sweeps.source_of(given, sweep)
     if given.seeds is not None:
-        from placement.cli.seeds import compare_under_seeds
+        from placement.cli.comparing.seeds import compare_under_seeds
 
         compare_under_seeds(given, source, methods, search)
     elif strategies is not None:
@@ -132,36 +64,25 @@ def compare(given: CompareOptions) -> None:
         _one_cluster(given, source, methods, search)
 
 
-def command_of(given: CompareOptions) -> str:
-    """The command line that gives the same answer."""
-    fields = ("cluster", "clusters", "sweep", "price", "methods", "strategies", "seeds", *ANSWER_FIELDS)
-    return again(
-        "compare",
-        [given.graph],
-        given,
-        tuple(field for field in fields if given.seeds is None or field != "seed"),
-    )
-
-
 # -- one cluster ------------------------------------------------------------------------------------------------
 
 
 def _one_cluster(given: CompareOptions, source: Source, methods: list[str] | None, search: dict[str, Any]) -> None:
-    from placement import comparison
+    from placement.comparing import methods as comparing
     from placement.inputs.sources import cluster_for
     from placement.solving.methods import default_methods
 
     target = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
     count = len(methods or default_methods(given.objective))
     with reason_as_json(given.as_json), progress("bounding", count) as report:
-        found = comparison.compare(
+        found = comparing.compare(
             source.graph,
             target,
             methods,
             progress=lambda name, done, _: report(f"placing with {name}", done),
             **search,
         )
-    found = dataclasses.replace(found, command=command_of(given))
+    found = dataclasses.replace(found, command=given.again())
     with progress("writing"):
         written = list(_write(found, given))
     if given.as_json:

@@ -5,74 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from placement.cli import completion, options
-from placement.cli.executing import HowToScore, check_scorer, profiled
+from placement.cli.comparing.asked import OptimizeOptions
+from placement.cli.executing import check_scorer, profiled
 from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json
 from placement.cli.reading import read_graph
-from placement.cli.records import again, is_default, option_of
-from placement.cli.searching import ANSWER_FIELDS, HowToSearch, checked_search, first_lines
+from placement.cli.records import is_default, option_of
+from placement.cli.searching import checked_search, first_lines
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
     from graphs.opgraph import OpGraph
     from placement.cli.executing import Running
     from placement.solving.result import Result
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizeOptions(HowToSearch, HowToScore):
-    """Options of ``placement optimize``."""
-
-    graph: options.Graph
-    cluster: options.ClusterOption = None
-    method: Annotated[
-        str,
-        typer.Option(
-            "--method",
-            metavar="NAME",
-            autocompletion=completion.list_of(completion.METHODS),
-            help="A heuristic, a search, a learned policy, policy:FILE for a trained one, or auto: heuristics, "
-            "search and exact solvers, keeping the best.",
-        ),
-    ] = "auto"
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            "--strategy",
-            metavar="TEXT",
-            show_default=False,
-            help="Rewrite the graph as this says, e.g. 'dp4 zero1 | pp2 1f1b mb8 | tp2'; none to place it as it is. By "
-            "default the best strategy is searched.",
-        ),
-    ] = None
-    sweep: options.Sweep = None
-    price: options.Price = None
-    seed: options.Seed = 0
-    objective: options.Objective = "latency"
-    budget_s: options.BudgetSeconds = None
-    evaluations: options.Evaluations = None
-    workers: options.Workers = None
-    address: options.Address = None
-    communication: options.Communication = None
-    memory_fraction: options.MemoryFraction = None
-    priority: options.PriorityOption = "longest_path"
-    train: options.Train = False
-    optimizer: options.Optimizer = None
-    granularity: options.Granularity = "op"
-    dim: options.Dims = None
-    stack: options.Stack = None
-    rates: options.Rates = "measured"
-    scorer: options.ScorerOption = "simulate"
-    as_json: options.Json = False
-    html: options.Html = None
-    paper: options.Paper = None
-    trace: options.Trace = None
-    output: options.Output = None
 
 
 def optimize(given: OptimizeOptions) -> None:
@@ -99,7 +47,7 @@ def optimize(given: OptimizeOptions) -> None:
             address=given.address,
             **search,
         )
-    result = dataclasses.replace(result, command=command_of(given))
+    result = dataclasses.replace(result, command=given.again())
     written = list(_write(result, given, graph, cluster)) if result.feasible else []
     if given.as_json:
         emit_json(result.to_dict())
@@ -122,7 +70,7 @@ def _what(given: OptimizeOptions) -> str:
 
 def _sweep(given: OptimizeOptions, search: dict[str, Any]) -> None:
     """One answer for each row of a sweep, as ``placement compare`` gives them."""
-    from placement.cli import sweeps
+    from placement.cli.comparing import sweeps
     from placement.inputs.sources import check_cluster_argument
 
     if given.cluster is not None:
@@ -157,15 +105,6 @@ def _check_strategy(given: OptimizeOptions) -> None:
             )
 
 
-def command_of(given: OptimizeOptions) -> str:
-    """The command line that gives the same answer."""
-    how = ["method"] if given.strategy in (None, "none") else []
-    how += [] if is_default(given, "strategy") else ["strategy"]
-    return again(
-        "optimize", [given.graph], given, ("cluster", *how, "sweep", "price", "scorer", "workers", *ANSWER_FIELDS)
-    )
-
-
 def _problem(given: OptimizeOptions) -> tuple[OpGraph, Cluster, Running]:
     """The graph, the cluster, and what scores placements there."""
     from placement.inputs.sources import check_cluster_argument, cluster_for
@@ -186,8 +125,8 @@ def _problem(given: OptimizeOptions) -> tuple[OpGraph, Cluster, Running]:
 def _write(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Cluster) -> Iterator[str]:
     """Write the files asked for; yields a sentence about each."""
     if given.html is not None and not result.strategy.is_none:
+        from placement.comparing.strategies import compare_strategies
         from placement.report import write_strategies
-        from placement.strategy_comparison import compare_strategies
 
         found = compare_strategies(graph, cluster, [result.strategy], seed=given.seed)
         write_strategies(
@@ -195,7 +134,7 @@ def _write(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Clus
         )
         yield f"report: {given.html}"
     elif given.html is not None:
-        from placement.comparison import with_one_device
+        from placement.comparing.methods import with_one_device
         from placement.report import write_html
 
         write_html(with_one_device(result), given.html, result.command)

@@ -15,7 +15,7 @@ from placement.cli.reading import HowToRead, read_graph
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from placement.problem_suite import Suite, SuiteRow
+    from placement.comparing.suites import Suite, SuiteRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class SuiteOptions(HowToRead):
 def suite(given: SuiteOptions) -> None:
     """Place many graphs on many clusters, a row for each; with -o a suite that was stopped goes on."""
     with progress("importing"):
-        from placement import problem_suite
+        from placement.comparing import suites
         from placement.inputs.sources import cluster_at
     methods = None if given.methods is None else options.parse_names("--methods", given.methods)
     named = options.parse_names("--clusters", given.clusters)
@@ -94,7 +94,7 @@ def suite(given: SuiteOptions) -> None:
     clusters = [cluster_at(name, given.rates) for name in named]
     graphs = [read_graph(name, given).graph for name in given.graphs]
     with progress("placing", len(graphs) * len(clusters)) as report:
-        found = problem_suite.suite(
+        found = suites.suite(
             graphs,
             clusters,
             methods,

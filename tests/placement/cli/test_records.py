@@ -124,12 +124,12 @@ def check_repeats(given: Any, line: str, of_no_matter: set[str]) -> None:
     st.builds(compare.CompareOptions, graph=words, methods=maybe, clusters=maybe, sweep=maybe, **reading, **searching)
 )
 def test_the_command_of_a_comparison_repeats_it(options: compare.CompareOptions) -> None:
-    check_repeats(options, compare.command_of(options), OF_THE_OUTPUT)
+    check_repeats(options, options.again(), OF_THE_OUTPUT)
 
 
 @given(st.builds(optimize.OptimizeOptions, graph=words, method=words, scorer=words, **reading, **searching))
 def test_the_command_of_a_placement_repeats_it(options: optimize.OptimizeOptions) -> None:
-    check_repeats(options, optimize.command_of(options), OF_THE_OUTPUT)
+    check_repeats(options, options.again(), OF_THE_OUTPUT)
 
 
 @given(
@@ -147,7 +147,7 @@ def test_the_command_of_a_training_repeats_it(options: train.TrainOptions) -> No
 
 def test_seed_and_method_are_named_even_where_they_are_the_defaults() -> None:
     line = "placement optimize g.json --method auto --seed 0"
-    assert optimize.command_of(optimize.OptimizeOptions(graph="g.json")) == line
+    assert optimize.OptimizeOptions(graph="g.json").again() == line
 
 
 def test_a_field_that_python_keeps_for_itself() -> None:

@@ -11,7 +11,8 @@ from training_steps import mlp
 
 from env.cluster import Cluster
 from graphs.transforms.strategy import Strategy
-from placement.comparison import with_one_device
+from placement.comparing.methods import with_one_device
+from placement.comparing.strategies import compare_strategies
 from placement.optimization import optimize
 from placement.report.alternatives import alternatives_cards, time_and_memory
 from placement.report.html import render_html
@@ -19,7 +20,6 @@ from placement.report.strategies import render_strategies
 from placement.report.strategy_plan import plan_drawing, split_lines
 from placement.solving.alternatives import ONE_DEVICE, Alternative, listed
 from placement.solving.result import Result
-from placement.strategy_comparison import compare_strategies
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")
 WAYS = listed(

@@ -15,7 +15,7 @@ from env.problem import Problem
 from env.simulation.simulator import Schedule, Simulator
 from graphs import generators
 from graphs.opgraph import OpGraph
-from placement.comparison import compare
+from placement.comparing.methods import compare
 from placement.report import drawn as limits
 from placement.report.content import drawn_of, page_data, shown_schedules
 from placement.report.drawn import Drawn, link_seconds, together

@@ -29,7 +29,8 @@ from env.simulation.simulator import Simulator
 from graphs import generators
 from graphs.formatting import format_seconds
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
-from placement.comparison import Comparison, compare
+from placement.comparing.methods import Comparison, compare
+from placement.comparing.sweeps import what_if
 from placement.report import content, drawn, schedule_of, write_html, write_trace
 from placement.report.content import MAX_MEMORY_STEPS, _modules, _steps, drawn_of, page_data, shown_schedules
 from placement.report.html import render_html
@@ -37,7 +38,6 @@ from placement.report.layout import layered_layout, levels
 from placement.report.what_if import render_what_if
 from placement.report.words import format_percent, headline
 from placement.solving.result import Result
-from placement.what_if import what_if
 
 EVIL = '</script><script>window.hit = 1</script><img src=x onerror="window.hit = 2">&amp;"\u2028'
 SCOPE = "among placements that split no op and overlap no steps"

@@ -25,9 +25,9 @@ from baselines.strategies.timeline import (
 from env.cluster import Cluster
 from env.simulation.simulator import Simulator
 from graphs.transforms.strategy import Strategy
-from placement.cli.strategies import strategy_tables
+from placement.cli.comparing.strategies import strategy_tables
+from placement.comparing.strategies import StrategyComparison, compare_strategies
 from placement.report.strategies import render_strategies
-from placement.strategy_comparison import StrategyComparison, compare_strategies
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")
 LONG = "dp2 zero1 | pp2 1f1b mb2 | tp2 | recompute=*"

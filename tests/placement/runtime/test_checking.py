@@ -26,6 +26,7 @@ from graphs.files import load_graph, save_graph
 from graphs.opgraph import OpGraph
 from graphs.origin import CapturedStep, keep_step, step_of
 from graphs.transforms.strategy import Strategy
+from placement.comparing.strategies import compare_strategies
 from placement.optimization import optimize
 from placement.runtime.checking.check import check
 from placement.runtime.checking.computed import verdicts
@@ -34,7 +35,6 @@ from placement.runtime.checking.shrinking import candidates
 from placement.runtime.checking.uses import ReadPart, Use, UsePart
 from placement.runtime.sharded.layouts import PartCut, PartLayout, whole
 from placement.solving.strategies.row import strategy_row
-from placement.strategy_comparison import compare_strategies
 
 CLUSTER = Cluster.preset("4xV100-pcie")
 aten = torch.ops.aten

@@ -33,7 +33,7 @@ from test_compiling import _signatures
 from env.problem import Problem
 from env.cluster import Cluster
 from graphs import generators
-from placement.comparison import compare
+from placement.comparing.methods import compare
 from placement.solving.compiling import compile_for
 from placement.solving.methods import default_methods
 graph, cluster = generators.layered(40, seed=1), Cluster.preset("4xV100-pcie")

@@ -11,7 +11,7 @@ from torch import nn
 from env.cluster import Cluster
 from env.rates import ProductRate, Rates
 from graphs.capture import capture
-from placement.comparison import compare
+from placement.comparing.methods import compare
 from placement.optimization import optimize
 from placement.report.words import NOT_SEARCHED, headline
 from placement.solving.utilisation import BEST_CASE, format_rate

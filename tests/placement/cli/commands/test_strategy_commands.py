@@ -17,7 +17,7 @@ from env.cluster import Cluster
 from graphs.files import save_graph
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.cli.commands.optimize import OptimizeOptions
+from placement.cli.comparing.asked import OptimizeOptions
 from placement.cli.searching import do_it
 from placement.optimization import optimize
 from placement.solving.strategies.row import strategy_row

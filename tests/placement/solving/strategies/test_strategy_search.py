@@ -24,7 +24,7 @@ from env.cluster import Cluster, Device, Link
 from env.lanes import without_lanes
 from graphs.errors import MismatchError
 from graphs.transforms.strategy import Strategy
-from placement.comparison import compare
+from placement.comparing.methods import compare
 from placement.optimization import optimize
 from placement.solving.advice import FIRST_LINE, advice, beside, in_two
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, front, listed, single_s

@@ -70,7 +70,7 @@ def test_a_stopped_suite_goes_on_with_what_is_missing(tmp_path: Path, monkeypatc
         done.append(graph.name)
         return placement.compare(graph, cluster, *rest, **named)
 
-    monkeypatch.setattr("placement.problem_suite.compare", stopped)
+    monkeypatch.setattr("placement.comparing.suites.compare", stopped)
     first = placement.suite([SIDE_BY_SIDE, ALONE], CLUSTERS, METHODS, file=file)
     assert first.interrupted
     assert first.rows == whole.rows[:2]

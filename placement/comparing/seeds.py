@@ -11,7 +11,7 @@ from typing import Any
 from env.cluster import Cluster
 from env.plan import Method
 from graphs.opgraph import OpGraph
-from placement.comparison import compare
+from placement.comparing.methods import compare
 from placement.solving.methods import default_methods
 from placement.solving.result import versions
 from placement.solving.utilisation import basis

@@ -13,7 +13,7 @@ from env.communication.as_used import AsUsed
 from graphs.capture import capture
 from graphs.errors import InfeasibleError
 from graphs.opgraph import Op, OpGraph, Tensor
-from placement.sensitivity import Sensitivities, scored_on, what_helps
+from placement.comparing.figures import Sensitivities, scored_on, what_helps
 from placement.sizing.figures import link_kind, memories, rates
 
 

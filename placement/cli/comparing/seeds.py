@@ -19,9 +19,9 @@ from placement.solving.methods import measure
 from placement.solving.utilisation import basis
 
 if TYPE_CHECKING:
-    from placement.cli.commands.compare import CompareOptions
+    from placement.cli.comparing.asked import CompareOptions
+    from placement.comparing.seeds import SeedComparison
     from placement.inputs.sources import Source
-    from placement.seeds import SeedComparison
 
 _MOST_SEEDS = 10_000
 
@@ -57,9 +57,8 @@ def compare_under_seeds(
 ) -> None:
     """Run the methods under each seed and show mean and spread."""
     from graphs.errors import InfeasibleError
-    from placement.cli.commands.compare import command_of
+    from placement.comparing.seeds import compare_seeds
     from placement.inputs.sources import cluster_for
-    from placement.seeds import compare_seeds
 
     seeds = parse_seeds(given.seeds or "")
     cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
@@ -73,7 +72,7 @@ def compare_under_seeds(
             progress=lambda name, done, _: report(name, done),
             **settings,
         )
-    found = dataclasses.replace(found, command=command_of(given))
+    found = dataclasses.replace(found, command=given.again())
     written = []
     if given.paper is not None:
         from placement.report.paper import write_paper

@@ -11,9 +11,9 @@ import pytest
 from small_problems import PAIR, two_branches
 
 from placement.cli import run
-from placement.comparison import compare
+from placement.comparing.methods import compare
+from placement.comparing.seeds import compare_seeds
 from placement.report.paper import as_csv, drawings
-from placement.seeds import compare_seeds
 
 
 def test_mean_and_spread_are_those_of_single_comparisons() -> None:

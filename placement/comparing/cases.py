@@ -11,7 +11,7 @@ from typing import Any
 from env.cluster import Cluster
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
-from placement.comparison import Comparison
+from placement.comparing.methods import Comparison
 from placement.sizing.scaling import LEAST_POINTS, BatchFit, ScalingFit, fit_batches, fit_devices
 from placement.sizing.sweeps import BATCH, DEVICES, cost_of
 from placement.solving.result import Result

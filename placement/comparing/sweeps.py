@@ -13,12 +13,12 @@ from env.cluster import Cluster
 from env.problem import LATENCY
 from graphs.errors import InfeasibleError
 from graphs.opgraph import OpGraph
-from placement.comparison import SAME, Comparison, compare
+from placement.comparing.cases import Case, WhatIf
+from placement.comparing.methods import SAME, Comparison, compare
 from placement.sizing.sweeps import BATCH, DEVICES, check_price
 from placement.solving.methods import AUTO
 from placement.solving.result import Result
 from placement.solving.strategies.row import strategy_row
-from placement.what_if_result import Case, WhatIf
 
 
 def what_if(

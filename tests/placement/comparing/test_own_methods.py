@@ -10,7 +10,7 @@ import baselines
 from env.plan import Plan
 from env.problem import Problem
 from graphs.errors import MethodError
-from placement.comparison import compare
+from placement.comparing.methods import compare
 
 
 def first_device(problem: Problem, seed: int) -> Plan:

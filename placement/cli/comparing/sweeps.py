@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,14 +19,11 @@ if TYPE_CHECKING:
 
     from env.cluster import Cluster
     from graphs.opgraph import OpGraph
-    from placement.cli.commands.compare import CompareOptions
-    from placement.cli.commands.optimize import OptimizeOptions
+    from placement.cli.comparing.asked import Options
+    from placement.comparing.cases import WhatIf
+    from placement.comparing.figures import Sensitivities
     from placement.inputs.sources import Source
-    from placement.sensitivity import Sensitivities
     from placement.sizing.sweeps import Sweep
-    from placement.what_if_result import WhatIf
-
-    Options: TypeAlias = CompareOptions | OptimizeOptions
 
 DEVICES, FIGURES = "devices", "figures"  # of --sweep; the former is a copy of `placement.sizing.sweeps.DEVICES`
 
@@ -84,7 +81,7 @@ def sweep_or_clusters(
 
     Args:
         source: of `source_of`.
-        methods: as of `placement.what_if.what_if`.
+        methods: as of `placement.comparing.sweeps.what_if`.
         search: further arguments of `placement.compare`.
         clusters: as the command line names them; without a sweep.
     """
@@ -95,13 +92,13 @@ def sweep_or_clusters(
     if sweep is not None and sweep.kind != DEVICES:
         found = _over_batches(given, source, methods, search, sweep)
     else:
-        from placement.what_if import what_if
+        from placement.comparing.sweeps import what_if
 
         targets = _several(given, source, clusters) if sweep is None else _swept(given, source, sweep)
         settings = {"is_sweep": sweep is not None, "price": given.price, **search}
         with progress("comparing", len(targets)) as report:
             found = what_if(source.graph, targets, methods, progress=report, **settings)
-    found = dataclasses.replace(found, command=_command_of(given))
+    found = dataclasses.replace(found, command=given.again())
     written = list(_write(found, given))
     if given.as_json:
         emit(found.to_json())
@@ -116,14 +113,6 @@ def sweep_or_clusters(
         emit_rich(*first, *what_if_table(found), *last, *written, f"again: {found.command}")
     if all(case.objective_s is None for case in found.cases):
         raise InfeasibleError(_nowhere(found))
-
-
-def _command_of(given: Options) -> str:
-    from placement.cli.commands import compare, optimize
-
-    if isinstance(given, optimize.OptimizeOptions):
-        return optimize.command_of(given)
-    return compare.command_of(given)
 
 
 def _how(found: WhatIf, given: Options, source: Source, clusters: Sequence[str]) -> list[str]:
@@ -142,15 +131,15 @@ def _how(found: WhatIf, given: Options, source: Source, clusters: Sequence[str])
     whole = len(cluster_for(source, given.cluster).compute_devices)
     if case.devices == whole or (case.devices < whole and not case.best.strategy.is_none):
         return [f"do it: {do_it(given, case.best)}"]
-    return [f"do it: {_command_of(dataclasses.replace(given, sweep=f'{DEVICES}={case.devices}'))}"]
+    return [f"do it: {dataclasses.replace(given, sweep=f'{DEVICES}={case.devices}').again()}"]
 
 
 def _over_batches(
     given: Options, source: Source, methods: list[str] | None, search: dict[str, Any], sweep: Sweep
 ) -> WhatIf:
     """The sweep of a batch; the graph of the first one has been read."""
+    from placement.comparing.sweeps import over_batches
     from placement.inputs.sources import cluster_for
-    from placement.what_if import over_batches
 
     cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
 
@@ -250,8 +239,8 @@ def check_figures(given: Options) -> None:
 
 def compare_figures(given: Options, source: Source) -> None:
     """Say which figure of the cluster would help most."""
+    from placement.comparing.figures import what_helps
     from placement.inputs.sources import cluster_for
-    from placement.sensitivity import what_helps
     from placement.solving.stacks import compiled_words
 
     cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
@@ -264,7 +253,7 @@ def compare_figures(given: Options, source: Source) -> None:
             evaluations=given.evaluations,
             progress=report,
         )
-    found = dataclasses.replace(found, command=_command_of(given))
+    found = dataclasses.replace(found, command=given.again())
     if given.output is not None:
         from graphs.disk import write_atomically
 

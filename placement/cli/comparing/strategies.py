@@ -17,11 +17,11 @@ from placement.cli.records import is_default
 from placement.solving.utilisation import basis, rate_of
 
 if TYPE_CHECKING:
-    from placement.cli.commands.compare import CompareOptions
+    from placement.cli.comparing.asked import CompareOptions
+    from placement.comparing.strategies import StrategyComparison
     from placement.inputs.sources import Source
     from placement.solving.result import Result
     from placement.solving.strategies.row import StrategyRow
-    from placement.strategy_comparison import StrategyComparison
 
 _COLUMNS = ("strategy", "step time", "vs one", "MFU", "peak", "bubble", "exposed", "gap")
 _PARTS = ("parameters", "gradients", "optimizer", "activations")  # of the peak
@@ -37,10 +37,9 @@ NONE_THERE = "–"
 def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) -> None:
     """Score the strategies and show them, best first."""
     with progress("importing"):
-        from placement.cli.commands.compare import command_of
         from placement.cli.searching import compiled_line
+        from placement.comparing.strategies import compare_strategies as compared
         from placement.inputs.sources import cluster_for
-        from placement.strategy_comparison import compare_strategies as compared
     target = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
     with reason_as_json(given.as_json), progress("scoring", len(texts)) as report, usage_errors():
         found = compared(
@@ -52,7 +51,7 @@ def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) 
             evaluations=given.evaluations,
             progress=lambda text, done, _: report(f"scoring {text}", done),
         )
-    found = dataclasses.replace(found, command=command_of(given))
+    found = dataclasses.replace(found, command=given.again())
     with progress("writing"):
         written = list(_write(found, given))
     if given.as_json:

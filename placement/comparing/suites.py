@@ -16,7 +16,7 @@ from graphs.disk import check_target
 from graphs.errors import PlacementError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import NONE
-from placement.comparison import Comparison, compare
+from placement.comparing.methods import Comparison, compare
 from placement.solving.compiling import compile_for
 from placement.solving.methods import STRATEGY, check_cluster, check_graph, check_options, default_methods
 from placement.workers.runner import opened

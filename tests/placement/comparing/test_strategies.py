@@ -20,11 +20,11 @@ from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.strategy import NONE, Strategy
 from graphs.zoo import build
+from placement.comparing.strategies import compare_strategies
 from placement.exporters.exporting import TARGETS, export
 from placement.optimization import optimize
 from placement.runtime.application import apply
 from placement.solving.result import Result
-from placement.strategy_comparison import compare_strategies
 from placement.verification import verify
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")
