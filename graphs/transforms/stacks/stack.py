@@ -59,7 +59,8 @@ def stack_of(graph: OpGraph) -> str:
 def kernels_of(graph: OpGraph, stack: str) -> IntArray:
     """int64 [n]: the number of each op's kernel under a stack, counted from 0 by their first members.
 
-    An op that launches nothing, such as an input, has a number of its own, too.
+    An op that launches nothing, such as an input, has a number of its own, too. So has, in a graph that is on the stack
+    already, a member whose reads and writes other members of its kernel make; ask for the kernels of the eager graph.
 
     Raises:
         UnknownNameError: no stack of that name.
