@@ -1,5 +1,6 @@
 # make demo   set up .venv and run the main job: compare every method, print the table, write report.html
-# make test   set up .venv and pass the tests
+# make test   set up .venv and pass the tests, but those that are marked as slow
+# make test-all  pass the slow tests, too: for every night
 # make check  what continuous integration runs: lint, types, tests, wheel
 # make bench  measure every speed and write docs/results/speed.md (minutes; on a machine that does nothing else)
 # make suite  run every method on zoo models and clusters and write docs/results/suite.md, and the tables of
@@ -14,7 +15,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types wheel check bench suite learning net oracle clean
+.PHONY: demo test test-all lint types wheel check bench suite learning net oracle clean
 .DEFAULT_GOAL := demo
 
 .venv/.runtime: pyproject.toml constraints.txt
@@ -35,6 +36,9 @@ demo: .venv/.runtime
 
 test: .venv/.test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-all: .venv/.test
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m ''
 
 lint: .venv/.test
 	$(BIN)/ruff check .

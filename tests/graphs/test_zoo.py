@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
+from zoo_models import each_model
 
 from graphs.errors import UnknownNameError
 from graphs.zoo import MODELS, ZooModel, build
@@ -122,7 +123,7 @@ def test_full_classifier_maps_its_images_to_1000_logits(name: str) -> None:
     assert zoo_model.model(*zoo_model.args).shape == (MODELS[name].batch_size, 1000)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each_model(NAMES))
 def test_small_variant_runs_and_every_parameter_gets_a_finite_gradient(name: str) -> None:
     zoo_model = small(name)
     assert parameters(zoo_model.model) < 2_000_000
@@ -135,7 +136,7 @@ def test_small_variant_runs_and_every_parameter_gets_a_finite_gradient(name: str
         assert parameter.grad.isfinite().all(), path
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each_model(NAMES))
 def test_small_variant_exports_and_the_export_computes_the_same(name: str) -> None:
     zoo_model = small(name)
     model = zoo_model.model.eval()
@@ -145,7 +146,7 @@ def test_small_variant_exports_and_the_export_computes_the_same(name: str) -> No
         torch.testing.assert_close(theirs, ours)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each_model(NAMES))
 def test_small_variant_exports_its_loss_in_training_mode(name: str) -> None:
     torch.manual_seed(0)
     zoo_model = build(name, small=True)

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
 from strategies import problems
+from zoo_models import each_model
 
 import placement
 from baselines.paths import importance, upward_rank
@@ -43,7 +44,7 @@ from graphs.errors import GraphFileError, InfeasibleError, MismatchError, Unknow
 from graphs.files import save_graph
 from graphs.generators import fork_join, layered, random_dag
 from graphs.opgraph import Op, OpGraph
-from graphs.zoo import MODELS, build
+from graphs.zoo import build
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -69,7 +70,7 @@ def only_task(graph: OpGraph, cluster: Cluster, **options: Any) -> Task:
 # -- the contract -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", each_model())
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 # An agent that looks at matrices is not one for images: stable-baselines3 recommends vectors, which it makes itself.
 @pytest.mark.filterwarnings("ignore:Your observation .* has an unconventional shape:UserWarning")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from parallel.recorded_calls import LIKE_OTHERS, Layers, SampleBySample, recorded, squares
+from parallel.recorded_calls import Layers, SampleBySample, recorded, squares
 from parallel.row_numbers import RecordedCall, wrong_halo, wrong_numbers
+from zoo_models import LIKE_OTHERS
 
 from graphs.capture.trace import Layout, flat
 from graphs.rows import BATCH_STATISTICS

@@ -15,12 +15,6 @@ from graphs.capture import capture
 from graphs.capture.rows import assembly
 from graphs.capture.trace import Layout, flat
 
-# Made of the same kinds of ops as another model of the zoo.
-LIKE_OTHERS = {
-    *("rnnlm", "nmt2", "nmt4", "nmt8", "s2vt", "vgg16", "resnet152", "inception_v3", "vit_l16", "llama3_70b"),
-    *("gpt2_medium", "gpt2_large", "gpt2_xl", "gpt_long"),
-}
-
 
 class Layers(nn.Module):
     """Kinds that the zoo lacks: grouped, strided and transposed convolution, group norm, fused attention, resizing."""

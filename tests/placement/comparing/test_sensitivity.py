@@ -54,7 +54,7 @@ def test_a_transfer_takes_links_alone() -> None:
     assert row(found, "bandwidth of links") == pytest.approx(latency_s / found.step_s - 1, rel=1e-2)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_elasticities_add_up(count: int) -> None:
     """All rates twice as high and all fixed times halved halve the step, so the elasticities add up to -1 (Euler)."""
     found = what_helps(perceptron(), gpus(count), evaluations=200)

@@ -34,28 +34,31 @@ THREE_CUTS = "+".join(f"layers.{n}.norm_1/native_layer_norm" for n in (1, 2, 3))
 ON_TWO = {
     "dp2": ("decoder", "dp2"),
     "dp2_convnet_mb2_unbucketed": ("convnet", "dp2 | mb2 | bucket=0"),
-    "zero1": ("decoder", "dp2 zero1"),
     "zero2_mb2": ("decoder", "dp2 zero2 | mb2"),
     "zero3_recomputed": ("decoder", "dp2 zero3 | recompute=layers.*"),
     "tp2": ("decoder", "tp2"),
     "tp2_tied_mb2": ("tied_decoder", "tp2 | mb2"),
     "tp2_scaled": ("scaled_decoder", "tp2"),
-    "tp2_sp": ("decoder", "tp2 sp"),
     "tp2_sp_llama": ("llama", "tp2 sp"),
     "pp2_gpipe_convnet": ("convnet", "pp2 gpipe mb4 | cuts=2.convolution/convolution"),
     "pp2_1f1b_llama_recomputed": ("llama", "pp2 1f1b mb2 | recompute=model.layers.*"),
     "pp2_interleaved": ("decoder", "pp2 interleaved mb4"),
     "pp2_tied": ("tied_decoder", "pp2 1f1b mb2"),
     "pp2_zb_h1": ("decoder", "pp2 zb-h1 mb4"),
-    "pp2_zb_h2": ("decoder", "pp2 zb-h2 mb4"),
     "pp2_zbv": ("decoder", f"pp2 zbv mb4 | cuts={THREE_CUTS}"),
-    "pp2_v_half": ("decoder", f"pp2 v-half mb4 | cuts={THREE_CUTS}"),
     "dp2_padded": ("padded", "dp2"),
-    "dp2_mb2_padded": ("padded", "dp2 | mb2"),
     "pp2_padded": ("padded", "pp2 1f1b mb4 | cuts=layers.1/addmm"),
     "dp2_mb2_binary": ("binary", "dp2 | mb2"),
-    "dp2_two_labels": ("two_labels", "dp2"),
     "zero1_two_labels": ("two_labels", "dp2 zero1"),
+}
+# Slow: near to one of those above.
+MORE_ON_TWO = {
+    "zero1": ("decoder", "dp2 zero1"),
+    "tp2_sp": ("decoder", "tp2 sp"),
+    "pp2_zb_h2": ("decoder", "pp2 zb-h2 mb4"),
+    "pp2_v_half": ("decoder", f"pp2 v-half mb4 | cuts={THREE_CUTS}"),
+    "dp2_mb2_padded": ("padded", "dp2 | mb2"),
+    "dp2_two_labels": ("two_labels", "dp2"),
 }
 # Scripts whose model comes without weights, which are read from a file once they are cut.
 WITHOUT_WEIGHTS = {"zero3_on_meta": "dp2 zero3", "tp2_on_meta": "tp2"}
@@ -73,13 +76,16 @@ def build():
     return model, inputs
 """
 ON_FOUR = {
-    "dp2_pp2": ("decoder", "dp2 | pp2 1f1b mb2"),
     "dp2_pp2_tied": ("tied_decoder", "dp2 | pp2 gpipe mb2"),
     "dp2_tp2_mb2": ("decoder", "dp2 | tp2 | mb2"),
     "pp2_tp2_sp": ("decoder", "pp2 1f1b mb2 | tp2 sp"),
+    "zero3_pp2_interleaved": ("decoder", "dp2 zero3 | pp2 interleaved mb2"),
+}
+# Slow: near to one of those above.
+MORE_ON_FOUR = {
+    "dp2_pp2": ("decoder", "dp2 | pp2 1f1b mb2"),
     "zero1_pp2": ("decoder", "dp2 zero1 | pp2 mb2"),
     "zero3_tp2": ("decoder", "dp2 zero3 | tp2"),
-    "zero3_pp2_interleaved": ("decoder", "dp2 zero3 | pp2 interleaved mb2"),
 }
 
 
@@ -115,13 +121,18 @@ def torchrun(processes: int, program: Path | str, *args: str) -> str:
     return done.stdout
 
 
+def written(factory: pytest.TempPathFactory, scripts: dict[str, tuple[str, str]]) -> Path:
+    path = factory.mktemp("scripts")
+    shutil.copy(exported_models.__file__, path)
+    for name, (model, strategy) in scripts.items():
+        (path / f"{name}.py").write_text(script(model, strategy))
+    return path
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All scripts, with their models beside them."""
-    path = tmp_path_factory.mktemp("scripts")
-    shutil.copy(exported_models.__file__, path)
-    for name, (model, strategy) in {**ON_TWO, **ON_FOUR}.items():
-        (path / f"{name}.py").write_text(script(model, strategy))
+    """All scripts that are not slow, with their models beside them."""
+    path = written(tmp_path_factory, {**ON_TWO, **ON_FOUR})
     for name, strategy in WITHOUT_WEIGHTS.items():
         (path / f"{name}.py").write_text(script("decoder", strategy) + LATER_ON_META)
     return path
@@ -137,6 +148,20 @@ def on_two(folder: Path) -> Path:
 def on_four(folder: Path) -> Path:
     torchrun(4, exported_worker.__file__, str(folder), *ON_FOUR)
     return folder
+
+
+@pytest.fixture(scope="module")
+def more_on_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = written(tmp_path_factory, MORE_ON_TWO)
+    torchrun(2, exported_worker.__file__, str(path), *MORE_ON_TWO)
+    return path
+
+
+@pytest.fixture(scope="module")
+def more_on_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = written(tmp_path_factory, MORE_ON_FOUR)
+    torchrun(4, exported_worker.__file__, str(path), *MORE_ON_FOUR)
+    return path
 
 
 def check_run(folder: Path, name: str, model: str, processes: int) -> list[dict[str, Any]]:
@@ -157,8 +182,17 @@ def check_run(folder: Path, name: str, model: str, processes: int) -> list[dict[
 
 @pytest.mark.parametrize("name", ON_TWO)
 def test_gradients_on_two_processes_are_those_of_the_whole_model(name: str, on_two: Path) -> None:
-    model, strategy = ON_TWO[name]
-    seen = check_run(on_two, name, model, 2)
+    check_on_two(on_two, name, *ON_TWO[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_ON_TWO)
+def test_gradients_of_more_on_two_processes_are_those_of_the_whole_model(name: str, more_on_two: Path) -> None:
+    check_on_two(more_on_two, name, *MORE_ON_TWO[name])
+
+
+def check_on_two(folder: Path, name: str, model: str, strategy: str) -> None:
+    seen = check_run(folder, name, model, 2)
     order = next((order for order in ("interleaved", "zb-h1", "zb-h2", "zbv", "v-half") if order in strategy), None)
     if order is not None:  # torch's classes, and its reader of CSV, have the sequences that were scored
         letters = {"F": "F", "BW": "B", "B": "I", "W": "W"}
@@ -175,6 +209,14 @@ def test_weights_are_read_once_they_are_cut(name: str, on_two: Path) -> None:
 @pytest.mark.parametrize("name", ON_FOUR)
 def test_gradients_of_hybrids_on_four_processes_are_those_of_the_whole_model(name: str, on_four: Path) -> None:
     check_run(on_four, name, ON_FOUR[name][0], 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_ON_FOUR)
+def test_gradients_of_more_hybrids_on_four_processes_are_those_of_the_whole_model(
+    name: str, more_on_four: Path
+) -> None:
+    check_run(more_on_four, name, MORE_ON_FOUR[name][0], 4)
 
 
 def test_a_script_runs_by_itself(folder: Path) -> None:

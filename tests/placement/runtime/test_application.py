@@ -258,7 +258,7 @@ def cast():
 """
 
 
-@pytest.mark.parametrize("function", ["autocast", "cast"])
+@pytest.mark.parametrize("function", ["autocast", pytest.param("cast", marks=pytest.mark.slow)])
 def test_numbers_of_two_bytes_are_equal_within_their_rounding(
     function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -403,7 +403,7 @@ def test_outputs_do_not_take_the_place_of_inputs(
     assert "given for two outputs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_command_runs_the_plain_model_once_where_one_device_is_best(
     towers: tuple[nn.Module, tuple[torch.Tensor, ...]],
     train: bool,

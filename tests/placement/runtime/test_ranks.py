@@ -77,7 +77,7 @@ def test_on_three_ranks_parameters_are_sent_to_ops_that_need_those_of_several() 
         assert all(run["strided"])
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_from_gpu_to_gpu_tensors_come_in_the_order_they_are_sent(size: int) -> None:
     for run in launch("rank_work:directly", None, ["cpu"] * size, limit_s=LIMIT_S):
         check_nested(run["nested"])

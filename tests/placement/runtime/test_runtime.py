@@ -15,11 +15,12 @@ import torch
 from placed_models import check_equal, one_thread, placed_at_random, random_layout, strided
 from torch import nn
 from torch.nn import functional
+from zoo_models import each_model
 
 from graphs.capture import capture_program
 from graphs.errors import CaptureError, MismatchError
 from graphs.opgraph import Phase
-from graphs.zoo import MODELS, build
+from graphs.zoo import build
 from placement.runtime.in_process.module import PlacedModule
 from placement.runtime.program.routines import compile_routines
 
@@ -52,13 +53,13 @@ class Model(nn.Module):
 # -- the zoo: with one thread for each, to the last bit ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", each_model())
 def test_zoo_inference(name: str) -> None:
     zoo = build(name, device="cpu", small=True)
     check_equal(zoo.model, zoo.args, train=False, steps=1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", each_model())
 def test_zoo_training(name: str) -> None:
     zoo = build(name, device="cpu", small=True)
     check_equal(zoo.model, zoo.train_args, train=True, steps=1, seeds=(2,))

@@ -112,6 +112,7 @@ def test_an_error_that_cannot_be_sent_is_its_sentence() -> None:
         runner.run(unknown, [1])
 
 
+@pytest.mark.slow  # the command line and a killed worker show it
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 def test_placements_are_the_same_for_any_number_of_workers(objective: str) -> None:
     def found(workers: int, seed: int = 0) -> Any:
@@ -123,6 +124,7 @@ def test_placements_are_the_same_for_any_number_of_workers(objective: str) -> No
     assert found(1) == found(2)
 
 
+@pytest.mark.parametrize("address", ["processes", pytest.param("ray", marks=pytest.mark.slow)], indirect=True)
 def test_strategies_are_the_same_for_any_number_of_workers(address: str | None) -> None:
     from fitted_models import classifier  # workers, which import this file for its tasks, do not find it
 

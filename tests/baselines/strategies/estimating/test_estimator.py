@@ -42,10 +42,10 @@ CASES = [
     ("gpt2", "8xH100-nvswitch", "pp4 memory mb8"),
     ("gpt2", "8xH100-nvswitch", "dp2 zero1 | pp2 1f1b mb8 | tp2"),
     ("gpt2", "mixed-gpus", "dp4 shares=28:16:12:8"),
-    ("gpt2", "mixed-gpus", "pp4 1f1b mb8"),
-    ("bert_base", "4xV100-pcie", "dp4"),
-    ("bert_base", "4xV100-pcie", "pp2 1f1b mb8 | tp2"),
-    ("resnet50", "4xV100-pcie", "dp4 | statistics=sync"),
+    pytest.param("gpt2", "mixed-gpus", "pp4 1f1b mb8", marks=pytest.mark.slow),
+    pytest.param("bert_base", "4xV100-pcie", "dp4", marks=pytest.mark.slow),
+    pytest.param("bert_base", "4xV100-pcie", "pp2 1f1b mb8 | tp2", marks=pytest.mark.slow),
+    pytest.param("resnet50", "4xV100-pcie", "dp4 | statistics=sync", marks=pytest.mark.slow),
     ("resnet50", "4xV100-pcie", "hp4 | statistics=sync"),
     ("resnet50", "4xV100-pcie", "tp4"),
     ("mixtral_8x7b", "8xH100-nvswitch", "ep8 | recompute=*"),
@@ -53,10 +53,10 @@ CASES = [
     ("gpt2", "8xH100-nvswitch", "dp8 zero3 tp on word_embedding+output"),
     # Stages on both sides of a network share its links; the gradient of a tied embedding waits for the first stage.
     ("gpt2", "16xV100-10gbe", "dp2 | pp8 zb-h2 mb8"),
-    ("bert_base", "16xV100-10gbe", "pp14 zb-h2 mb16"),
+    pytest.param("bert_base", "16xV100-10gbe", "pp14 zb-h2 mb16", marks=pytest.mark.slow),
     ("bert_base", "16xV100-10gbe", "pp16 zb-h2 mb16"),
-    ("bert_base", "16xV100-10gbe", "pp8 1f1b mb8"),
-    ("bert_base", "16xV100-10gbe", "pp8 zbv mb8"),
+    pytest.param("bert_base", "16xV100-10gbe", "pp8 1f1b mb8", marks=pytest.mark.slow),
+    pytest.param("bert_base", "16xV100-10gbe", "pp8 zbv mb8", marks=pytest.mark.slow),
     # The loss compares all samples of the batch with each other: it runs once, after the last forward pass.
     ("two_tower", "4xV100-pcie", "pp4 gpipe mb16"),
 ]
@@ -122,7 +122,7 @@ def test_what_is_not_possible_is_refused(text: str, sentence: str) -> None:
         ("8xH100-nvswitch", "tp4 | mb8"),
         ("8xH100-nvswitch", "dp2 zero3 | tp4 | mb4"),
         ("4xV100-pcie", "tp4 | mb8"),  # all micro-batches are under way
-        ("4xV100-pcie", "cp4 | mb4"),
+        pytest.param("4xV100-pcie", "cp4 | mb4", marks=pytest.mark.slow),
         ("4xV100-pcie", "dp2 zero3 | tp2 sp | mb8"),
     ],
 )
@@ -148,7 +148,7 @@ def test_frozen_layers_are_stored_in_parts_by_level_3(text: str, parts: int) -> 
     assert estimate.peak_bytes == pytest.approx(score.peak_bytes, rel=MEMORY)
 
 
-@pytest.mark.parametrize("text", ["dp8 | tp2 sp", "dp8 zero3 | tp2 sp"])
+@pytest.mark.parametrize("text", [pytest.param("dp8 | tp2 sp", marks=pytest.mark.slow), "dp8 zero3 | tp2 sp"])
 def test_what_runs_while_an_exchange_is_waited_for_takes_memory_early(text: str) -> None:
     """Squares of what norms read belong to the backward pass, and need no gradient."""
     graph, cluster, strategy = model_graph("llama3_8b", train=True), Cluster.preset("2x8xH100-ib"), Strategy.parse(text)

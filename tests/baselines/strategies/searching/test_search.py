@@ -41,7 +41,13 @@ def best_of_grid(graph: OpGraph, cluster: Cluster) -> Scored:
     return min((one for one in found if one.fits), key=lambda one: one.step_time_s)
 
 
-@pytest.mark.parametrize(("model", "cluster", "batch"), [("bert_base", "2xK40-pcie", 2), ("resnet50", "mixed-gpus", 4)])
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch"),
+    [
+        ("bert_base", "2xK40-pcie", 2),
+        pytest.param("resnet50", "mixed-gpus", 4, marks=pytest.mark.slow),
+    ],
+)
 def test_the_search_is_no_worse_than_the_whole_grid(model: str, cluster: str, batch: int) -> None:
     graph, target = model_graph(model, train=True, batch_size=batch), Cluster.preset(cluster)
     outcome = search_strategies(graph, target, Budget(evaluations=40))
@@ -181,7 +187,9 @@ def test_the_further_ahead_a_rival_is_the_less_time_there_is(rival: float, is_wh
     assert search.share == pytest.approx(share)
 
 
-@pytest.mark.parametrize(("rival", "waits"), [(1.9, True), (2.1, False), (math.inf, False)])
+@pytest.mark.parametrize(
+    ("rival", "waits"), [(1.9, True), (2.1, False), pytest.param(math.inf, False, marks=pytest.mark.slow)]
+)
 def test_a_rival_may_settle_first_unless_strategies_are_far_ahead(rival: float, waits: bool) -> None:
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
     start = Strategy.parse("dp4")

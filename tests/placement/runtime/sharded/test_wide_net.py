@@ -29,7 +29,7 @@ from tests.helpers.wide_net.runs import (
     run,
 )
 
-SEED, MODELS = 0, 16
+SEED, MODELS, SLOW = 0, 8, 8
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,10 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("number", range(MODELS))
+@pytest.mark.parametrize(
+    "number",
+    [*range(MODELS), *(pytest.param(number, marks=pytest.mark.slow) for number in range(MODELS, MODELS + SLOW))],
+)
 def test_a_drawn_model_is_equal_or_refused(number: int) -> None:
     """Under some strategies of training and of inference, drawn as well."""
     random = np.random.default_rng((SEED, number))

@@ -28,13 +28,13 @@ def small(name: str) -> ZooModel:
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
-        ("alexnet", "pp2 1f1b mb2 | tp2"),
+        pytest.param("alexnet", "pp2 1f1b mb2 | tp2", marks=pytest.mark.slow),
         ("unet", "dp2 zero3"),
         ("unet", "hp2"),
         ("gpt2", "tp2 sp"),
         ("llama3_8b", "pp4 1f1b mb8"),
         ("llama3_8b", "tp2 sp"),  # halves of each head are rotated, heads are cut
-        ("llama3_8b", "dp2 | pp2 1f1b mb2 | tp2"),
+        pytest.param("llama3_8b", "dp2 | pp2 1f1b mb2 | tp2", marks=pytest.mark.slow),
         ("mixtral_8x7b", "tp2 sp"),
         ("bert_base", "tp2 sp"),  # adds a slice of its table of positions
         ("resnet50", "dp2 zero3 | statistics=sync"),
@@ -50,7 +50,7 @@ def test_training(name: str, strategy: str) -> None:
     ("name", "strategy"),
     [
         ("two_tower", "dp2"),
-        ("two_tower", "dp2 | pp2 gpipe mb2 | tp2"),
+        pytest.param("two_tower", "dp2 | pp2 gpipe mb2 | tp2", marks=pytest.mark.slow),
         ("resnet50", "dp2 | pp2 gpipe mb2 | tp2 | statistics=sync"),  # which has none to put together
     ],
 )

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from parallel.local_calls import differing, node_of, run, stretches, viewed
-from parallel.recorded_calls import LIKE_OTHERS, Layers, SampleBySample, recorded, squares
+from parallel.recorded_calls import Layers, SampleBySample, recorded, squares
 from parallel.row_numbers import RecordedCall, tensor
 from torch import fx, nn
+from zoo_models import LIKE_OTHERS
 
 from graphs.capture.api import capture_program
 from graphs.capture.costs import signature
