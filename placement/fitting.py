@@ -19,7 +19,7 @@ from placement.replicas.fit_data import fit_task_of, has_no_loss
 from placement.replicas.fit_log import Stop
 from placement.replicas.fit_result import CurvePoint, FitRun
 from placement.replicas.methods import FitMethod, check_sizes
-from placement.replicas.real.here import check_real, is_here
+from placement.replicas.real.devices import check_real, is_here
 from placement.replicas.stragglers import Stragglers
 from placement.replicas.virtual.seating import most_workers
 from placement.solving.methods import check_cluster

@@ -14,8 +14,8 @@ from env.problem import Problem
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.module_paths import prefixes
 from graphs.opgraph import FloatArray, IntArray, OpGraph, Phase
+from placement.exporters.module_ranges import Needs, Stretches, chain, nearest, needs, no_stretches
 from placement.exporters.module_tree import compressed, is_under, runs_modules
-from placement.exporters.stretches import Needs, Stretches, chain, nearest, needs, no_stretches
 
 if TYPE_CHECKING:
     from torch import nn

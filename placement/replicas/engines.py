@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from graphs.capture import capture
 from graphs.capture.failure import TO_MODULES
 from graphs.errors import CaptureError
+from placement.replicas.real.devices import delays_of, is_here, kinds_of, plans_of
 from placement.replicas.real.engine import RealEngine
-from placement.replicas.real.here import delays_of, is_here, kinds_of, plans_of
 from placement.replicas.real.rehearsal import Rehearsal, gradient_times
 from placement.replicas.role import Role
 from placement.replicas.virtual.engine import VirtualEngine

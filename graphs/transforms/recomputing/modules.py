@@ -19,7 +19,7 @@ from graphs.module_paths import KIND, pattern_of, prefixes
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.derived import Derived
-from graphs.transforms.recomputing.again import Runs, run_again
+from graphs.transforms.recomputing.recompute_graph import Runs, run_again
 from graphs.transforms.splitting.masks import of_integer_inputs
 
 

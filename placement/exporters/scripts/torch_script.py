@@ -18,11 +18,11 @@ from graphs.transforms.recomputing.modules import segments
 from graphs.transforms.splitting.splitter import split
 from graphs.transforms.strategy import Strategy
 from placement.exporters.hosts import hosts_of
+from placement.exporters.scripts.export_limits import check_exportable, check_source
 from placement.exporters.scripts.facts import Facts
 from placement.exporters.scripts.stage_modules import stage_modules
 from placement.exporters.scripts.tensor_plan import shared_parameters, tensor_plan
 from placement.exporters.scripts.text import script_text
-from placement.exporters.scripts.unsayable import check_sayable, check_source
 from placement.exporters.whole_batch import labels_of
 from placement.solving.strategies.row import carried_out_again, cut_as_found
 
@@ -37,7 +37,7 @@ _LAYER = re.compile(r"^(.*?\.)?\d+$")
 def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None, source: str | None) -> str:
     """A script that trains a model under a result's strategy; `placement.export` has arguments and errors."""
     strategy = result.strategy
-    check_sayable(result, strategy)
+    check_exportable(result, strategy)
     if source is not None:
         check_source(source)
     if graph is not None:

@@ -21,8 +21,8 @@ from placement.processes.stopped import StoppedProcesses
 from placement.processes.threads import single_threaded
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
 from placement.replicas.real.crew import READY, CrewPlan, follow
-from placement.replicas.real.here import place_of
-from placement.replicas.real.life import COMPUTED, READ, UPDATED, LifePlan, life
+from placement.replicas.real.devices import place_of
+from placement.replicas.real.participant_main import COMPUTED, READ, UPDATED, ParticipantSettings, participant_main
 from placement.replicas.requests import Updated, name_of
 from placement.runtime.ranks.launch import met_store
 
@@ -48,7 +48,7 @@ class RealEngine:
         delay_s: (worker, step) -> seconds by which a gradient takes longer than it does.
         ranks: of `placement.replicas.real.torchrun`, where participants live beside them; all make the same calls.
         plans: of each worker's step, where workers lie on several devices; each device is a process.
-        kinds: of `placement.replicas.real.here.kinds_of`; the CPU for all by default.
+        kinds: of `placement.replicas.real.devices.kinds_of`; the CPU for all by default.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RealEngine:
         if ranks is None:
             return self._watched(method, stop, tell)
         if ranks.rank:
-            own = partial(self._life, stop, ranks.rank) if ranks.rank < len(self._seats) else None
+            own = partial(self._seat_main, stop, ranks.rank) if ranks.rank < len(self._seats) else None
             return ranks.take_part(self._task.fingerprint(), own)
         try:
             found = self._watched(method, stop, tell)
@@ -91,8 +91,8 @@ class RealEngine:
         ranks.tell(found)
         return found
 
-    def _life(self, stop: Stop, seat: int, parent: Parent) -> None:
-        """Life of the process of a seat, which is told the names of the common store and of that of each crew."""
+    def _seat_main(self, stop: Stop, seat: int, parent: Parent) -> None:
+        """Main function of a seat's process, which is told the names of the common store and of those of crews."""
         if self._ranks is None:  # all are on this host
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         of_all, *of_crews = parent.hear()
@@ -106,16 +106,18 @@ class RealEngine:
         if helper:
             follow(crews[number], helper, seat, place, parent)
             return
-        plan = LifePlan(self._task, stop, self._workers, total, self._delay_s, meet(of_all), crews, place)
-        life(plan, number, self._participants[number], seat, parent)
+        settings = ParticipantSettings(
+            self._task, stop, self._workers, total, self._delay_s, meet(of_all), crews, place
+        )
+        participant_main(settings, number, self._participants[number], seat, parent)
 
     def _started(self, stop: Stop) -> Workers:
         """Processes of participants by their numbers, and after them those that help them."""
         order = sorted(range(len(self._seats)), key=lambda seat: self._seats[seat][1] > 0)
-        lives = [partial(self._life, stop, seat) for seat in order]
+        mains = [partial(self._seat_main, stop, seat) for seat in order]
         if self._ranks is None:
-            return Workers.forked(lives)
-        return self._ranks.begin(self._task.fingerprint(), order, lives[0])
+            return Workers.forked(mains)
+        return self._ranks.begin(self._task.fingerprint(), order, mains[0])
 
     def _watched(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None]) -> FitRun:
         """Start the participants, and watch them."""

@@ -30,7 +30,7 @@ _TIMED_S, _FEWEST, _MOST = 1.0, 5, 50  # of a measurement: about its time, and h
 _FIRST = 2  # turns that are not counted: memory is new, and members of a collective meet
 _TAG = "rehearsal"
 
-Life = Callable[["_Hands", int], Sequence[Any]]  # of a participant, so many turns; what it has measured
+Part = Callable[["_Tools", int], Sequence[Any]]  # a participant's, for so many turns; its measurements
 
 
 class Rehearsal:
@@ -86,16 +86,16 @@ class Rehearsal:
         if workers + servers < 2:
             return []
         to = [workers + k % servers if servers else (k + 1) % workers for k in range(workers)]
-        lives: list[Life] = [partial(_talk, size, receiver, True) for receiver in to]
-        lives += [partial(_reply, size, to.count(workers + k)) for k in range(servers)]
-        return [each for own in self._measured(lives) for each in own]
+        parts: list[Part] = [partial(_talk, size, receiver, True) for receiver in to]
+        parts += [partial(_reply, size, to.count(workers + k)) for k in range(servers)]
+        return [each for own in self._measured(parts) for each in own]
 
     def _timed_quiet_messages(self, size: int, n_cores: int) -> list[tuple[float, float]]:
         """Times of messages of two participants, which have one core or two, while nobody computes."""
         if self._workers + self._servers < 2:
             return []
-        lives: list[Life] = [partial(_talk, size, 1, False), partial(_reply, size, 1)]
-        return [each for own in self._measured(lives, n_cores) for each in own]
+        parts: list[Part] = [partial(_talk, size, 1, False), partial(_reply, size, 1)]
+        return [each for own in self._measured(parts, n_cores) for each in own]
 
     def _timed_collectives(self, kind: str, members: int, size: int) -> list[float]:
         group = tuple(range(members))
@@ -103,14 +103,14 @@ class Rehearsal:
         began_s, ended_s = times.max(axis=0).T
         return [float(each) for each in ended_s - began_s]
 
-    def _measured(self, lives: Sequence[Life], n_cores: int = _MOST) -> list[Any]:
+    def _measured(self, parts: Sequence[Part], n_cores: int = _MOST) -> list[Any]:
         """Measurements of each participant, all at once, each in a process of its own, on so many cores at most."""
         turns = int(_TIMED_S / statistics.median(self._gradients_s(self._task.batch)))
         turns = _FIRST + min(_MOST, max(_FEWEST, turns))
         with _told_failures(), temporary_folder() as folder:
-            live = partial(_live, self._task, len(lives), turns, n_cores)
-            each_life = [partial(live, each, number) for number, each in enumerate(lives)]
-            started = Workers.forked([partial(_failing_well, each) for each in each_life])
+            take_part = partial(_take_part, self._task, len(parts), turns, n_cores)
+            mains = [partial(take_part, each, number) for number, each in enumerate(parts)]
+            started = Workers.forked([partial(_failing_well, each) for each in mains])
             try:
                 started.tell(str(folder / "store"))
                 return started.collect()
@@ -125,9 +125,9 @@ def gradient_times(task: FitTask, workers: int) -> Callable[[int], list[float]]:
     def seconds(samples: int) -> list[float]:
         if not samples:
             return [0.0]
-        lives = [partial(_time_gradients, task, samples, number) for number in range(workers)]
+        mains = [partial(_time_gradients, task, samples, number) for number in range(workers)]
         with _told_failures():
-            started = Workers.forked([partial(_failing_well, each) for each in lives])
+            started = Workers.forked([partial(_failing_well, each) for each in mains])
             try:
                 started.tell(None)
                 return [each for own in started.collect() for each in own]
@@ -149,10 +149,10 @@ def _told_failures() -> Iterator[None]:
         raise FitError(f"a process of the rehearsal {how_ended(error.code)}; run again.") from None
 
 
-def _failing_well(life: Callable[[Parent], None], parent: Parent) -> None:
-    """A life in a process, which tells why it fails."""
+def _failing_well(main: Callable[[Parent], None], parent: Parent) -> None:
+    """Run the main function of a process, which tells why it fails."""
     try:
-        life(parent)
+        main(parent)
     except FitError as error:
         parent.fail(str(error))
 
@@ -180,7 +180,7 @@ def _compute(task: FitTask, weights: torch.Tensor, samples: int, number: int, st
 # -- exchanges, between gradients ------------------------------------------------------------------------------------
 
 
-class _Hands:
+class _Tools:
     """Tools of a participant of a rehearsal."""
 
     def __init__(self, task: FitTask, number: int, total: int, path: str) -> None:
@@ -208,48 +208,48 @@ class _Hands:
         return message.sender, time.monotonic() - sent_s if sent_s >= began_s else None
 
 
-def _talk(size: int, to: int, is_busy: bool, hands: _Hands, turns: int) -> list[tuple[float, float]]:
+def _talk(size: int, to: int, is_busy: bool, tools: _Tools, turns: int) -> list[tuple[float, float]]:
     """A worker's part: a gradient, if it is busy, a message to a server or another worker, and one from there."""
     content, found = torch.zeros(size // 4), []
     for turn in range(turns):
         if is_busy:
-            hands.gradient(turn)
-        own_s = hands.post(to, content)
-        _, way_s = hands.receive()
+            tools.gradient(turn)
+        own_s = tools.post(to, content)
+        _, way_s = tools.receive()
         if way_s is not None and turn >= _FIRST:
             found.append((own_s, way_s))
     return found
 
 
-def _reply(size: int, talkers: int, hands: _Hands, turns: int) -> list[tuple[float, float]]:
+def _reply(size: int, talkers: int, tools: _Tools, turns: int) -> list[tuple[float, float]]:
     """A server's part: an answer to each message of so many workers."""
     content, found = torch.zeros(size // 4), []
     for number in range(talkers * turns):
-        sender, way_s = hands.receive()
-        own_s = hands.post(sender, content)
+        sender, way_s = tools.receive()
+        own_s = tools.post(sender, content)
         if way_s is not None and number >= talkers * _FIRST:
             found.append((own_s, way_s))
     return found
 
 
-def _gather(kind: str, size: int, group: tuple[int, ...], hands: _Hands, turns: int) -> list[tuple[float, float]]:
+def _gather(kind: str, size: int, group: tuple[int, ...], tools: _Tools, turns: int) -> list[tuple[float, float]]:
     """A member's part: a gradient, and a collective; returns when each collective began and ended."""
     content, found = torch.zeros(size // 4), []
     for turn in range(turns):
-        hands.gradient(turn)
+        tools.gradient(turn)
         began_s = time.monotonic()
         if kind == "all_reduce":
-            hands.gatherings.all_reduce(AllReduce((content,), group))
+            tools.gatherings.all_reduce(AllReduce((content,), group))
         else:
-            hands.gatherings.all_gather(AllGather((content,), group))
+            tools.gatherings.all_gather(AllGather((content,), group))
         found.append((began_s, time.monotonic()))
     return found[_FIRST:]
 
 
-def _live(task: FitTask, total: int, turns: int, n_cores: int, life: Life, number: int, parent: Parent) -> None:
+def _take_part(task: FitTask, total: int, turns: int, n_cores: int, part: Part, number: int, parent: Parent) -> None:
     on_one_core(number % n_cores)
-    hands = _Hands(task, number, total, parent.hear())
-    parent.answer(life(hands, turns))
+    tools = _Tools(task, number, total, parent.hear())
+    parent.answer(part(tools, turns))
     parent.hear()  # others may still read what this one has sent; the parent ends all
 
 

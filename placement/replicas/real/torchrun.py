@@ -26,7 +26,7 @@ from placement.replicas.fit_result import CurvePoint, FitRun, ReadVersion
 from placement.replicas.real.plain_pipes import PlainPipe, called, met
 from placement.runtime.ranks.meeting import LOOPBACK, START, environment_store, fresh_store
 
-Life = Callable[[Parent], None]  # of a process
+ProcessMain = Callable[[Parent], None]  # of a process
 _ADDRESS = "fit"
 _LOOK_S = 0.25
 _NO_RANK_0 = "rank 0 has ended or is not reached any more; start the run again."
@@ -103,13 +103,13 @@ class Ranks:
 
     # -- rank 0 -----------------------------------------------------------------------------------------------------
 
-    def begin(self, fingerprint: str, order: Sequence[int], life: Life) -> Workers:
+    def begin(self, fingerprint: str, order: Sequence[int], main: ProcessMain) -> Workers:
         """The processes of a run, this rank's own and those of the others, who `take_part`.
 
         Args:
             fingerprint: of weights and samples, which are those of all ranks.
             order: the rank beside which each process lives, 0 first.
-            life: of the first process.
+            main: of the first process.
 
         Raises:
             FitError: a rank has other weights or samples.
@@ -123,7 +123,7 @@ class Ranks:
             raise RankError("a process of torchrun has ended before the run began; start it again.") from None
         if differs:
             raise FitError(_differs(differs[0]))
-        workers = Workers.forked([life])
+        workers = Workers.forked([main])
         found = self._met(order[1:])
         for rank in order[1:]:
             workers.add(found[rank])
@@ -145,7 +145,7 @@ class Ranks:
 
     # -- the others -------------------------------------------------------------------------------------------------
 
-    def take_part(self, fingerprint: str, life: Life | None) -> FitRun:
+    def take_part(self, fingerprint: str, main: ProcessMain | None) -> FitRun:
         """Let the process of this rank live, if there is one, until rank 0 says what the run has come to.
 
         Raises:
@@ -158,9 +158,9 @@ class Ranks:
             is_alike = self._first.recv()
             if not is_alike:
                 raise FitError(_differs(self.rank))
-            if life is not None:
+            if main is not None:
                 child = multiprocessing.get_context("fork").Process(
-                    target=partial(self._live, life, os.getpid()), daemon=True
+                    target=partial(self._run_main, main, os.getpid()), daemon=True
                 )
                 with forking():
                     child.start()
@@ -183,9 +183,9 @@ class Ranks:
             trace=tuple(ReadVersion(**each) for each in trace),
         )
 
-    def _live(self, life: Life, parent: int) -> None:
+    def _run_main(self, main: ProcessMain, parent: int) -> None:
         begin_worker(parent)
-        life(Parent(self._connected()))
+        main(Parent(self._connected()))
 
 
 def _raise_told(told: Any) -> None:

@@ -23,9 +23,9 @@ from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import Op, OpGraph
 from graphs.opgraph import Tensor as Edge
 from placement.cli import run
-from placement.exporters import stretches
+from placement.exporters import module_ranges
 from placement.exporters.exporting import TARGETS
-from placement.exporters.stretches import Needs
+from placement.exporters.module_ranges import Needs
 from placement.solving.answer import order_by_device
 from placement.solving.result import Result
 
@@ -542,7 +542,7 @@ def test_cuts_are_the_best_there_are(data: Any) -> None:
         lacking = sum(max(taken(begin, end) - int(usable[i]), 0) for i, (begin, end) in spans if begin < end)
         return lacking, sum(moved_s[i, begin:end].sum() for i, (begin, end) in spans)
 
-    found = stretches.cut(needed, moved_s, usable, (0, 1, 2))
+    found = module_ranges.cut(needed, moved_s, usable, (0, 1, 2))
     inner = itertools.combinations_with_replacement(range(n + 1), 2)
     best = min(badness((0, *cuts, n)) for cuts in inner)
     assert badness(found.bounds)[0] == best[0]
@@ -551,8 +551,8 @@ def test_cuts_are_the_best_there_are(data: Any) -> None:
     for need, (begin, end) in zip(found.taken, itertools.pairwise(found.bounds), strict=True):
         assert need == (taken(begin, end) if begin < end else 0)
     # Exchanging devices, and those that the placement does not use, may only help.
-    better = stretches.nearest(needed, moved_s, usable, [0, 1, 2])
-    assert stretches._badness(better) <= stretches._badness(found)
+    better = module_ranges.nearest(needed, moved_s, usable, [0, 1, 2])
+    assert module_ranges._badness(better) <= module_ranges._badness(found)
 
 
 # -- JSON, and what cannot be exported ----------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from placement.replicas.engines import participants_of
 from placement.replicas.fit_data import fit_task_of
 from placement.replicas.fit_result import CurvePoint, FitRun
 from placement.replicas.methods import FitMethod
+from placement.replicas.real.devices import plans_of
 from placement.replicas.real.engine import RealEngine
-from placement.replicas.real.here import plans_of
 from placement.replicas.virtual.seating import Seating
 
 

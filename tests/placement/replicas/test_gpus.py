@@ -18,7 +18,7 @@ from env.cluster import Cluster, Device, both_ways
 from graphs.errors import FitError
 from placement.fitting import FitComparison
 from placement.replicas.fit_task import CPU
-from placement.replicas.real.here import check_real, kinds_of, place_of
+from placement.replicas.real.devices import check_real, kinds_of, place_of
 from placement.replicas.virtual.seating import Seating
 from placement.runtime.transport import nccl
 from placement.runtime.transport.gloo import gloo_group

@@ -29,12 +29,12 @@ def check_source(source: str) -> None:
         )
 
 
-def check_sayable(result: Result, strategy: Strategy) -> None:
+def check_exportable(result: Result, strategy: Strategy) -> None:
     """Raises: MismatchError: a strategy that plain PyTorch has no words for."""
-    reason = next(_unsayable(result, strategy), None)
+    reason = next(_limits(result, strategy), None)
     if reason is not None:
-        sayable = (one for one in _plainer(strategy) if next(_unsayable(result, one), None) is None)
-        nearest = next(sayable, None)
+        exportable = (one for one in _plainer(strategy) if next(_limits(result, one), None) is None)
+        nearest = next(exportable, None)
         instead = "" if nearest is None else f"; the nearest that can be is {show(nearest.text)}"
         raise MismatchError(f"strategy {show(strategy.text)} cannot be written as plain PyTorch: {reason}{instead}.")
 
@@ -57,7 +57,7 @@ def _plainer(strategy: Strategy) -> Iterator[Strategy]:
         yield found
 
 
-def _unsayable(result: Result, strategy: Strategy) -> Iterator[str]:
+def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
     if strategy.is_none:
         yield (
             "it is one of placements, which no script of torch's libraries runs; export it as a device_map, or search "

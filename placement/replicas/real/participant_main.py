@@ -1,4 +1,4 @@
-"""`life`: what a process does in which one participant lives."""
+"""`participant_main`: main function of a process that runs one participant."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ READ, COMPUTED, UPDATED = "read", "computed", "updated"
 
 
 @dataclass(frozen=True, eq=False)
-class LifePlan:
+class ParticipantSettings:
     """Knowledge shared by all participants of a run.
 
     Attributes:
@@ -63,36 +63,38 @@ class LifePlan:
     place: torch.device = CPU
 
 
-def life(plan: LifePlan, number: int, participant: Participant, core: int, parent: Parent) -> None:
+def participant_main(
+    settings: ParticipantSettings, number: int, participant: Participant, core: int, parent: Parent
+) -> None:
     """Meet the others, begin when told to, and carry out what the participant asks for until this process is ended."""
     on_one_core(core)
-    mail = Mail(plan.store, number, plan.total)
-    crew = Crew(plan.crews[number], 0, plan.place) if number < len(plan.crews) else None
-    task = plan.task.on(plan.place) if crew is None else plan.task
+    mail = Mail(settings.store, number, settings.total)
+    crew = Crew(settings.crews[number], 0, settings.place) if number < len(settings.crews) else None
+    task = settings.task.on(settings.place) if crew is None else settings.task
     if task.place != CPU:
         task.gradient(task.weights(), torch.arange(task.batch))  # the first one starts the GPU
-    gatherings = Gatherings(plan.store, mail, plan.place)
+    gatherings = Gatherings(settings.store, mail, settings.place)
     parent.say((READY,))
     told_s = parent.hear()
     began_s = time.monotonic() if told_s is None else told_s
-    hands = _Hands(replace(plan, task=task), number, mail, gatherings, parent, began_s, crew)
+    runner = _RequestRunner(replace(settings, task=task), number, mail, gatherings, parent, began_s, crew)
     try:
-        hands.work(participant)
+        runner.work(participant)
     except RankError:  # of the worker's own processes: it is lost, with which some methods go on
         os._exit(1)
     except PlacementError as error:
-        parent.fail(error.sentence(plan.workers) if isinstance(error, ParticipantLost) else str(error))
+        parent.fail(error.sentence(settings.workers) if isinstance(error, ParticipantLost) else str(error))
         return
     while True:  # others may still read what this one has sent; the parent ends all
         time.sleep(1.0)
 
 
-class _Hands:
-    """Carries out requests of one participant."""
+class _RequestRunner:
+    """Runner of the requests of one participant."""
 
     def __init__(
         self,
-        plan: LifePlan,
+        settings: ParticipantSettings,
         number: int,
         mail: Mail,
         gatherings: Gatherings,
@@ -101,9 +103,9 @@ class _Hands:
         crew: Crew | None,
     ) -> None:
         self._crew = crew
-        self._plan, self._number, self._began_s = plan, number, began_s
+        self._settings, self._number, self._began_s = settings, number, began_s
         self._mail, self._gatherings, self._parent = mail, gatherings, parent
-        self._turns, self._steps = Turns(plan.stop), 0
+        self._turns, self._steps = Turns(settings.stop), 0
 
     def work(self, participant: Participant) -> None:
         """Until the participant has no more requests."""
@@ -139,19 +141,19 @@ class _Hands:
         return None
 
     def _compute(self, request: Compute) -> Computed:
-        task, step = self._plan.task, self._steps
+        task, step = self._settings.task, self._steps
         self._steps += 1
         self._parent.say((READ, self._now_s(), step, request.version))
-        samples = task.samples_of(request.samples, self._number, self._plan.workers, step)
+        samples = task.samples_of(request.samples, self._number, self._settings.workers, step)
         if self._crew is not None:
             loss, gradient = self._crew.gradient(request.weights, samples, step)
         else:
             with task.drawing(self._number, step):
                 loss, gradient = task.gradient(request.weights, samples, request.backward_weights)
-        if step % self._plan.stop.every == 0 and self._plan.workers > 1:
+        if step % self._settings.stop.every == 0 and self._settings.workers > 1:
             at = hashlib.sha256(request.weights.detach().numpy().tobytes()).hexdigest()
             self._parent.say((COMPUTED, at, gradient.numpy().copy(), len(samples)))
-        time.sleep(self._plan.delay_s(self._number, step) * len(samples) / task.batch)
+        time.sleep(self._settings.delay_s(self._number, step) * len(samples) / task.batch)
         return Computed(loss, gradient, len(samples))
 
     def _update(self, request: Updated) -> None:
