@@ -12,7 +12,13 @@ from baselines.memory_orders import least_memory_order
 from baselines.strategies.allowed import check_allowed, check_flush, joins_micro_batches, remarks, waits_backwards
 from baselines.strategies.costs import pipeline_costs
 from baselines.strategies.devices import leaving_hosts, recomputed
-from baselines.strategies.folding import check_folded, folded_note, grid_of, with_lone_collectives, with_shared_links
+from baselines.strategies.folding import (
+    check_folded,
+    folded_note,
+    grid_of,
+    with_shared_links,
+    with_single_place_collectives,
+)
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order, order_of
 from baselines.strategies.stage_cuts import recomputed_in_stages
 from env.cluster import BLOCKING, LANE, Cluster
@@ -279,7 +285,7 @@ def _without_lanes(derived: Derived, cluster: Cluster) -> Derived:
 
 def _folded(exchanged: Derived, algorithm: str, cluster: Cluster, grid: IntArray, rank: IntArray) -> Derived:
     """Each collective as one op, which takes as long as all that go on side by side."""
-    lone = with_lone_collectives(exchanged, algorithm, cluster, grid, rank[exchanged.origin])
+    lone = with_single_place_collectives(exchanged, algorithm, cluster, grid, rank[exchanged.origin])
     return with_shared_links(lone, cluster, grid, rank[lone.origin])
 
 

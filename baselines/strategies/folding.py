@@ -88,7 +88,7 @@ def check_folded(cluster: Cluster, strategy: Strategy) -> None:
         raise StrategyError(f"{why[:-1]}; do not fold it.")
 
 
-def with_lone_collectives(
+def with_single_place_collectives(
     exchanged: Derived, algorithm: str, cluster: Cluster, grid: IntArray, rank: IntArray
 ) -> Derived:
     """The folded graph with one op for each collective, which takes as long as all groups along its axis.
@@ -116,7 +116,7 @@ def with_lone_collectives(
 def with_shared_links(derived: Derived, cluster: Cluster, grid: IntArray, rank: IntArray) -> Derived:
     """The folded graph whose tensors take as long from stage to stage as those of all places together.
 
-    Arguments as of `with_lone_collectives`.
+    Arguments as of `with_single_place_collectives`.
     """
     graph = derived.graph
     producer, consumer, tensor = graph.edge_list

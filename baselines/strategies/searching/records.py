@@ -50,7 +50,7 @@ class Pool:
         ratios, factors: of like ones, logarithms of how far estimates were off, and what estimates are multiplied by;
             under None of all others.
         tried: of like ones, how many were scored since the last gain.
-        vain: of like ones, how many the simulator refused.
+        tried_in_vain: of like ones, how many the simulator refused.
         fuller: of like ones that did not fit though they were expected to, their memory over its estimate.
     """
 
@@ -61,7 +61,7 @@ class Pool:
     ratios: dict[object, list[float]] = field(default_factory=dict)
     factors: dict[object, float] = field(default_factory=dict)
     tried: dict[object, int] = field(default_factory=dict)
-    vain: dict[object, int] = field(default_factory=dict)
+    tried_in_vain: dict[object, int] = field(default_factory=dict)
     fuller: dict[object, float] = field(default_factory=dict)
 
     def learn(self, estimate: Estimate, found: Scored, is_gain: bool) -> None:

@@ -110,7 +110,7 @@ class _Search:
         self.explored: set[Strategy] = set()  # whose neighbours were estimated
         self.starts: set[Strategy] = set()
         self.by_hand: set[Strategy] = set()  # the hand grid
-        self.told: set[float] = set()  # estimated seconds of what was scored
+        self.scored_estimates_s: set[float] = set()  # of scored strategies
         self.fits = False  # whether any estimate does
         self.op_scoring_s = self.settings.op_scoring_s  # the most so far
 
@@ -265,7 +265,7 @@ class _Search:
         """
         fits = self.pool.promises_to_fit(estimate, self.capacity)
         lacks = 0 if fits else 1 if estimate.missing_bytes <= self.settings.near_memory * self.capacity else 2
-        if self.pool.vain.get(like(estimate.strategy), 0) >= self.settings.most_vain:
+        if self.pool.tried_in_vain.get(like(estimate.strategy), 0) >= self.settings.most_in_vain:
             lacks = 3
         is_timed = lacks == 0 or (lacks == 1 and self.fits)
         time_s = self.pool.corrected_s(estimate) if is_timed else float(estimate.missing_bytes)
@@ -321,7 +321,7 @@ class _Search:
         # A strategy estimated to take as long as one that was scored is hardly better than that.
         new: dict[float, Estimate] = {}
         for estimate in promising:
-            if estimate.step_time_s not in self.told:
+            if estimate.step_time_s not in self.scored_estimates_s:
                 new.setdefault(estimate.step_time_s, estimate)
         return list(new.values() or promising)[: self.batch]
 
@@ -378,14 +378,14 @@ class _Search:
         if found.scored is None:
             self.pool.refused[strategy] = found.reason
             del self.pool.estimates[strategy]
-            self.pool.vain[like(strategy)] = self.pool.vain.get(like(strategy), 0) + 1
+            self.pool.tried_in_vain[like(strategy)] = self.pool.tried_in_vain.get(like(strategy), 0) + 1
             return False
         taken_s = found.seconds / scored_ops(self.graph, self.cluster, strategy)
         self.op_scoring_s = max(self.op_scoring_s, taken_s) if self.pool.scored else taken_s
         best = self._best()
         is_gain = found.scored.fits and (best is None or found.scored.step_time_s < best.step_time_s)
         self.pool.scored[strategy] = found.scored
-        self.told.add(estimate.step_time_s)
+        self.scored_estimates_s.add(estimate.step_time_s)
         self.pool.learn(estimate, found.scored, is_gain)
         if is_gain and self._is_beaten(found.scored.step_time_s):
             self.rival.give_up()

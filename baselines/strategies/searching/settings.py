@@ -20,7 +20,7 @@ class SearchSettings:
         slack: times the best: estimates that are worth scoring.
         near_memory: of a device's memory: estimates that lack no more may fit.
         batch: strategies that workers score at once, whatever their number: the answer must not depend on it.
-        most_vain: refused strategies that communicate alike, after which no other one is tried.
+        most_in_vain: refused strategies that communicate alike, after which no other one is tried.
         most_estimates: where evaluations are the only limit.
         op_scoring_s: seconds of scoring for each op of a rewritten graph, before the first was scored.
         far_behind: times the rival: above it an estimate is slower indeed, where not every mesh was estimated.
@@ -51,7 +51,7 @@ class SearchSettings:
     slack: float = 1.25
     near_memory: float = 0.15
     batch: int = 8
-    most_vain: int = 2
+    most_in_vain: int = 2
     most_estimates: int = 20_000
     op_scoring_s: float = 1e-5
     far_behind: float = 1.1
