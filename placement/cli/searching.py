@@ -10,7 +10,7 @@ from placement.cli.output import command_line, usage_errors
 if TYPE_CHECKING:
     from placement.solving.result import Result
 
-# What an answer depends on beside graph, cluster and method, as its command line names it.
+# Options that an answer depends on beside graph, cluster and method, as its command line names them.
 ANSWER_FIELDS = (
     *("seed", "objective", "budget_s", "evaluations", "communication", "memory_fraction", "priority", "granularity"),
     *("train", "optimizer", "dim", "stack", "rates"),

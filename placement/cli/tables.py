@@ -326,7 +326,7 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
 
 
 def _first_host(cluster: Cluster) -> tuple[Cluster, list[RenderableType]]:
-    """What to show of a large cluster: one of its hosts, and a line that says so."""
+    """Part of a large cluster to show: one of its hosts, and a line that says so."""
     hosts = len(set(cluster.host_number.tolist()))
     if hosts < 2 or cluster.n_devices <= MOST_SHOWN:
         return cluster, []

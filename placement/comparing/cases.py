@@ -51,7 +51,7 @@ class Case:
 
     @property
     def objective_s(self) -> float | None:
-        """Of the best; None where none fits."""
+        """Objective of the best in seconds; None where none fits."""
         return None if self.best is None or self.best.answer is None else self.best.answer.objective_s
 
     @property
@@ -72,7 +72,7 @@ class Case:
 
     @property
     def cost(self) -> float | None:
-        """Of one step, all devices paid for; None without a price."""
+        """Cost of one step, all devices paid for; None without a price."""
         if self.price is None or self.objective_s is None:
             return None
         return cost_of(self.price, self.devices, self.objective_s)
@@ -193,7 +193,7 @@ class WhatIf:
         return f"Going from {before} to {enough.devices} devices still helps."
 
     def _throughput(self) -> str:
-        """Which batch has most samples a second, and which do not fit."""
+        """The batch with most samples a second, and the batches that do not fit."""
         fitting = [(case.samples / case.objective_s, case) for case in self.cases if case.samples and case.objective_s]
         if not fitting:
             return f"None of these batches of {show(self.graph.name)} fits."

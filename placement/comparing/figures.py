@@ -32,7 +32,7 @@ _NOTHING = 5e-4  # gains below 0.05 % are none
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What a figure does to the step time.
+    """Effect of a figure on the step time.
 
     Attributes:
         figure: in words.
@@ -63,7 +63,7 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class Sensitivities:
-    """What would help a step most.
+    """Figures of a cluster by their effect on a step.
 
     Attributes:
         result: the strategy or placement that figures were changed for.
@@ -80,7 +80,7 @@ class Sensitivities:
     command: str = field(default="", compare=False)
 
     def advice(self) -> str:
-        """What helps most, in a sentence or two."""
+        """The figure that helps most, in a sentence or two."""
         first = self.rows[0] if self.rows else None
         strategy = self.result.strategy
         how = f"the placement by {self.result.chosen}" if strategy.is_none else strategy.text
@@ -150,7 +150,7 @@ def what_helps(
         tell(figure.name, len(found) + len(rows))
         rows.append(_of_rate(graph, best[1], sequence, figure))
     for figure in sizes:
-        # What was found with another size counts wherever it fits: a difference is due to the memory, not to luck.
+        # A placement found with another size counts wherever it fits: a difference is due to the memory, not to luck.
         times = (_fastest(graph, found, changed[figure.name, sign]) for sign in (1, -1))
         better_s, worse_s = (None if one is None else one[0] for one in times)
         rows.append(Sensitivity(figure.name, True, None, better_s, worse_s))

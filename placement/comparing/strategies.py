@@ -35,7 +35,7 @@ class StrategyComparison:
         graph, cluster: as they were given.
         seed: of everything random.
         rows: fastest first, then those that do not fit, last those that are not possible.
-        single: the best single device for the graph as it is; None if the graph fits nowhere at all.
+        single: the best single device for the graph as it is; None if the graph fits nowhere.
         versions: of Python and the packages that made it.
         command: the command line that made it, or "".
     """
@@ -162,7 +162,7 @@ def compare_strategies(
     graph = asked_for(graph, stack)
     several = [strategies] if isinstance(strategies, str | Strategy) else strategies
     asked = [given if isinstance(given, Strategy) else Strategy.parse(given) for given in several]
-    # What may be refused comes before a search for the graph as it is.
+    # Strategies that may be refused come before a search for the graph as it is.
     asked = sorted(dict.fromkeys(asked), key=lambda strategy: strategy.is_none)
     solver = solver_or_reason(graph, cluster, seed)
     bounds = None if isinstance(solver, str) else strategy_bounds(graph, cluster)
@@ -214,7 +214,7 @@ def _best_checked(graph: OpGraph, cluster: Cluster, rows: list[StrategyRow]) -> 
 def _placed(
     graph: OpGraph, cluster: Cluster, solver: Solver | str, seed: int, budget_s: float | None, evaluations: int | None
 ) -> Result:
-    """What `AUTO` finds for the graph as it is."""
+    """Placement that `AUTO` finds for the graph as it is."""
     if isinstance(solver, str):
         return without_answer(graph, cluster, seed, AUTO, solver)
     return solver.solve(AUTO, budget_s, evaluations)

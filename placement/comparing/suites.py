@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class SuiteRow:
-    """What came of one problem.
+    """Outcome of one problem.
 
     Attributes:
         graph, cluster, graph_hash, cluster_hash, methods, strategies, seed, budget_s, evaluations: the problem and how
@@ -61,7 +61,7 @@ class SuiteRow:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells this problem from another one: contents, methods, seed and limits."""
+        """Key that differs between problems: contents, methods, seed and limits."""
         how = self.methods, self.strategies, self.seed, self.budget_s, self.evaluations
         return (self.graph_hash, self.cluster_hash, *how)
 
@@ -132,8 +132,8 @@ def suite(
             rows are the same for any number.
 
     Raises:
-        UnknownNameError, ValueError: as `placement.compare`, before any work. What is wrong with one problem is the
-            reason in its row.
+        UnknownNameError, ValueError: as `placement.compare`, before any work. An error of one problem is the reason in
+        its row.
         OSError: the file cannot be written; before any work.
         PlacementError: the file has lines that are no rows of a suite.
         WorkersError: as `placement.optimize`.
@@ -178,7 +178,7 @@ def suite(
 
 @dataclass(frozen=True, eq=False)
 class Problems:
-    """What the tasks of a suite share: its graphs and clusters."""
+    """Common input of the tasks of a suite: its graphs and clusters."""
 
     graphs: tuple[OpGraph, ...]
     clusters: tuple[Cluster, ...]

@@ -131,7 +131,7 @@ def over_batches(
 
 
 def _case(graph: OpGraph, cluster: Cluster, methods: Sequence[str] | None, search: Mapping[str, Any]) -> Case:
-    """What comes out for one graph on one cluster."""
+    """Outcome for one graph on one cluster."""
     found, reason = None, None
     try:
         found = compare(graph, cluster, methods or (AUTO,), strategies=methods is None, **search)

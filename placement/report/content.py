@@ -57,7 +57,7 @@ def shown_schedules(problem: Problem, comparison: Comparison) -> list[Shown]:
 
 
 def drawn_of(problem: Problem, shown: Sequence[Shown]) -> Drawn:
-    """What is drawn one by one, by the best schedule."""
+    """Parts drawn one by one, by the best schedule."""
     busy_s = shown[0].score.busy_s if shown else np.zeros(problem.cluster.n_devices)
     return Drawn.of(problem.graph, problem.cluster, [one.schedule for one in shown], busy_s)
 

@@ -95,11 +95,11 @@ def _batches(found: WhatIf) -> str:
     what = measure(found.objective)
     return (
         '<div class="two">'
-        + _card("Samples a second over the batch", plot([rates], across, format_rate, unfit), "Of the best found.")
+        + _card("Samples a second over the batch", plot([rates], across, format_rate, unfit), "The best found.")
         + _card(
             f"{what.capitalize()} over the batch",
             plot([Curve(what, "best", times)], across, format_seconds, unfit),
-            "Of the best found.",
+            "The best found.",
         )
         + "</div>"
     )

@@ -48,7 +48,7 @@ class SuiteOptions(HowToRead):
             metavar="A,B,...",
             autocompletion=completion.list_of(completion.METHODS),
             show_default=False,
-            help="Which methods, policy:FILE for a trained policy; every heuristic and auto by default.",
+            help="Methods, policy:FILE for a trained policy; every heuristic and auto by default.",
         ),
     ] = None
     strategies: Annotated[

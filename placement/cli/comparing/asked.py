@@ -27,7 +27,7 @@ class CompareOptions(HowToSearch, HowToRead):
             metavar="A,B,...",
             autocompletion=completion.list_of(completion.METHODS),
             show_default=False,
-            help="Which methods, policy:FILE for a trained policy; every heuristic and auto by default.",
+            help="Methods, policy:FILE for a trained policy; every heuristic and auto by default.",
         ),
     ] = None
     seed: options.Seed = 0
@@ -62,7 +62,7 @@ class CompareOptions(HowToSearch, HowToRead):
             metavar="A,B,...",
             autocompletion=completion.list_of(completion.CLUSTERS),
             show_default=False,
-            help="What if: one row for each of these clusters.",
+            help="One row for each of these clusters.",
         ),
     ] = None
     sweep: options.Sweep = None

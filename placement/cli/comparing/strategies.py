@@ -195,7 +195,7 @@ def _cells(found: StrategyComparison, row: StrategyRow) -> list[str]:
 
 
 def _peaks(found: StrategyComparison) -> Iterator[RenderableType]:
-    """Of the fullest device, what its peak is made of."""
+    """Parts of the fullest device's peak."""
     rows = [(row, row.figures) for row in found.rows if row.figures is not None]
     if not rows:
         return
