@@ -334,7 +334,7 @@ class ProductRates:
     dtype_of: IntArray
 
     def of(self, ops: IntArray) -> ProductRates:
-        """Those of some ops."""
+        """Rates of some ops."""
         return ProductRates(self.table, self.dtype_of[ops])
 
     def __getitem__(self, constant: str) -> FloatArray:

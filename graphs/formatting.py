@@ -24,7 +24,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def exact_bytes(size_bytes: int) -> str:
-    """For error messages: ``"345 bytes"``, ``"1.23 GB (1234567890 bytes)"``."""
+    """Words for error messages: ``"345 bytes"``, ``"1.23 GB (1234567890 bytes)"``."""
     return f"{format_bytes(size_bytes)} ({size_bytes} bytes)" if abs(size_bytes) >= 1000 else f"{size_bytes} bytes"
 
 

@@ -264,7 +264,7 @@ def fit(
 
 
 def checked_stop(until: float | None, updates: int, seconds: float | None, every: int) -> Stop:
-    """When runs end.
+    """The end of runs.
 
     Raises:
         FitError: a number that makes no sense.
@@ -333,7 +333,7 @@ def _telling(progress: Progress | None, method: str) -> Callable[[CurvePoint], N
 
 
 def _rank(run: FitRun) -> tuple[bool, float]:
-    """Those that reach the loss, soonest first; then the others, lowest loss first, those that diverged last."""
+    """Key of order: runs that reach the loss, soonest first; then the others, lowest loss first, diverged ones last."""
     if run.reached:
         return False, run.seconds
     return True, run.loss if math.isfinite(run.loss) else math.inf

@@ -85,7 +85,7 @@ class _Search:
         self._bound_s, self._spent = 0.0, 0
 
     def look_for_a_start(self, seed: int) -> None:
-        """Where no plan is known, one that fits, or the placement that nearly does as a hint."""
+        """A start, where no plan is known: one that fits, or the placement that nearly does as a hint."""
         part = self._budget.part(_START_SHARE)
         nearest = nearest_to_fitting(self._problem, seed, part)
         self._budget.absorb(part)

@@ -82,7 +82,7 @@ def milp(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget, co
 
 
 def _start(problem: Problem, seed: int, budget: Budget) -> Plan:
-    """Where no plan is known, one that fits, or one that nearly does."""
+    """A start, where no plan is known: one that fits, or one that nearly does."""
     part = budget.part(_START_SHARE)
     nearest = nearest_to_fitting(problem, seed, part)
     budget.absorb(part)

@@ -125,7 +125,7 @@ class Transfers:
 
     @cached_property
     def _crossings(self) -> dict[bool, tuple[_Crossing, ...] | None]:
-        """By whether times are measured: what a transfer crosses; None where a pair of sets cannot say it."""
+        """Crossings of a transfer, by whether times are measured; None where a pair of sets cannot say it."""
         return {measured: self._find_crossings(measured) for measured in (False, True)}
 
     def _find_crossings(self, measured: bool) -> tuple[_Crossing, ...] | None:
@@ -168,7 +168,7 @@ class Transfers:
 
     @cached_property
     def _sources(self) -> dict[bool, list[list[list[int]]]]:
-        """By whether times are measured, and by receiver: all others, together where any tensor costs the same."""
+        """All other devices by receiver and by whether times are measured, together where any tensor costs the same."""
         result: dict[bool, list[list[list[int]]]] = {}
         for measured in (False, True):
             result[measured] = []

@@ -228,7 +228,7 @@ def as_it_is(problem: Problem, plan: Plan) -> Applied:
 
 
 def _faster(problem: Problem, device: IntArray, numbers: FloatArray) -> Plan:
-    """Where nothing prescribes an order: that of the program, or what most waits for first, whichever is faster.
+    """The plan where nothing prescribes an order: that of the program, or longest path first, whichever is faster.
 
     Where both take about the same time, it is the one that holds less. Where neither fits, one that holds little at a
     time is tried.

@@ -90,7 +90,7 @@ def _memory(what: Applied, score: Score, op_home: IntArray) -> dict[str, dict[st
 
 
 def communicating(schedule: Schedule, cluster: Cluster, device: int) -> tuple[FloatArray, FloatArray]:
-    """When a device's lanes work, or a transfer from or to it is under way.
+    """Times at which a device's lanes work, or a transfer from or to it is under way.
 
     Returns:
         ``(starts, ends)``, apart and increasing.

@@ -188,7 +188,7 @@ def _v_half(s: int, p: int, m: int, v: int) -> list[_Word]:
 
 
 def _v_half_starts(p: int) -> tuple[int, int, int]:
-    """When the second F begins on the last device, its B on the first, and the other B on the last: as soon as can be.
+    """Earliest starts of the second F on the last device, its B on the first, and the other B on the last.
 
     Each pass follows the one before it, and no two of a device's four fall together when repeated every six units.
     """

@@ -1,4 +1,4 @@
-"""When each op can start at the earliest, and what must follow it, with transfers taken into account."""
+"""Earliest start of each op, and the least time that must follow it, with transfers taken into account."""
 
 from __future__ import annotations
 

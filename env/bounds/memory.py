@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def memory_reason(problem: Problem) -> str | None:
-    """Why provably nothing fits, or None if nothing is proved.
+    """The reason why provably nothing fits, or None if nothing is proved.
 
     Three necessary conditions: an op fits, with everything its colocation group keeps, on some device it may run on;
     the kept bytes of all ops that share a choice of devices fit on these devices; all kept bytes and the largest

@@ -153,7 +153,7 @@ def _speed(task: Task) -> FloatArray:
 
 
 def _argmax_by(values: FloatArray, ptr: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the largest of ``values[ptr[u]:ptr[u + 1]]`` stands, the first of equals, for every u."""
+    """Place of the largest of ``values[ptr[u]:ptr[u + 1]]``, the first of equals, for every u."""
     group = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
     order = np.lexsort((np.arange(len(values)), -values, group))
     return order[ptr[:-1]]

@@ -24,7 +24,7 @@ _MODE = {Priority.LONGEST_PATH: kernel.LONGEST_PATH, Priority.FIFO: kernel.FIFO,
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """When everything happened in one step (n ops, x transfers). Times in seconds from the start of the step.
+    """Times of all ops and transfers in one step (n ops, x transfers). Times in seconds from the start of the step.
 
     Attributes:
         device: int64 [n], device of each op.

@@ -161,7 +161,7 @@ def _checked(
 def _origin(
     train: bool, granularity: str, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Origin:
-    """Where a captured graph comes from; the batch is the first dimension that all input tensors share."""
+    """Origin of a captured graph; the batch is the first dimension that all input tensors share."""
     tensors = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
     first = {tensor.shape[0] for tensor in tensors if tensor.ndim}
     samples = first.pop() if len(first) == 1 else 0

@@ -250,7 +250,7 @@ class Strategy:
         return read_strategy(text)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; `from_dict` gives the strategy back."""
+        """The strategy as JSON values, of which `from_dict` makes it again."""
         return asdict(self)
 
     def to_json(self) -> str:

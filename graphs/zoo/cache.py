@@ -52,7 +52,7 @@ def model_graph(name: str, train: bool = False, granularity: str = "op", batch_s
 
 
 def cache_dir() -> Path:
-    """Where captured graphs are kept."""
+    """Folder of captured graphs."""
     chosen = os.environ.get("PLACEMENT_CACHE_DIR")
     if chosen:
         return Path(chosen)

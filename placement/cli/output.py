@@ -1,4 +1,4 @@
-"""Where output goes: answers to stdout, in one piece; progress to stderr, and only when a person is watching."""
+"""Streams of output: answers to stdout, in one piece; progress to stderr, and only when a person is watching."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def emit_json(value: Any) -> None:
 
 @contextmanager
 def reason_as_json(as_json: bool) -> Iterator[None]:
-    """Where the block finds that nothing can fit, print that as JSON too. Outermost: `progress` redirects stdout."""
+    """Print it as JSON, too, if the block finds that nothing can fit. Outermost: `progress` redirects stdout."""
     from graphs.errors import InfeasibleError
 
     try:

@@ -335,7 +335,7 @@ def _first_host(cluster: Cluster) -> tuple[Cluster, list[RenderableType]]:
 
 
 def format_memory(size_bytes: int) -> str:
-    """As `format_bytes`, for memory that may not be modelled."""
+    """`format_bytes` for memory that may not be modelled."""
     return "not modelled" if size_bytes >= UNLIMITED_BYTES else format_bytes(size_bytes)
 
 

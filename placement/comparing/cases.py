@@ -178,7 +178,7 @@ class WhatIf:
         return " ".join(parts)
 
     def _helping(self, fitting: Sequence[tuple[Case, float]]) -> str:
-        """Where a further device stops helping."""
+        """A sentence about the number of devices at which a further one stops helping."""
         if not fitting:
             return ""
         fastest_s = min(objective_s for _, objective_s in fitting)

@@ -48,7 +48,7 @@ def labels_of(graph: OpGraph, strategy: Strategy) -> str | None:
 
 
 def no_mean_of_parts(graph: OpGraph, strategy: Strategy) -> str | None:
-    """Why the gradient is no mean of those of parts of the batch; None where it is, or there are no parts.
+    """The reason why the gradient is no mean of those of parts of the batch; None where it is, or there are no parts.
 
     Args:
         graph: as the strategy rewrote it.
@@ -84,7 +84,7 @@ class _Step:
         self.labels = {source for op in self.label_losses for source in self._untrained(op)}
 
     def reason(self) -> str | None:
-        """Why no script of parts computes this loss; None where one does."""
+        """The reason why no script of parts computes this loss; None where one does."""
         several = self._first_over_parts()
         if several is not None:
             return (
@@ -156,7 +156,8 @@ class _Step:
         return sorted(op for op, is_term in found.items() if is_term)
 
     def several_terms(self) -> str | None:
-        """Why the gradients cannot be divided once by the share of the labels that count; None where they can."""
+        """Reason why gradients cannot be divided once by the share of the labels that count; None where they
+        can."""
         terms = self._terms()
         targets = {frozenset(self._names(self._untrained(op))) for op in self.label_losses}
         others = [op for op in terms if op not in self.label_losses and not self._is_over_labels(op)]

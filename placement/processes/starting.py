@@ -111,7 +111,7 @@ class Pipe(Protocol):
 
 
 class _Process(Protocol):
-    """As of multiprocessing."""
+    """A process as of multiprocessing."""
 
     @property
     def pid(self) -> int | None: ...
@@ -198,7 +198,7 @@ class Workers:
 
     @property
     def pipes(self) -> list[Pipe]:
-        """To each process, by rank, for `multiprocessing.connection.wait`."""
+        """Pipes to each process, by rank, for `multiprocessing.connection.wait`."""
         return [pipe for _, pipe in self._started]
 
     @property

@@ -12,19 +12,19 @@ class _Fresh:
     """An update takes so many gradients at the current weights; sub-classes say how many."""
 
     def share(self, workers: int) -> int:
-        """How many of them."""
+        """Number of gradients of an update."""
         raise NotImplementedError
 
     def least(self, workers: int) -> int:
-        """As many."""
+        """One worker for each gradient of an update."""
         return self.share(workers)
 
     def is_taken(self, read: int, now: int) -> bool:
-        """At the current weights only."""
+        """Whether the gradient is of the current weights."""
         return read == now
 
     def released(self, waiting: Set[int], steps: Mapping[int, int], workers: int) -> Set[int]:
-        """Those who wait, once they are enough."""
+        """All waiting workers, once they are enough."""
         return waiting if len(waiting) >= self.share(workers) else set()
 
 
@@ -99,6 +99,6 @@ class BoundedStaleness:
         return True
 
     def released(self, waiting: Set[int], steps: Mapping[int, int], workers: int) -> Set[int]:
-        """Those who are not too far ahead of the slowest."""
+        """Workers that are not too far ahead of the slowest."""
         slowest = min(steps.values())
         return {worker for worker in waiting if steps.get(worker, slowest) - slowest <= self.bound}

@@ -22,7 +22,7 @@ MOST_LINES = 100_000  # of a trace, the first ones
 
 @dataclass(frozen=True)
 class Stop:
-    """When a run ends: at a held-out loss, after so many updates, or after so many seconds.
+    """End of a run: at a held-out loss, after so many updates, or after so many seconds.
 
     Attributes:
         every: updates between two evaluations.
@@ -141,4 +141,4 @@ class FitLog:
 
 
 def tell_no_one(point: CurvePoint) -> None:
-    """For where nobody waits."""
+    """Tell no one, where nobody waits."""

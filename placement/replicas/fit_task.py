@@ -29,7 +29,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """Where each parameter stands in the flat vector of weights.
+    """Places of parameters in the flat vector of weights.
 
     Attributes:
         names, shapes: of the parameters, in order.

@@ -177,7 +177,7 @@ def _part(part: type, name: str, options: list[str], text: str) -> Any:
 
 
 def _text(value: object) -> str:
-    """As it is read: a plus sign would begin the next part."""
+    """A number as it is read: a plus sign would begin the next part."""
     return str(value).replace("e+", "e")
 
 

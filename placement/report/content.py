@@ -78,7 +78,7 @@ def page_data(problem: Problem, shown: Sequence[Shown], drawn: Drawn, lower_boun
 
 
 def _devices(cluster: Cluster, drawn: Drawn) -> list[dict[str, Any]]:
-    """Those on the page, and last all others as one, where there are any."""
+    """Devices on the page, and last all others as one, where there are any."""
     devices = (cluster.devices[d] for d in drawn.devices.tolist())
     result: list[dict[str, Any]] = [
         {

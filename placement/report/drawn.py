@@ -44,7 +44,7 @@ class Drawn:
 
     @staticmethod
     def of(graph: OpGraph, cluster: Cluster, schedules: _Schedules, busy_s: FloatArray) -> Drawn:
-        """For schedules, best first, or none; ``busy_s`` float64 [D] tells devices that compute."""
+        """Drawn parts for schedules, best first, or none; ``busy_s`` float64 [D] tells devices that compute."""
         n_devices = cluster.n_devices
         devices, links = np.arange(n_devices), np.arange(len(cluster.links))
         if n_devices > MAX_DEVICES:

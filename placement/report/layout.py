@@ -19,7 +19,7 @@ SWEEPS = 8
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """Where to draw a graph (v nodes, w lines).
+    """Places to draw a graph (v nodes, w lines).
 
     Attributes:
         node_of: int64 [n], the node that stands for each op; several ops share a node in a large graph.

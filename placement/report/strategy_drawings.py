@@ -22,7 +22,7 @@ DIGIT = 8  # width of a digit of a number of a micro-batch
 
 
 def timeline(what: Applied) -> str:
-    """When every device does what: an SVG."""
+    """Work of every device over time: an SVG."""
     from baselines.strategies.timeline import KINDS, timelines  # loads the simulator
     from env.simulation.simulator import Simulator
 

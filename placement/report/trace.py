@@ -54,7 +54,7 @@ def write_trace(result: Result, path: str | PathLike[str], measured: Timeline | 
 
 
 def _names(problem: Problem, measured: Sequence[Track]) -> Iterator[Event]:
-    """Those of processes and tracks, from top to bottom."""
+    """Names of processes and tracks, from top to bottom."""
     links = [f"{link.src} → {link.dst}" for link in problem.cluster.links]
     devices = [f"{d.name} ({d.model or d.kind})" for d in problem.cluster.devices]
     processes = {DEVICES: ("predicted devices", devices), LINKS: ("predicted links", links)}

@@ -69,7 +69,7 @@ def single_s(found: Iterable[Alternative]) -> float | None:
 
 
 def front(found: Iterable[Alternative]) -> tuple[Alternative, ...]:
-    """Those that no other one beats both in time and in memory, fastest first."""
+    """Alternatives that no other one beats both in time and in memory, fastest first."""
     kept: list[Alternative] = []
     for one in sorted(found, key=lambda one: (one.step_time_s or 0.0, one.peak_bytes or 0)):
         if one.peak_bytes is not None and (not kept or one.peak_bytes < (kept[-1].peak_bytes or 0)):

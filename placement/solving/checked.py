@@ -28,7 +28,7 @@ class Checked:
 
     @property
     def words(self) -> str:
-        """For people."""
+        """Words for people."""
         if self.reason:
             return f"not checked by computing: {self.reason}"
         more = f", {self.not_computed} more could not be computed" if self.not_computed else ""

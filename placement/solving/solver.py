@@ -210,7 +210,7 @@ class Solver:
         )
 
     def _failed(self, method: str, error: InfeasibleError) -> str:
-        """Why a method found nothing, with advice where it is one that searches."""
+        """The reason why a method found nothing, with advice where it is one that searches."""
         if method in HEURISTICS:
             return str(error)
         return f"{error} {what_would_help(self.problem, self.problem.working_bytes)}"

@@ -117,7 +117,7 @@ class ProcessRunner:
 
 
 def _heard(workers: Iterable[Workers]) -> list[Workers]:
-    """Those that have answered or ended, once there are some."""
+    """Workers that have answered or ended, once there are some."""
     pipes: dict[Any, Workers] = {worker.pipes[0]: worker for worker in workers}
     return [pipes[pipe] for pipe in wait(list(pipes))]
 

@@ -135,7 +135,7 @@ class RayRunner:
 
 
 def _reason(error: Exception) -> str:
-    """Why an actor did not begin, in a sentence: its own, if it has one."""
+    """The reason why an actor did not begin, in a sentence: its own, if it has one."""
     text = str(error)
     if (own := text.find("WorkersError: ")) >= 0:
         return text[own + len("WorkersError: ") :].partition("\n")[0]

@@ -258,10 +258,9 @@ class _Search:
                 here = best
 
     def _rank(self, estimate: Estimate) -> tuple[int, float, int]:
-        """Those that fit first, then those that may, by time, or by what they lack; of equal ones the shorter text.
+        """Key that sorts those that fit first, then those that may, by time or missing memory, the shorter text first.
 
-        Where nothing is known that fits, what lacks least comes first, from where the way to something that fits is
-        short.
+        While nothing that fits is known, strategies that lack least memory come first: others that fit are near them.
         """
         fits = self.pool.promises_to_fit(estimate, self.capacity)
         lacks = 0 if fits else 1 if estimate.missing_bytes <= self.settings.near_memory * self.capacity else 2

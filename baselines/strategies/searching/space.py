@@ -145,7 +145,7 @@ class Space:
             yield from sorted(shaped, key=lambda shape: _axes(*shape))
 
     def _meshes_of(self, total: int) -> Iterator[tuple[dict[str, int], int]]:
-        """Those of so many devices."""
+        """Meshes of so many devices."""
         others = [axis for axis in sorted(AXES) if axis not in ("dp", "tp") and self.limit(axis) > 1]
         shapes = [(stages, inner) for stages in divisors(total) for inner in divisors(total // stages)]
         for stages, inner in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)):

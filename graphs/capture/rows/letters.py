@@ -30,7 +30,7 @@ class Slot(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Where a letter stands in a tensor.
+    """Dimensions of a tensor that a letter stands for.
 
     Attributes:
         slot: number of the tensor.

@@ -1,4 +1,4 @@
-"""Where a dimension of a view lies in the memory of the tensor that it is a view of.
+"""Place of a view's dimension in the memory of the tensor that it is a view of.
 
 The memory of a tensor is a number system: each of its dimensions is a digit, or several. An index of a view's dimension
 counts with a stretch of these digits: of ``[B * S, H]`` read from ``[B, S, H]``, first those of S, then those of B.

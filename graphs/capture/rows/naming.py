@@ -146,7 +146,7 @@ class Dimensions:
                 yield WORDS[rank], Shard(dim, high // low, 0, length // high)
 
     def marks_of(self, root: Root, dim: int) -> list[int]:
-        """Where a dimension falls apart."""
+        """Marks at which a dimension falls apart."""
         return self._dimension(root, dim).marks
 
     def _dimension(self, root: Root, dim: int) -> _Dimension:

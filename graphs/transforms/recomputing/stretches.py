@@ -84,7 +84,7 @@ class _ForwardPass:
 
     @cached_property
     def tensors(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Those that other forward ops read, by maker: places of maker and last reader, and bytes; int64 each."""
+        """Tensors that other forward ops read, by maker: places of maker and last reader, and bytes; int64 each."""
         producer, reader, tensor = self.graph.edge_list
         inner = (self.place[producer] >= 0) & (self.place[reader] >= 0)
         last = np.full(self.graph.n_tensors, -1, dtype=np.int64)

@@ -183,7 +183,7 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
 
 
 def _graph_of(example: Example, machine: Cluster, train: bool, report: Report, stack: str | None) -> OpGraph:
-    """With measured op times.
+    """Graph of the model with measured op times.
 
     Times are the cost model's of a model that cannot be traced, whose graph is by module, and on a stack: ops are
     measured one by one.

@@ -86,7 +86,7 @@ def export(given: ExportOptions) -> None:
 
 
 def _write_script(given: ExportOptions, script: str) -> None:
-    """To a file or to stdout; with ``--json`` as a field of an object."""
+    """Write a script to a file or to stdout; with ``--json`` as a field of an object."""
     if given.output is not None:
         from graphs.disk import write_atomically
 

@@ -132,7 +132,7 @@ def _forward(graph: OpGraph) -> list[int]:
 
 
 def _begins(graph: OpGraph, stage: IntArray) -> list[int]:
-    """Where in the forward pass each stage begins."""
+    """Place in the forward pass at which each stage begins."""
     found: dict[int, int] = {}
     for position, op in enumerate(_forward(graph)):
         found.setdefault(int(stage[op]), position)

@@ -34,7 +34,7 @@ class Recipe:
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """Where a training run begins, whatever the policy; see `make_learner`."""
+    """Start of a training run, whatever the policy; see `make_learner`."""
 
     warm_start: bool
     scorer: str | ScorerFactory

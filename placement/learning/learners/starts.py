@@ -1,4 +1,4 @@
-"""Where learning begins: the best list schedule known for a problem, or what a trained policy makes of it."""
+"""Starts of learning: the best list schedule known for a problem, or a trained policy's placement."""
 
 from __future__ import annotations
 

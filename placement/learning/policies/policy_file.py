@@ -21,7 +21,7 @@ _KIND = Kind("a policy file", "policy.json", "placement.policy", 1)
 
 @dataclass(frozen=True)
 class PolicyOrigin:
-    """Where a policy comes from.
+    """Origin of a policy.
 
     Attributes:
         preset, warm_start, seed: as given to `placement.train`.

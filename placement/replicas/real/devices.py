@@ -64,7 +64,7 @@ def kinds_of(cluster: Cluster, seating: Seating) -> tuple[str, ...]:
 
 
 def place_of(kinds: Sequence[str], number: int) -> torch.device:
-    """Where a process computes, by the kinds of all; the GPUs of each host are counted from ``cuda:0``."""
+    """Device on which a process computes, by the kinds of all; the GPUs of each host are counted from ``cuda:0``."""
     if kinds[number] != _GPU:
         return CPU
     here = of_this_host(range(len(kinds))) or range(number)

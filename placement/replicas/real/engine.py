@@ -71,7 +71,7 @@ class RealEngine:
         self._kinds = kinds or ["cpu"] * len(self._seats)
 
     def run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None] = tell_no_one) -> FitRun:
-        """Until the end; `tell` is told each point of the curve.
+        """Run until the end; `tell` gets each point of the curve.
 
         Raises:
             RankError: a participant has died, or failed, and the others do not go on without it.

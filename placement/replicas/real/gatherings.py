@@ -41,7 +41,7 @@ class _Group:
 
     @property
     def place(self) -> torch.device:
-        """Where tensors are."""
+        """Device of the tensors."""
         return CPU if self.gpu is None else self.gpu
 
 
@@ -175,5 +175,5 @@ class Gatherings:
 
 
 def _gpu_key(number: int) -> str:
-    """Where the store says which GPU a participant has."""
+    """Key of the store under which it has a participant's GPU."""
     return f"gpu{number}"

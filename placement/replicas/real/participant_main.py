@@ -108,7 +108,7 @@ class _RequestRunner:
         self._turns, self._steps = Turns(settings.stop), 0
 
     def work(self, participant: Participant) -> None:
-        """Until the participant has no more requests."""
+        """Carry out requests until the participant has no more."""
         answer: Any = None
         lost: ParticipantLost | None = None
         while True:

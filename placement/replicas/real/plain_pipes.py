@@ -75,7 +75,7 @@ class PlainPipe:
         return self._pipe.poll(limit_s)
 
     def fileno(self) -> int:
-        """As of a file, so that several can be waited for."""
+        """The descriptor as of a file, so that several can be waited for."""
         return self._pipe.fileno()
 
     def close(self) -> None:

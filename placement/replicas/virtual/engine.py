@@ -76,7 +76,7 @@ class VirtualEngine:
         self._at(time_s, lambda: self._lose(number))
 
     def run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None] = tell_no_one) -> FitRun:
-        """Until the end; `tell` is told each point of the curve."""
+        """Run until the end; `tell` gets each point of the curve."""
         # Where computing is timed, as in a process of a run, which has one core.
         with nullcontext() if self._speeds.exchanges is None else single_threaded():
             return self._run(method, stop, tell)
@@ -233,7 +233,7 @@ class VirtualEngine:
             self._later(end_s, member, answer)
 
     def _together(self, kind: str, group: tuple[int, ...], sizes: Sequence[int], whole: int) -> float:
-        """When a collective of `whole` bytes has ended: as measured on the cluster, or once around a ring, or twice."""
+        """End of a collective of `whole` bytes: as measured on the cluster, or once around a ring, or twice."""
         rounds = {"all_reduce": 2, "all_gather": 1}[kind] * (len(group) - 1)
         if self._speeds.exchanges is not None and len(group) > 1:
             self.bytes += sum(sizes) * rounds * (len(group) if len(sizes) == 1 else 1)
@@ -247,7 +247,7 @@ class VirtualEngine:
         return self.now_s + float(found.seconds(kind, whole))
 
     def _around(self, group: tuple[int, ...], sizes: Sequence[int], rounds: int) -> float:
-        """When pieces of these sizes have gone so many times to the next member of a ring; each turn waits for all."""
+        """End of so many turns of pieces of these sizes to the next member of a ring; each turn waits for all."""
         now_s = self.now_s
         for turn in range(rounds):
             ends = []

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class VirtualNetwork:
-    """When the links of a cluster are free again. Transfers are asked for in order of time.
+    """Times at which the links of a cluster are free again. Transfers are asked for in order of time.
 
     Attributes:
         cluster: whose routes are taken.
@@ -22,7 +22,7 @@ class VirtualNetwork:
     free_s: dict[int, float] = field(default_factory=dict)
 
     def arrival_s(self, source: int, target: int, size: int, now_s: float) -> float:
-        """When `size` bytes that are sent now arrive, between two devices by number."""
+        """Arrival of `size` bytes that are sent now, between two devices by number."""
         if source == target:
             return now_s
         route = self.cluster.routes[source, target]

@@ -63,7 +63,7 @@ class Speeds:
         stragglers: Stragglers,
         seed: int,
     ) -> Speeds:
-        """With gradients that each take one of the times, (samples) -> seconds, that were measured; which, is drawn."""
+        """Speeds with gradients that each take a drawn one of the measured times, (samples) -> seconds."""
 
         def step_s(worker: int, step: int, samples: int) -> float:
             measured = gradients_s(samples)

@@ -132,7 +132,7 @@ def beside_placements(
     evaluations: int | None = None,
     check: Check = unchecked,
 ) -> Result:
-    """As `best_of_all`, with placements that are known, and the whole budget for strategies."""
+    """`best_of_all` with placements that are known, and the whole budget for strategies."""
     began_s = time.perf_counter()
     budget = _budget(graph, budget_s, evaluations)
     part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
@@ -369,7 +369,7 @@ def starts(graph: OpGraph, cluster: Cluster) -> Iterator[Strategy]:
 
 
 def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, outcome: StrategyOutcome) -> str:
-    """Why nothing fits: what the most frugal strategy lacks on which device, and how many devices would do."""
+    """The reason why nothing fits: bytes that the most frugal strategy lacks, and how many devices would do."""
     if outcome.frugal is None:
         return placed.reason or f"graph {graph.name!r} allows no strategy on cluster {cluster.name!r}."
     frugal = strategy_row(graph, cluster, outcome.frugal.strategy, seed, {}).result
