@@ -25,7 +25,7 @@ from placement.measuring.machine import local_cluster
 from placement.measuring.profiling import profile
 from placement.optimization import optimize
 from placement.solving.alternatives import best_of_each
-from placement.solving.strategies.words import family_in_words
+from placement.solving.strategy_words import family_in_words
 
 BATCH, SIDE, CHANNELS, WIDE, CLASSES = 64, 32, 32, 2048, 100
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
-from source_tree import LAYERS, ROOT, import_graph, imported_names
+from source_tree import LAYERS, ROOT, import_graph, imported_names, modules
 
 # What may import what: files and rooms of a floor, from the ground up. A file or room may import those of the lines
 # before its own; the files of one line may import each other, the rooms of one line may not.
@@ -126,6 +126,24 @@ def test_rooms_import_only_from_below(package: str) -> None:
         if level[there] > level[here] or is_room[here] or is_room[there]:
             wrong.append(f"{module} imports {other}")
     assert sorted(wrong) == []
+
+
+PACKAGES = [
+    name for name, path in modules().items() if path.name == "__init__.py" and name != "placement.runtime.sharded"
+]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_rooms_import_each_other_in_no_circle(package: str) -> None:
+    """At every level, wherever in a file the import stands; two files may, for types."""
+    rooms = {path.parent.name for name, path in modules().items() if name.rpartition(".")[0] == package}
+    graph, between = import_graph(at_load=False), nx.DiGraph()
+    for module, other in graph.edges:
+        here, there = child_of(package, module), child_of(package, other)
+        if here != there and None not in (here, there) and "__init__" not in (here, there):
+            between.add_edge(here, there)
+    circles = [sorted(found) for found in nx.strongly_connected_components(between) if len(found) > 1]
+    assert [circle for circle in circles if rooms.intersection(circle)] == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -24,7 +24,7 @@ from placement.report.words import format_percent
 from placement.solving.alternatives import best_of_each, single_s
 from placement.solving.answer import relative_gap
 from placement.solving.methods import measure
-from placement.solving.strategies.words import family_in_words
+from placement.solving.strategy_words import family_in_words
 from placement.solving.utilisation import basis, format_rate, rate_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from graphs.formatting import format_bytes, format_seconds
 from placement.report.strategy_plan import plan_drawing
 from placement.solving.alternatives import Alternative, best_of_each, front, single_s
 from placement.solving.result import Result
-from placement.solving.strategies.words import family_in_words, in_words
+from placement.solving.strategy_words import family_in_words, in_words
 
 NOTHING = "–"
 WIDTH, HEIGHT = 560, 300

@@ -8,7 +8,7 @@ from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, b
 from placement.solving.methods import AUTO
 from placement.solving.result import Result
 from placement.solving.stacks import stack_word
-from placement.solving.strategies.words import family_in_words, in_words
+from placement.solving.strategy_words import family_in_words, in_words
 
 _OTHERS = 2  # next best ways that are told
 _FAR = 4.0  # times the answer: slower ways are none to choose from

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Container, Iterator
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -35,11 +36,13 @@ def imported_names(source: str, at_load: bool = False, known: Container[str] = (
         waiting += ast.iter_child_nodes(node)
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every module of the four packages by its dotted name."""
     return {_name(path): path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))}
 
 
+@cache
 def import_graph(at_load: bool) -> nx.DiGraph:
     """Modules, with an edge from each to those it imports: at load, or wherever it may."""
     files = modules()

@@ -35,7 +35,7 @@ from placement.solving.solver import Solver
 from placement.solving.strategies.placing import placing
 from placement.solving.strategies.plainest import WITHIN, oddities, plainer
 from placement.solving.strategies.row import strategy_row, without_answer
-from placement.solving.strategies.words import impossible
+from placement.solving.strategy_words import impossible
 
 if TYPE_CHECKING:
     from baselines.budget import Search

@@ -7,7 +7,7 @@ import pytest
 from baselines.strategies.searching.families import FAMILIES
 from graphs.transforms.axes import AXES
 from graphs.transforms.strategy import ORDERS, Strategy
-from placement.solving.strategies.words import family_in_words, impossible, in_words
+from placement.solving.strategy_words import family_in_words, impossible, in_words
 
 
 @pytest.mark.parametrize(
