@@ -156,8 +156,7 @@ class _Step:
         return sorted(op for op, is_term in found.items() if is_term)
 
     def several_terms(self) -> str | None:
-        """Reason why gradients cannot be divided once by the share of the labels that count; None where they
-        can."""
+        """Reason why gradients cannot be divided once by the share of the labels that count, or None."""
         terms = self._terms()
         targets = {frozenset(self._names(self._untrained(op))) for op in self.label_losses}
         others = [op for op in terms if op not in self.label_losses and not self._is_over_labels(op)]

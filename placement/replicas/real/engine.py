@@ -20,9 +20,9 @@ from placement.processes.starting import ENDED, FAILURE, SILENT, WorkerEndedErro
 from placement.processes.stopped import StoppedProcesses
 from placement.processes.threads import single_threaded
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
-from placement.replicas.real.crew import READY, CrewPlan, follow
 from placement.replicas.real.devices import place_of
 from placement.replicas.real.participant_main import COMPUTED, READ, UPDATED, ParticipantSettings, participant_main
+from placement.replicas.real.worker_groups import READY, WorkerGroup, follow
 from placement.replicas.requests import Updated, name_of
 from placement.runtime.ranks.launch import met_store
 
@@ -92,22 +92,22 @@ class RealEngine:
         return found
 
     def _seat_main(self, stop: Stop, seat: int, parent: Parent) -> None:
-        """Main function of a seat's process, which is told the names of the common store and of those of crews."""
+        """Main function of a seat's process, which is told the names of all stores: the common one, then groups'."""
         if self._ranks is None:  # all are on this host
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-        of_all, *of_crews = parent.hear()
+        of_all, *of_groups = parent.hear()
         meet = met_store if self._ranks is None else self._ranks.met_store
-        crews = tuple(
-            CrewPlan(self._task, worker, plan, partial(meet, name))
-            for worker, (plan, name) in enumerate(zip(self._plans, of_crews, strict=True))
+        groups = tuple(
+            WorkerGroup(self._task, worker, plan, partial(meet, name))
+            for worker, (plan, name) in enumerate(zip(self._plans, of_groups, strict=True))
         )
         total, (number, helper) = len(self._participants), self._seats[seat]
         place = place_of(self._kinds, seat)
         if helper:
-            follow(crews[number], helper, seat, place, parent)
+            follow(groups[number], helper, seat, place, parent)
             return
         settings = ParticipantSettings(
-            self._task, stop, self._workers, total, self._delay_s, meet(of_all), crews, place
+            self._task, stop, self._workers, total, self._delay_s, meet(of_all), groups, place
         )
         participant_main(settings, number, self._participants[number], seat, parent)
 
@@ -150,7 +150,7 @@ class RealEngine:
         return log.run(method, watch.now_s, watch.bytes_sent)
 
     def _met(self, stop: Stop, names: Sequence[str], folder: Path) -> Workers:
-        """Processes that have met, by stores in a folder of this run: one of all, and one of each crew.
+        """Processes that have met, by stores in a folder of this run: one of all, and one of each worker group.
 
         A fork of a process with threads may find a lock that no thread is left to open. So those that do not meet are
         started once more; beside ranks there is no second try, for they begin together.
@@ -159,7 +159,7 @@ class RealEngine:
             workers = self._started(stop)
             try:
                 with suppress(WorkerEndedError):  # which is heard of below
-                    workers.tell([str(folder / f"{limit_s:g}-{crew}") for crew in range(1 + len(self._plans))])
+                    workers.tell([str(folder / f"{limit_s:g}-{group}") for group in range(1 + len(self._plans))])
                 if _meet(workers, names, len(self._seats), limit_s):
                     return workers
             except BaseException:

@@ -15,9 +15,9 @@ from graphs.errors import PlacementError, RankError
 from placement.processes.threads import on_one_core
 from placement.replicas.fit_log import Turns
 from placement.replicas.fit_task import CPU
-from placement.replicas.real.crew import READY, Crew
 from placement.replicas.real.gatherings import Gatherings
 from placement.replicas.real.mail import Mail
+from placement.replicas.real.worker_groups import READY, WorkerRank
 from placement.replicas.requests import (
     AllGather,
     AllReduce,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from placement.processes.starting import Parent
     from placement.replicas.fit_log import Stop
     from placement.replicas.fit_task import FitTask
-    from placement.replicas.real.crew import CrewPlan
+    from placement.replicas.real.worker_groups import WorkerGroup
 
 READ, COMPUTED, UPDATED = "read", "computed", "updated"
 
@@ -49,7 +49,7 @@ class ParticipantSettings:
         total: participants, the first `workers` of them workers.
         delay_s: (worker, step) -> seconds by which the gradient of a mini-batch takes longer.
         store: where they meet.
-        crews: of each worker, if it lies on several devices.
+        groups: of each worker, if it lies on several devices.
         place: where this process computes.
     """
 
@@ -59,7 +59,7 @@ class ParticipantSettings:
     total: int
     delay_s: Callable[[int, int], float]
     store: Any
-    crews: tuple[CrewPlan, ...] = ()
+    groups: tuple[WorkerGroup, ...] = ()
     place: torch.device = CPU
 
 
@@ -69,15 +69,15 @@ def participant_main(
     """Meet the others, begin when told to, and carry out what the participant asks for until this process is ended."""
     on_one_core(core)
     mail = Mail(settings.store, number, settings.total)
-    crew = Crew(settings.crews[number], 0, settings.place) if number < len(settings.crews) else None
-    task = settings.task.on(settings.place) if crew is None else settings.task
+    group = WorkerRank(settings.groups[number], 0, settings.place) if number < len(settings.groups) else None
+    task = settings.task.on(settings.place) if group is None else settings.task
     if task.place != CPU:
         task.gradient(task.weights(), torch.arange(task.batch))  # the first one starts the GPU
     gatherings = Gatherings(settings.store, mail, settings.place)
     parent.say((READY,))
     told_s = parent.hear()
     began_s = time.monotonic() if told_s is None else told_s
-    runner = _RequestRunner(replace(settings, task=task), number, mail, gatherings, parent, began_s, crew)
+    runner = _RequestRunner(replace(settings, task=task), number, mail, gatherings, parent, began_s, group)
     try:
         runner.work(participant)
     except RankError:  # of the worker's own processes: it is lost, with which some methods go on
@@ -100,9 +100,9 @@ class _RequestRunner:
         gatherings: Gatherings,
         parent: Parent,
         began_s: float,
-        crew: Crew | None,
+        group: WorkerRank | None,
     ) -> None:
-        self._crew = crew
+        self._group = group
         self._settings, self._number, self._began_s = settings, number, began_s
         self._mail, self._gatherings, self._parent = mail, gatherings, parent
         self._turns, self._steps = Turns(settings.stop), 0
@@ -145,8 +145,8 @@ class _RequestRunner:
         self._steps += 1
         self._parent.say((READ, self._now_s(), step, request.version))
         samples = task.samples_of(request.samples, self._number, self._settings.workers, step)
-        if self._crew is not None:
-            loss, gradient = self._crew.gradient(request.weights, samples, step)
+        if self._group is not None:
+            loss, gradient = self._group.gradient(request.weights, samples, step)
         else:
             with task.drawing(self._number, step):
                 loss, gradient = task.gradient(request.weights, samples, request.backward_weights)

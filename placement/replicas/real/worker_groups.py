@@ -1,4 +1,4 @@
-"""`Crew`: the processes of one worker that lies on several devices, and compute its gradients together."""
+"""`WorkerGroup`: the processes of a worker on several devices, which compute its gradients together."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ READY = "ready"  # what a process says that has met the others
 
 
 @dataclass(frozen=True, eq=False)
-class CrewPlan:
-    """Knowledge shared by the processes of a worker.
+class WorkerGroup:
+    """A worker on several devices, as its processes know it.
 
     Attributes:
-        worker: its number.
+        number: of the worker.
         plan: what each of them does in a step of a mini-batch.
         meet: opens the store where they meet.
     """
 
     task: FitTask
-    worker: int
+    number: int
     plan: StrategyPlan
     meet: Callable[[], Any]
 
@@ -47,23 +47,23 @@ class CrewPlan:
         return len(self.plan.states)
 
 
-class Crew:
-    """One of the processes. The first is the worker itself; the others do what it asks for until they are ended.
+class WorkerRank:
+    """One process of a worker. The first is the worker itself; the others do what it asks for until they are ended.
 
     Raises:
         RankError: they cannot reach each other.
     """
 
-    def __init__(self, plan: CrewPlan, rank: int, place: torch.device) -> None:
-        self._plan, self._task = plan, replace(plan.task, place=place)
-        self._layout = plan.task.layout  # of the whole model, which becomes this process's own part below
+    def __init__(self, worker: WorkerGroup, rank: int, place: torch.device) -> None:
+        self._worker, self._task = worker, replace(worker.task, place=place)
+        self._layout = worker.task.layout  # of the whole model, which becomes this process's own part below
         from placement.runtime.ranks.process_group import ProcessGroup
         from placement.runtime.sharded.module import StrategyModule  # loads capture
 
-        store = plan.meet()
-        group = ProcessGroup.start(store, rank, plan.size, is_quiet=True)
-        self._orders = gloo_group(PrefixStore("orders", store), rank, plan.size, NO_LIMIT)
-        self._module = StrategyModule(self._task.model, plan.plan, group, place)
+        store = worker.meet()
+        group = ProcessGroup.start(store, rank, worker.size, is_quiet=True)
+        self._orders = gloo_group(PrefixStore("orders", store), rank, worker.size, NO_LIMIT)
+        self._module = StrategyModule(self._task.model, worker.plan, group, place)
         self._weights = torch.empty(self._layout.size)
 
     def gradient(self, weights: Tensor, samples: Tensor, step: int) -> tuple[float, Tensor]:
@@ -75,7 +75,7 @@ class Crew:
         """
         if len(samples) != self._task.batch:
             raise FitError(
-                f"a worker on {self._plan.size} devices computes gradients of {self._task.batch} samples, and the "
+                f"a worker on {self._worker.size} devices computes gradients of {self._task.batch} samples, and the "
                 f"method asks for {len(samples)}; take workers on one device each, or another method."
             )
         self._weights.copy_(weights)
@@ -93,7 +93,7 @@ class Crew:
             for each in (step, samples, self._weights):
                 self._orders.broadcast(each, 0).wait()
         except RuntimeError as error:
-            raise RankError(f"a process of worker {self._plan.worker} has ended: {error}") from None
+            raise RankError(f"a process of worker {self._worker.number} has ended: {error}") from None
         module, layout = self._module, self._layout
         with torch.no_grad():
             for name, value in zip(layout.names, layout.views(self._weights), strict=True):
@@ -101,17 +101,17 @@ class Crew:
                 if own is not None:
                     module.get_parameter(name).copy_(own)
         module.zero_grad()
-        with self._task.drawing(self._plan.worker, int(step)):
+        with self._task.drawing(self._worker.number, int(step)):
             loss = module.step(*(each[samples].to(self._task.place) for each in self._task.data))
         return float(loss), module.gathered_gradients()
 
 
-def follow(plan: CrewPlan, rank: int, core: int, place: torch.device, parent: Parent) -> None:
-    """The life of a process that helps a worker. Should it fail, the worker hears of it, and tells."""
+def follow(worker: WorkerGroup, rank: int, core: int, place: torch.device, parent: Parent) -> None:
+    """Main function of a process that helps a worker. The worker hears of a failure, and tells."""
     on_one_core(core)
     try:
-        crew = Crew(plan, rank, place)
+        helper = WorkerRank(worker, rank, place)
         parent.say((READY,))
-        crew.follow()
+        helper.follow()
     except RankError:
         os._exit(1)
