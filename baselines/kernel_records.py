@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Inputs(NamedTuple):
-    """What ops read."""
+    """Tensors that ops read."""
 
     ptr: IntArray  # [n + 1]
     tensor: IntArray  # [e], grouped by the op that reads them
@@ -24,7 +24,7 @@ class Inputs(NamedTuple):
 
 
 class Readers(NamedTuple):
-    """Who reads what ops make."""
+    """Readers of the tensors that ops make."""
 
     output_ptr: IntArray  # [n + 1], tensors by the op that makes them
     ptr: IntArray  # [m + 1]
@@ -50,7 +50,8 @@ class Wire(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Where units may run, what they are charged with, and the account so far, which the loops write."""
+    """Devices on which units may run, the bytes they are charged with, and the account so far, which the loops
+    write."""
 
     allowed: BoolArray  # [U, D]
     unit_bytes: IntArray  # [U], of which a device holds the sum
@@ -62,12 +63,12 @@ class Room(NamedTuple):
 
 
 def inputs_of(graph: OpGraph) -> Inputs:
-    """What the ops of a graph read."""
+    """Tensors that the ops of a graph read."""
     return Inputs(*graph.inputs, graph.tensor_producer)
 
 
 def readers_of(graph: OpGraph) -> Readers:
-    """Who reads what the ops of a graph make."""
+    """Readers of the tensors that the ops of a graph make."""
     return Readers(graph.output_ptr, graph.consumer_ptr, graph.consumers)
 
 

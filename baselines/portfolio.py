@@ -32,7 +32,7 @@ STARTS = {
 # Run to their end whatever the budget, so that there is always an answer, one device among them.
 ALWAYS = {THROUGHPUT: ("single_device", "expert"), LATENCY: ("single_device", "heft")}
 _QUICK_SHARE, _QUICK_S = 0.1, 0.2  # of the time, or so many seconds if that is more, may go into `STARTS`
-# What `auto` may spend on the other heuristics, which take seconds: they plan pipelines, not steps.
+# Share of `auto` for the other heuristics, which take seconds: they plan pipelines, not steps.
 _SLOW_SHARE = {THROUGHPUT: 0.2, LATENCY: 0.0}
 _NOTHING_FITS_SHARE = 0.2  # the same where nothing quick fits
 _MOST_STARTS = 6  # more would leave each too little of the budget

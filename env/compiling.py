@@ -1,4 +1,4 @@
-"""Who hears that numba compiles something, which takes seconds, once; loads no compiler itself.
+"""Listeners to numba's compiling, which takes seconds, once; loads no compiler itself.
 
 `env.jit` reports here. A command that shows progress listens, and says it.
 """

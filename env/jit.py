@@ -9,7 +9,7 @@
 None needs Python's lock. Division by zero gives infinity, as in numpy.
 
 Compiled functions are kept beside the source, or in the user's cache folder. Where neither can be written (a read-only
-install in a container, say) numba refuses to compile at all; then they live in a folder of this process.
+install in a container, say) numba refuses to compile; then they live in a folder of this process.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _Cache(FunctionCache):
         return (*super()._index_key(*arguments), self._sources)  # type: ignore[no-untyped-call]
 
     def load_overload(self, *arguments: Any) -> Any:
-        """What was compiled before; nothing where its files are damaged, or of a version whose records had other names.
+        """Code compiled before; none where its files are damaged, or of a version whose records had other names.
 
         numba keeps the types of arguments pickled, by the names of their classes, and reads them before it compares
         anything: a record renamed since, or a file that a power cut has left empty, would end every call.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Where every op runs, and possibly in which order (n ops, x transfers).
+    """The device of every op, and possibly an order (n ops, x transfers).
 
     Attributes:
         device: int64 [n], device number of each op.

@@ -22,19 +22,6 @@ EMPTY = re.compile(r"\b(?:(?<!not )at all|by now|best of all)\b")
 NOT_YET = (
     "placement/measuring/",
     "placement/runtime/",
-    # Files that compiled code is made of: all of it is compiled anew after a change.
-    "baselines/kernel_records.py",
-    "baselines/list_schedulers/list_kernel.py",
-    "baselines/local_search/makespan_",
-    "baselines/strategies/estimating/",
-    "env/bounds/head_kernel.py",
-    "env/compiling.py",
-    "env/gym/task_kernel.py",
-    "env/jit.py",
-    "env/simulation/",
-    "env/times/launch_kernel.py",
-    "placement/learning/networks/",
-    "placement/solving/compiling.py",
 )
 
 

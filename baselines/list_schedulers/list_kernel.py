@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Placing(NamedTuple):
-    """What is known while ops are placed by rank."""
+    """State of placing ops by rank."""
 
     op_of: IntArray  # [n], ops by rank
     unit_of: IntArray  # [n]
@@ -49,7 +49,7 @@ class Queue(NamedTuple):
 def earliest_start(
     op: int, op_device: IntArray, finish_s: FloatArray, inputs: Inputs, wire: Wire, result: FloatArray
 ) -> None:
-    """When the last input of an op arrives at each device, float64 [D]: the maximum over its predecessors."""
+    """Arrival of the last input of an op at each device, float64 [D]: the maximum over its predecessors."""
     for d in range(len(result)):
         result[d] = 0.0
     for j in range(inputs.ptr[op], inputs.ptr[op + 1]):
@@ -94,7 +94,8 @@ def insert(
         for d in range(n_devices):
             if (d != only) if only >= 0 else not fits(unit, d, room):
                 continue
-            # What still follows on this device: the look ahead, and the unit's other ops, which must come here too.
+            # Seconds that still follow on this device: the look ahead, and the unit's other ops, which must come here
+            # too.
             later_s = look_ahead_s[op, d]
             if fixed[unit] < 0:
                 later_s += unit_s[unit, d] - op_s[op, d]
@@ -214,8 +215,8 @@ def usable(rank: int, device: int, placing: Placing) -> bool:
 def first(device: int, now_s: float, key_s: FloatArray, queue: Queue, placing: Placing) -> int:
     """The rank of the op that can start first on the device, of those that can now the lowest; -1 if there is none.
 
-    Ops wait in a heap by ``key_s`` [n], when they could start, until that is past, and then in a heap by rank. What is
-    not usable on top of a heap never will be, and goes: each op passes each heap of each device once.
+    Ops wait in a heap by ``key_s`` [n], when they could start, until that is past, and then in a heap by rank. An op on
+    top of a heap that is not usable never will be, and goes: each op passes each heap of each device once.
     """
     d, zero = device, queue.zero
     early, late = queue.startable[d], queue.waiting[d]
@@ -289,7 +290,7 @@ def held_back(
     urgent: Queue,
     placing: Placing,
 ) -> tuple[int, float]:
-    """What a device starts, and when, that could start an op now but awaits the favourite child of its last op.
+    """Op that a device starts, and when, if it could start one now but awaits the favourite child of its last op.
 
     It waits where no other device could start that child sooner, unless the op is urgent: its inputs are everywhere.
     ``now_s`` [D] is when each device is free; ``ready_s`` [D, n] and ``urgent_s`` [n] are by rank.
@@ -325,8 +326,9 @@ def choose(
 ) -> tuple[int, int, float]:
     """The rank, device and start of the op that can start first; -1 where there is none.
 
-    Of equals the lowest rank, and of its devices one that awaits nothing else, or else the fastest. ``child_of`` [D] is
-    the rank of the op each device awaits, once the ops it needs have ended (``done_s`` [n], by rank), or -1.
+    The lowest rank wins among equals, and among its devices one that awaits nothing else, or else the fastest.
+    ``child_of`` [D] is the rank of the op each device awaits, once the ops it needs have ended (``done_s`` [n], by
+    rank), or -1.
     """
     best, best_device, best_s, best_waits = -1, -1, np.inf, False
     for d in range(len(now_s)):
@@ -385,7 +387,7 @@ def start_earliest(
     free_s, now_s, child_of = np.zeros(n_devices), np.zeros(n_devices), np.full(n_devices, -1, dtype=np.int64)
     count = sources
     for _ in range(n):
-        # Whatever the last op released waits for devices first: it may be what starts next.
+        # Ops that the last one released wait for devices first: one of them may start next.
         for k in range(count):
             op = released[k]
             rank, unit = rank_of[op], unit_of[op]

@@ -105,8 +105,8 @@ def shift(c: LoadInstance, s: LoadState, u: int, b: int) -> None:
     s.device[b].largest = max(s.device[b].largest, w)
     while s.device[a].largest > 0 and s.workspaces[a, s.device[a].largest] == 0:
         s.device[a].largest -= 1
-    # What it reads. A device has one copy of a tensor, whoever reads it: it goes with the last reader and comes with
-    # the first.
+    # Tensors that it reads. A device has one copy of a tensor, whoever reads it: it goes with the last reader and comes
+    # with the first.
     for k in range(c.unit[u].input, c.unit[u + 1].input):
         t = c.input[k]
         p = s.unit[c.tensor[t].writer].device
@@ -124,7 +124,7 @@ def shift(c: LoadInstance, s: LoadState, u: int, b: int) -> None:
         add_reader(s, t, b, 1)
         if sender:
             s.load_s[p] += sending_s(c, s, t, p)
-    # What it writes: all copies now come from elsewhere.
+    # Tensors that it writes: all copies now come from elsewhere.
     for t in range(c.unit[u].output, c.unit[u + 1].output):
         for sign in (-1, 1):
             add_copies(c, s, t, a if sign < 0 else b, sign)
@@ -231,7 +231,7 @@ def neighbour(c: LoadInstance, s: LoadState, u: int) -> int:
     t = c.unit[u].output + k - inputs
     if k < inputs:
         t = c.input[c.unit[u].input + k]
-        # Who writes what it reads is more of a neighbour than who else reads it.
+        # The writer of a tensor that it reads is more of a neighbour than another reader.
         if draw(s, 4) > 0:
             return int(c.tensor[t].writer)
     v = c.reader[c.tensor[t].reader + draw(s, c.tensor[t + 1].reader - c.tensor[t].reader)]
@@ -386,7 +386,7 @@ def anneal(c: LoadInstance, s: LoadState, proposals: int, hot: float, cold: floa
             continue
         if accepted:
             after, over = steepness(s), excess(c, s)
-            # What is lacking of memory weighs more as it gets colder, until nothing that does not fit is accepted.
+            # Missing memory weighs more as it gets colder, until nothing that does not fit is accepted.
             worse = after - now + (over - now_over) / np.sqrt(temperature)
             accepted = worse <= 0 or worse <= -temperature * np.log((draw(s, 1 << 30) + 1) / float(1 << 30))
         if not accepted:

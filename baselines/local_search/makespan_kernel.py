@@ -12,8 +12,8 @@ which gives the same times (docs/score.md) to the last bit, can leave out most o
 Names: *edge*, *pair* as in `env.simulation.kernel`; *key*, what devices choose their next op by, higher first; *tail*,
 the longest remaining path; *unit*, ops that share a device; *group*, units that are moved together; *trial*, a change
 and what it leads to, as opposed to the *accepted* or current schedule. Functions take ``g``, a `MakespanInstance`, and
-``s``, a `MakespanState`, of bare pointers (`env.simulation.pieces.pointers`), and sizes. What is doubled in a state
-begins at ``n_o``, ``e_o``, ``x_o``.
+``s``, a `MakespanState`, of bare pointers (`env.simulation.pieces.pointers`), and sizes. The trial's half of doubled
+arrays begins at ``n_o``, ``e_o``, ``x_o``.
 """
 
 # Letters
@@ -61,7 +61,7 @@ def _add(s: MakespanState, key: FloatArray, d: int, i: int, now: float) -> None:
 
 @inlined
 def _lay_out(s: MakespanState, n: int, n_devices: int) -> None:
-    """Where each device's queues begin."""
+    """Starts of each device's queues."""
     for d in range(n_devices + 1):
         s.base[d] = 0
     # A device's queues hold as many ops as are placed there: count them, then sum up.
@@ -139,7 +139,7 @@ def _restore(s: MakespanState, row: int, n: int, n_devices: int, n_links: int) -
         s.last_op[d] = s.snap_ints[ints + 5 * d + 3]
         s.sent[d] = s.snap_ints[ints + 5 * d + 4]
         s.next_s[d] = s.snap_floats[floats + 2 * d]
-        # See `_save`; `work` is the trial's by now.
+        # See `_save`; `work` is the trial's already.
         s.left_s[d] = s.snap_floats[floats + 2 * d + 1] + s.work[d]
         for k in range(s.n_ready[d]):
             s.ready[s.base[d] + k] = s.snap_queue[at]
@@ -187,7 +187,7 @@ def _end_op(
             else:
                 pair = d * n_devices + b
                 start = now
-                # What a transfer waits for, and so how the critical path goes on from it: the last link to become free.
+                # The transfer waits for the last link to become free, from which the critical path goes on.
                 behind = -1
                 for k in range(g.route_ptr[pair], g.route_ptr[pair + 1]):
                     link = g.route_link[k]
@@ -229,7 +229,7 @@ def _dispatch(
     limit: float,
 ) -> int:
     """The idle device ``d`` starts its best ready op. Returns the number of starts, or -1: beyond the limit."""
-    # What has become ready in the meantime goes from one heap to the other.
+    # Ops that have become ready in the meantime go from one heap to the other.
     base = s.base[d]
     while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
         i = pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
@@ -260,7 +260,7 @@ def _dispatch(
 def _resume(s: MakespanState, row: int, n: int, n_devices: int, n_links: int, e: int) -> None:
     """Go back to a snapshot of the accepted schedule; its transfers are needed where ``sent`` refers to them."""
     _restore(s, row, n, n_devices, n_links)
-    # Of the transfers before the snapshot, the loop can still read those alone; `merge_prefix` adds the rest.
+    # The loop still reads only transfers in ``sent`` of those before the snapshot; `merge_prefix` adds the rest.
     old, new = s.counts[CURRENT] * (e + 1), (1 - s.counts[CURRENT]) * (e + 1)
     for d in range(n_devices):
         x = s.sent[d]
@@ -307,7 +307,7 @@ def simulate(
         now, n_started, x = s.snap_now[row], wide(s.snap_started[row]), wide(s.snap_transfers[row])
         _resume(s, row, n, n_devices, n_links, e)
     snap = first + 1
-    # The trial's later snapshots are not taken yet. Of rows 2 k and 2 k + 1 one belongs to the accepted schedule, the
+    # The trial's later snapshots are not taken yet. One of rows 2 k and 2 k + 1 belongs to the accepted schedule, the
     # other to the trial: 4 k + 1 less the one is the other.
     for k in range(snap, SNAPSHOTS):
         s.snap_now[4 * k + 1 - s.snap_row[k]] = INF

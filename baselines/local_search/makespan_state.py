@@ -71,7 +71,7 @@ class MakespanInstance(NamedTuple):
 
 
 class MakespanState(NamedTuple):
-    """One chain of the search. What is doubled holds the accepted schedule and the one being tried."""
+    """One chain of the search. Doubled arrays hold the accepted schedule and the one being tried."""
 
     device: Index  # [n]
     key: FloatArray  # [n], read unless BY_TAIL

@@ -1,4 +1,4 @@
-"""What one trial does to a chain of the makespan search, and how it is taken back or kept."""
+"""Changes of one trial to a chain of the makespan search, taken back or kept."""
 
 # Letters
 # g   the problem, a `MakespanInstance` of bare pointers; s, the chain, a `MakespanState` likewise
@@ -182,7 +182,7 @@ def merge_prefix(g: MakespanInstance, s: MakespanState, n: int, e: int, first: i
             s.end_s[new * n + i] = s.end_s[old * n + i]
             s.rank[new * n + i] = s.rank[old * n + i]
             s.before[new * n + i] = s.before[old * n + i]
-            # Of an op that was running at the snapshot the trial has written the edges itself.
+            # The trial itself has written the edges of an op that was running at the snapshot.
             if s.end_s[old * n + i] <= now:
                 for k in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
                     s.edge_transfer[new * e + k] = s.edge_transfer[old * e + k]
@@ -247,7 +247,7 @@ def _last_uses(g: MakespanInstance, s: MakespanState, n: int, m: int, e: int) ->
         s.free_s[t] = max(s.free_s[t], s.transfer_end[x_o + x])
     for k in range(e):
         x = s.edge_transfer[e_o + k]
-        # Who reads in the producer's memory reads the tensor itself, everybody else the copy that was sent there.
+        # A reader in the producer's memory reads the tensor itself, all others the copy that was sent there.
         copy = g.edge_tensor[k] if x < 0 or _stays(g, s, k, s.device[g.consumer[k]]) else m + x
         s.free_s[copy] = max(s.free_s[copy], s.end_s[n_o + g.consumer[k]])
 

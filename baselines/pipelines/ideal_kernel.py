@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Bytes = NDArray[np.int8]
 
 NO_FIT, DONE, GAVE_UP = 0, 1, 2
-# What is known of a slice on a class of devices: computing, receiving and sending, and of the latter two what remains
+# Seconds of a slice on a class of devices: computing, receiving and sending, and of the latter two what remains
 # however the slice grows, since the other end lies beyond the ideal.
 _RUN, _IN, _OUT, _IN_FIXED, _OUT_FIXED = 0, 1, 2, 3, 4
 _WITHIN, _MADE_BEYOND, _READ_BEYOND = 0, 1, 2
@@ -75,7 +75,7 @@ class Rows(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Where a walk from an ideal down to smaller ones is, by depth, and the slice in between.
+    """Position of a walk from an ideal down to smaller ones, by depth, and the slice in between.
 
     Attributes:
         at, step, removed: int64 [N + 1], the ideal reached, its next step to try, and the atom removed last.
@@ -120,7 +120,7 @@ def look_beyond(members: Bits, rows: Rows, inside: BoolArray, beyond: Bytes) -> 
     for atom in range(len(inside)):
         inside[atom] = holds(members, atom)
     for m in range(len(producer)):
-        # What matters to a slice is only which end of a net can never be in it.
+        # Only the end of a net that can never be in a slice matters to it.
         beyond[m] = _WITHIN
         if not inside[producer[m]]:
             beyond[m] = _MADE_BEYOND
@@ -149,7 +149,7 @@ def viable(ideal: int, limit_s: float, rows: Rows, states: IntArray) -> tuple[in
             continue
         states[count] = s
         count += 1
-        # What the last slice leaves below must be enough that all other devices do the rest within the limit.
+        # The work below the last slice must be at least the total less all that the other devices do within the limit.
         for c in range(len(stride)):
             if used[s, c] > 0:
                 lowest_s = min(lowest_s, total_s - limit_s * (all_reach - reach[s - stride[c]]) * slack)

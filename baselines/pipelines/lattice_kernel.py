@@ -137,7 +137,7 @@ def all_ideals(
                         table[find(sets, table, sets[k])] = k
                     slot = find(sets, table, grown)
                 table[slot] = count
-                # A new one. What may follow is that of the ideal before it, but for the atom added.
+                # A new one. The same atoms may follow as follow the ideal before it, but for the one added.
                 copy(grown, sets[count])
                 copy(may_follow[here], may_follow[count])
                 open_up(v, grown, may_follow[count], before, after)

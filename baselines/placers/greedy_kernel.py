@@ -77,7 +77,7 @@ def added_transfer(
             for d in range(len(result)):
                 if not present[t, d]:
                     result[d] += transfer(t, device[maker], d, wire)
-        # What placed ops read of the unit would have to be sent to where they are.
+        # Tensors of the unit that placed ops read would have to be sent to them.
         for t in range(output_ptr[op], output_ptr[op + 1]):
             for target in range(len(result)):
                 if present[t, target]:
@@ -133,7 +133,7 @@ def place(
                 product *= max(SMALLEST, full)
                 relative_speed = least_slow / slowness[d] if slowness[d] > 0 else 1.0
                 product *= max(SMALLEST, 1.0 - importance[unit] * relative_speed)
-            # Of equals the first device.
+            # The first device wins among equals.
             if product < best_product:
                 best, best_product = d, product
         # The caller tightens or relaxes the account, and tries again.

@@ -40,8 +40,8 @@ def best_begins(
             # Strictly less: of equal ones the first stays.
             if option < least:
                 at, least = i, option
-        # What is sent after the stage is the same wherever it begins.
-        # Whoever cuts the stages follows these back from the end.
+        # The bytes sent after the stage are the same wherever it begins.
+        # Cutting the stages follows these back from the end.
         begin[j] = at
         best_cost[j] = least + after[j]
 

@@ -22,8 +22,8 @@ class Waiting(NamedTuple):
     """Ops that may be tried next: a heap, the latest to arrive on top.
 
     Its entries move as a whole, other than in `env.simulation.pieces`: an op may wait several times, and among equals
-    the order depends on how they lie. Which of equals is tried first can decide what the bound comes to, so that a heap
-    with another order among them would give other bounds, as valid as these.
+    the order depends on how they lie. The first of equals to be tried can decide the bound, so a heap with another
+    order among them would give other bounds, as valid as these.
     """
 
     arrives_s: FloatArray  # [room], when the op's outputs arrive from another device

@@ -31,7 +31,7 @@ Int32 = NDArray[np.int32]
 
 
 class StepArrays(NamedTuple):
-    """What T tasks look like to the kernel, padded; F features of a unit."""
+    """T tasks as the kernel reads them, padded; F features of a unit."""
 
     n_units: IntArray  # [T]
     sequence: IntArray  # [T, U]
@@ -84,7 +84,7 @@ def longest_paths(
 
 
 class StepObservation(NamedTuple):
-    """What k rows see; written by the kernel."""
+    """Observations of k rows; written by the kernel."""
 
     next_unit: Int32  # [k, 1], -1 if all are placed
     next_features: Float32  # [k, F]

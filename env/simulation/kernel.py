@@ -94,7 +94,7 @@ class StepState(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What `run` leaves behind (x: up to e transfers, in order of request)."""
+    """Arrays that `run` leaves behind (x: up to e transfers, in order of request)."""
 
     busy_s: FloatArray  # [D]
     peak_bytes: IntArray  # [D]

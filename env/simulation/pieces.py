@@ -175,7 +175,7 @@ def peak_within(s: Any, bucket: int, before: int, peak: int) -> int:
 
 
 # -- Idle intervals -------------------------------------------------------------------------------------------
-# Of one device or link: `start` and `end`, sorted and disjoint; the last interval never ends.
+# Intervals of one device or link: `start` and `end`, sorted and disjoint; the last one never ends.
 
 
 @inner

@@ -31,7 +31,7 @@ class Scorer:
     def value(self, plan: Plan) -> float:
         """Objective in seconds, infinite where a device's memory does not suffice.
 
-        Of a throughput, the plan's order changes memory only.
+        For throughput, the plan's order changes memory only.
         """
         if self.problem.objective == THROUGHPUT:
             found = loads(self.problem, plan)

@@ -1,7 +1,7 @@
 """One step as a fixed sequence (docs/score.md, "Fixed sequences"): every device and link has its order given.
 
 Start times are then the longest path through ops and transfers, and one pass in topological order finds them, in
-O(n + e + links of all routes) after sorting. What prepares this pass stands here too.
+O(n + e + links of all routes) after sorting. The preparation of this pass stands here too.
 """
 
 # Letters
@@ -132,7 +132,7 @@ class _Sequence:
     def output(
         self, start_s: FloatArray, end_s: FloatArray, rank: IntArray, by_start: NDArray[np.intp]
     ) -> kernel.Output:
-        """What happened, all but the peaks; ``rank`` [n] is any order in which ops may enable each other."""
+        """The run's outcome, all but the peaks; ``rank`` [n] is any order in which ops may enable each other."""
         problem, n = self.problem, len(self.device)
         n_devices, n_links = problem.cluster.n_devices, len(problem.cluster.links)
         op_rank = np.empty(n, np.int32)
@@ -252,7 +252,7 @@ def longest_path(
         seconds: float64 [n + x].
     """
     n, x, m, hops = len(next_op), len(tensor), len(consumer_ptr) - 1, route.shape[1]
-    # What each node still waits for.
+    # Number of nodes that each node still waits for.
     waits = np.zeros(n + x, np.int32)
     next_transfer = np.full(x * hops, -1, np.int64)
     last = np.full(n_links, -1, np.int64)

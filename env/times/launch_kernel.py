@@ -1,4 +1,4 @@
-"""What ops wait for the host that launches them, compiled."""
+"""Waits of ops for the host that launches them, compiled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_waits(op_s: FloatArray, launch_s: FloatArray, stream: IntArray, has_laun
     """
     ahead = np.zeros(stream.max() + 1 if len(stream) else 0)
     for i in range(len(op_s)):
-        # What the device still has to do once this op is launched; below 0, since when it has nothing to do.
+        # Seconds of work left to the device once this op is launched; below 0, the time that it has been idle.
         left = ahead[stream[i]] - launch_s[i]
         if left < 0.0 and not has_launches[i]:
             # The device has nothing to do until the host is done: the op waits, and then it is alone.

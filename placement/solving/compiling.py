@@ -93,7 +93,7 @@ def _compile(part: str, objective: str) -> None:
 def _helper(parts: Sequence[str], objective: str) -> Iterator[Callable[[], None]]:
     """Have another process compile some parts from the moment on that this one has to compile anything.
 
-    Yields a function that waits for it. Whatever becomes of it, this process can still compile those parts itself.
+    Yields a function that waits for it. If it fails, this process can still compile those parts itself.
     """
     started: list[subprocess.Popen[bytes]] = []
 

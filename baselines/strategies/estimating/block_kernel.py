@@ -18,7 +18,7 @@ LANES = 2  # for exchanges within a host, and between hosts
 
 
 class BlockArrays(NamedTuple):
-    """What `run_blocks` reads (n ops, B blocks, j jobs, w waits).
+    """Input of `run_blocks` (n ops, B blocks, j jobs, w waits).
 
     Attributes:
         first: int64 [B + 1], place of the first op of each block.
@@ -77,7 +77,7 @@ def run_blocks(
         now = 0.0
         lane_s[:] = 0.0
         _launch(a.start_ptr[2 * b], a.start_ptr[2 * b + 1], 0.0, lane_s, job_s, job_lane, job_end)
-        # What nothing but an update waits for is put off until the device has nothing else to do.
+        # Ops that only an update reads are deferred until the device is idle.
         late = a.first[b]
         for i in range(a.first[b], a.first[b + 1]):
             if a.is_late[i]:
@@ -95,7 +95,7 @@ def run_blocks(
                 late += 1
             now = max(now, ready) + op_s[i]
             _launch(a.job_ptr[2 * i], a.job_ptr[2 * i + 1], now, lane_s, job_s, job_lane, job_end)
-        # What is still put off runs at the end of the block.
+        # Ops still deferred run at the end of the block.
         for i in range(late, a.first[b + 1]):
             if a.is_late[i]:
                 now += op_s[i]
@@ -105,7 +105,7 @@ def run_blocks(
 
 
 class TurnArrays(NamedTuple):
-    """What `run_in_turn` reads, of the ops that run for every micro-batch (n places, j jobs).
+    """Input of `run_in_turn`, about ops that run for every micro-batch (n places, j jobs).
 
     Attributes:
         op_s: float64 [n].
@@ -229,7 +229,7 @@ def run_in_turn(
             now = device_s
             total += t.after[place[running]] - held[running]
             held[running] = t.after[place[running]]
-            # What can be exchanged now queues up behind what could be before.
+            # Jobs that can start now queue up behind those that could before.
             before = _launched(a, t, place[running])
             place[running] += 1
             asked[running, before : _launched(a, t, place[running])] = now
@@ -291,7 +291,7 @@ def _sent(hops: Hops, hop: int, seconds: float, now: float, link_s: FloatArray) 
 
 @inner
 def _begins(a: PipelineArrays, k: int, ready: FloatArray, is_done: BoolArray, end: float) -> float:
-    """When a block can begin on its device; below 0 if what it needs has not been made yet."""
+    """Time at which a block can begin on its device; below 0 if what it needs has not been made yet."""
     kind, s, m = a.kind[k], a.stage[k], a.micro_batch[k]
     # A block needs what its neighbour sends, a backward pass its own forward pass, too.
     if kind == 2:
@@ -328,7 +328,7 @@ def run_pipeline(
     """
     # Memory grows and shrinks as micro-batches come and go; `held` is what each device has now.
     n_devices, n_stages = len(ends), len(a.seconds)
-    # What waits for nothing is sent at once.
+    # Tensors that wait for nothing are sent at once.
     for m in range(ready.shape[1]):
         for s in range(n_stages):
             if a.hops.early_s[s] > 0.0:
@@ -385,7 +385,7 @@ def run_pipeline(
             is_done[s, m, 1] = True
             if s > 0:
                 ready[s - 1, m, 1] = _sent(a.hops, n_stages + s - 1, a.hops.back_s[s - 1], ends[d], link_s)
-            # What comes late is waited for by the end of the step only.
+            # Only the end of the step waits for late tensors.
             if t >= 0:
                 there = _sent(a.hops, 3 * n_stages + s, a.hops.late_s[s], ends[d], link_s)
                 late_s[t] = max(late_s[t], there)

@@ -36,7 +36,7 @@ _LATE = 3  # the last kind of `_crossings`
 
 @dataclass(frozen=True, eq=False)
 class LocalCosts:
-    """What the place that has most does and holds (n ops, m tensors, j jobs).
+    """Work and memory of the place that has most (n ops, m tensors, j jobs).
 
     Attributes:
         op_s: float64 [n], of one micro-batch, or once a step for an op that is not chunked.
@@ -73,7 +73,7 @@ class Sizes:
 
 
 class LocalWork(NamedTuple):
-    """What one place does of each op.
+    """Work of one place in each op.
 
     Attributes:
         flops, moved: float64 [n], FLOPs and bytes moved.
@@ -324,7 +324,7 @@ def _sum_s(step: LocalStep, tensor: FloatArray, times: OpTimes, devices: Sequenc
 
 
 class Hops(NamedTuple):
-    """What goes from stage to stage for each micro-batch (S virtual stages), and over which links.
+    """Transfers from stage to stage for each micro-batch (S virtual stages), and their links.
 
     Attributes:
         ahead_s, back_s: float64 [S], seconds to each stage from the one before, and from the one behind.

@@ -1,8 +1,8 @@
 """Compiled decoder of the graph policy: list scheduling in which a small network picks the device of every unit.
 
 Ops are placed one after another, always the ready one of highest priority. The decoder keeps its own estimate of the
-schedule: idle intervals of devices and of exclusive links, so that unlike in HEFT transfers wait for each other. Of
-every device that a unit could go to it computes `N_FEATURES` numbers; the logit of a device is
+schedule: idle intervals of devices and of exclusive links, so that unlike in HEFT transfers wait for each other. It
+computes `N_FEATURES` numbers of every device that a unit could go to; the logit of a device is
 
     sharpness * (features @ taste[:F] + relu(features @ w1 + base[op]) @ taste[F:] - feature 0)
 
@@ -102,7 +102,7 @@ class DecoderTrial(NamedTuple):
 
 @inner
 def _earliest(start: FloatArray, end: FloatArray, count: int, ready_s: float, length_s: float) -> float:
-    """When something of this length can begin in sorted idle intervals, of which the last never ends."""
+    """Earliest start of something of this length in sorted idle intervals, of which the last never ends."""
     return float(max(start[find_gap(start, end, count, ready_s, length_s, np.inf)], ready_s))
 
 
@@ -126,7 +126,7 @@ def _transfer_start(
     ready_s: float,
     length_s: float,
 ) -> float:
-    """When a transfer can begin on all links of a route at once, after those of the same op (``own_free_s`` [L])."""
+    """Earliest start of a transfer on all links of a route at once, after those of the same op (``own_free_s`` [L])."""
     now_s = ready_s
     for link in links:
         now_s = max(now_s, own_free_s[link])
@@ -214,7 +214,7 @@ def _inputs_by_finish(op: int, instance: Instance, schedule: DecoderSchedule, re
 
 @inner
 def _open_devices(unit: int, instance: Instance, schedule: DecoderSchedule, result: BoolArray) -> None:
-    """Where a unit may run and has room; where nothing has room (the score will say so), where it may run."""
+    """Devices on which a unit may run and has room, or, if none has room (which the score says), may run."""
     count = 0
     for d in range(len(result)):
         needed = instance.unit_bytes[unit] + max(schedule.largest_bytes[d], instance.working_bytes[unit])

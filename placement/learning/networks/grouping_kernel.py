@@ -32,7 +32,7 @@ def group_totals(
     transfer_s: FloatArray,
     n_groups: int,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Of every group: seconds on each device [G, D], bytes kept [G], seconds of transfers from group to group [G, G].
+    """Seconds of every group on each device [G, D], bytes kept [G], seconds of transfers from group to group [G, G].
 
     A tensor counts once for each group that reads it. ``group`` is int64 [U], ``unit_of`` int64 [n].
     """
@@ -76,7 +76,7 @@ def device_features(
     used: FloatArray,
     out: NDArray[np.float32],
 ) -> None:
-    """What placing the next group on each device would mean, for k partial placements: ``out`` float32 [k, D, 6].
+    """Features of placing the next group on each device, for k partial placements: ``out`` float32 [k, D, 6].
 
     Features: the device of the group before; the share of the group's transfers that already are there; the estimated
     finish, and the time of the group, over those of the best device; load so far over the mean load; memory used.
