@@ -1,4 +1,4 @@
-"""Docstrings and help texts are noun phrases or imperatives: no sentence begins with what, who, which or of.
+"""Docstrings, comments and help texts name what they are about: no sentence begins with what, who, which or of.
 
 A sentence that begins so has neither a subject nor a verb to tell its reader what is described. Questions are written
 with whether, and counts with how many.
@@ -17,6 +17,7 @@ from source_tree import LAYERS, ROOT, modules
 
 WORDS = "Whatever|Whoever|Whom|Whose|What(?!-if)|Who|Which|Of"  # a comparison is called "What-if"
 BEGINS = re.compile(rf"(?:^|(?<=[.!?:]\s)|(?<=[.!?][\"'`)]\s))(?:{WORDS})\b")
+COMMENT = re.compile(rf"(?:^|\s)#\s(?:{WORDS})\b.*")
 EMPTY = re.compile(r"\b(?:(?<!not )at all|by now|best of all)\b")
 # Folders and files whose texts are still to be put so. The list may shrink, and not grow.
 NOT_YET = (
@@ -41,17 +42,32 @@ def sentences(path: Path) -> list[str]:
     return [" ".join(text.split()) for text in documented(tree)]
 
 
-def texts(top: str) -> Iterator[tuple[str, str]]:
+def comments(path: Path) -> Iterator[re.Match[str]]:
+    """Comments of a file that begin with one of the words."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return (found for line in lines if (found := COMMENT.search(line)))
+
+
+def files(top: str) -> Iterator[tuple[str, Path]]:
     for path in modules().values():
         name = str(path.relative_to(ROOT))
         if name.startswith(f"{top}/") and not name.startswith(NOT_YET):
-            yield from ((name, text) for text in sentences(path))
+            yield name, path
+
+
+def texts(top: str) -> Iterator[tuple[str, str]]:
+    return ((name, text) for name, path in files(top) for text in sentences(path))
 
 
 @pytest.mark.parametrize("top", LAYERS)
 def test_no_sentence_of_a_docstring_or_a_help_text_begins_with_what_who_which_or_of(top: str) -> None:
     wrong = [f"{name}: {text[found.start() :][:60]}" for name, text in texts(top) for found in BEGINS.finditer(text)]
     assert wrong == []
+
+
+@pytest.mark.parametrize("top", LAYERS)
+def test_no_comment_begins_so(top: str) -> None:
+    assert [f"{name}: {found[0]}" for name, path in files(top) for found in comments(path)] == []
 
 
 @pytest.mark.parametrize("top", LAYERS)

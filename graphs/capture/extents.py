@@ -26,7 +26,7 @@ class WorkFacts(NamedTuple):
 
 NO_FACTS = WorkFacts()
 _OUTPUT = "-> "  # no name of an argument
-# Whose mask is a program, so that nobody knows what it leaves out.
+# Calls whose mask is a program, so that nobody knows what it leaves out.
 _FLEXIBLE = {"flex_attention": Work.ATTENTION, "flex_attention_backward": Work.ATTENTION_BACKWARD}
 _Arguments = Mapping[str, Any]  # of a call, by the names in its schema; sizes are asked of `shape`
 
