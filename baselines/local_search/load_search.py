@@ -18,7 +18,7 @@ from env.units import Units
 from graphs.opgraph import IntArray
 
 _CHAINS = 2  # whatever the number of cores: the answer must not depend on them
-_ROUND = 50_000  # changes between two looks at the clock, at most about 0.2 s
+ROUND = 50_000  # changes between two looks at the clock, at most about 0.2 s
 _SHORTEST = 20_000  # changes of the first cycle; on large problems `_PER_UNIT` for each unit
 _PER_UNIT = 4
 _GROWTH = 2.0**0.5  # of the length from one cycle to the next
@@ -158,7 +158,7 @@ def _cycle(
     hot, cold = temperature
     done = 0
     while done < length and not _done(chains, budget):
-        tried = int(min(_ROUND, length - done, max(1.0, budget.evaluations_left() / len(chains))))
+        tried = int(min(ROUND, length - done, max(1.0, budget.evaluations_left() / len(chains))))
         since, until = (hot * (cold / hot) ** (at / length) for at in (done, done + tried))
         running = [pool.submit(kernel.anneal, instance, state, tried, since, until) for state in chains]
         for future in running:

@@ -28,12 +28,12 @@ from graphs.transforms.derived import Derived
 # to graph, and the graph as it is takes part.
 _RATIOS = (1.0, 0.5, 0.35, 0.42, 0.38, 0.46)
 _STARTS = 3  # of the plans to begin with, best first
-_RUN = 20_000_000  # ops and edges simulated, at most, in a first run of one chain
-_LEAST = 100  # evaluations of a run: of larger graphs too few runs fit into a budget
-_LEAST_OPS = 2500  # an annealing of fewer ops ends where it ends wherever it begins
+MOST_SIMULATED = 20_000_000  # ops and edges simulated, at most, in a first run of one chain
+LEAST_EVALUATIONS = 100  # evaluations of a run: of larger graphs too few runs fit into a budget
+LEAST_OPS = 2500  # an annealing of fewer ops ends where it ends wherever it begins
 _KEPT = 3 / 8  # of the runs go on
 _LONGER = 3  # times as long
-_MOST_SHARE = 0.8  # of the budget that is left may go into a race; one that would take more is none
+MOST_SHARE = 0.8  # of the budget that is left may go into a race; one that would take more is none
 _COARSE = 0.5  # of the time of a run of the graph itself, about, takes one of a coarse graph
 
 
@@ -55,14 +55,14 @@ class Race:
         """
         self._finest = _Level(problem, instance)
         self._seed, self._starts, self._threads = seed, starts[:_STARTS], threads
-        self._length = _RUN // (len(instance.unit_of) + len(instance.consumer))
+        self._length = MOST_SIMULATED // (len(instance.unit_of) + len(instance.consumer))
         self._level = functools.cache(self._made)
 
     def is_worth(self, number: int, budget: Budget) -> bool:
         """Whether the graph is one whose annealings end far apart, and evaluations are enough for a race."""
         evaluations = self._length * (self._runs(number) + (_LONGER + 1) * self._kept(number))
-        is_short = evaluations <= _MOST_SHARE * budget.evaluations_left()
-        return is_short and self._length >= _LEAST and self._finest.problem.graph.n_ops >= _LEAST_OPS
+        is_short = evaluations <= MOST_SHARE * budget.evaluations_left()
+        return is_short and self._length >= LEAST_EVALUATIONS and self._finest.problem.graph.n_ops >= LEAST_OPS
 
     def _runs(self, number: int) -> int:
         return len(_RATIOS) << number
@@ -114,7 +114,7 @@ class Race:
         done: list[_Run] = []
         left_s, first_s = budget.left_s(), 0.0
         for numbers in _in_waves(range(self._runs(number)), self._threads):
-            if len(done) == self._threads and first_s * self._waves(number) > _MOST_SHARE * left_s:
+            if len(done) == self._threads and first_s * self._waves(number) > MOST_SHARE * left_s:
                 return []
             levels = [self._level(_RATIOS[k % len(_RATIOS)]) for k in numbers]
             # A level meets another start each time it is its turn.

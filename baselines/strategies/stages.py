@@ -18,7 +18,7 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.strategy import Strategy
 
 _SLACK = 0.1  # of the longest stage's time: so much longer it may be where less is sent
-_LONG = 8192  # forward ops, of which not every one is considered for a cut
+LONG = 8192  # forward ops, of which not every one is considered for a cut
 _NEAR = 8  # ops to both sides
 _SWEEPS = 10  # over all cuts, to even out devices with several stages
 
@@ -175,7 +175,7 @@ def _places(sent: FloatArray, n_stages: int) -> IntArray:
     each layer.
     """
     every = np.arange(1, len(sent) + 1)
-    if len(sent) <= _LONG:
+    if len(sent) <= LONG:
         return every
     padded = np.pad(sent, _NEAR, constant_values=np.inf)
     least = np.lib.stride_tricks.sliding_window_view(padded, 2 * _NEAR + 1).min(axis=1)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from graphs.opgraph import FloatArray, IntArray
 
 _FEW = 10  # classes of which prices are found exactly
-_WORK, _FEWEST_ROWS = 12_000_000, 300  # rows times classes times steps, a tenth of a second
+MOST_WORK, _FEWEST_ROWS = 12_000_000, 300  # rows times classes times steps, a tenth of a second
 _STEPS = 40, 400  # of an auction
 _HOT, _COLD = 0.3, 0.002  # temperatures, relative to the cheapest cost
 _RATE = 0.5
@@ -96,7 +96,7 @@ def _dearest(totals: FloatArray, size: FloatArray, start: FloatArray | None) -> 
     if k > 1 and len(totals):
         exact = k <= _FEW
         steps = 30 * k * k if exact else _STEPS[0]
-        few = _joined(totals, max(_FEWEST_ROWS, _WORK // (steps * k)))
+        few = _joined(totals, max(_FEWEST_ROWS, MOST_WORK // (steps * k)))
         found = _ellipsoid(few, size) if exact else _auction(few, size, start)
         candidates = [price, found] if start is None else [price, found, start]
         price = max(candidates, key=lambda y: _value(totals, y))
@@ -139,7 +139,7 @@ def _auction(totals: FloatArray, size: FloatArray, start: FloatArray | None) -> 
     S. Arora, E. Hazan, S. Kale, Theory of Computing 8, 2012, doi:10.4086/toc.2012.v008a006). O(steps G K).
     """
     price = _by_load(totals, size) if start is None else np.maximum(start, 1e-6 * _by_load(totals, size))
-    steps = int(np.clip(_WORK // totals.size, *_STEPS))
+    steps = int(np.clip(MOST_WORK // totals.size, *_STEPS))
     hot, steps = (_HOT, steps) if start is None else (_HOT * 0.1, steps // 3)
     seconds = np.where(np.isfinite(totals), totals / _value(totals, price), _FORBIDDEN).astype(np.float32)
     best, best_s = price, 0.0

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from graphs.arrays import distinct_rows
 from graphs.opgraph import FloatArray, IntArray
 
-_COLUMNS = 6_000  # of a linear programme, solved in a tenth of a second
+MOST_COLUMNS = 6_000  # of a linear programme, solved in a tenth of a second
 _ROUNDS = 3  # programmes of many units: the first of joined ones, the others of those in doubt under its prices
 _CLOSE = 1e-9  # relative, of a bound to the best
 
@@ -53,7 +53,7 @@ class Programme:
         Where there are more, units are joined that allow the same classes and have like speeds and bytes, or in later
         rounds that cost least on the same class by far.
         """
-        most = max(_COLUMNS // len(self.size), 1)
+        most = max(MOST_COLUMNS // len(self.size), 1)
         best = Prices(0.0, self._any_time_prices(), np.zeros(len(self.size)))
         count = len(self.kept)
         label = np.arange(count) if count <= most else self._alike(most)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-_LOOKS = 16  # in a row, after which a process counts as stopped
+LOOKS = 16  # in a row, after which a process counts as stopped
 
 
 class StoppedProcesses:
@@ -23,7 +23,7 @@ class StoppedProcesses:
         """Look once: the first rank that has been stopped for so many looks in a row, None for nobody."""
         for rank, pid in enumerate(self._pids):
             self._looks[rank] = self._looks[rank] + 1 if pid and _is_stopped(pid) else 0
-        return next((rank for rank, looks in enumerate(self._looks) if looks >= _LOOKS), None)
+        return next((rank for rank, looks in enumerate(self._looks) if looks >= LOOKS), None)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -257,7 +257,7 @@ def test_an_interrupted_search_gives_the_best_so_far(monkeypatch: pytest.MonkeyP
             if self.spent >= 3 * evaluations:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(search_module, "_ROUND", 1000)
+    monkeypatch.setattr(search_module, "ROUND", 1000)
     problem = Problem(layered(40, 0), star(4), THROUGHPUT)
     start, budget = Plan(np.zeros(40, int)), Impatient()
     found = load_search(problem, 0, [start], budget)

@@ -25,9 +25,9 @@ from graphs.generators import layered
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Races of small graphs, and short ones."""
-    monkeypatch.setattr(race_module, "_LEAST_OPS", 2)
-    monkeypatch.setattr(race_module, "_LEAST", 1)
-    monkeypatch.setattr(race_module, "_RUN", 15_000)
+    monkeypatch.setattr(race_module, "LEAST_OPS", 2)
+    monkeypatch.setattr(race_module, "LEAST_EVALUATIONS", 1)
+    monkeypatch.setattr(race_module, "MOST_SIMULATED", 15_000)
 
 
 def raced(problem: Problem, seed: int, starts: list[Plan], evaluations: int = 4000) -> list[Plan]:
@@ -92,7 +92,7 @@ def test_too_little_or_too_small_for_a_race(problem: Problem, monkeypatch: pytes
     assert race.is_worth(0, Budget(evaluations=4000))
     assert not race.is_worth(5, Budget(evaluations=4000))
     assert not race.is_worth(0, Budget(evaluations=40))
-    monkeypatch.setattr(race_module, "_LEAST_OPS", 601)
+    monkeypatch.setattr(race_module, "LEAST_OPS", 601)
     assert not race.is_worth(0, Budget())
 
 
@@ -114,7 +114,7 @@ def test_a_search_tells_while_it_races(problem: Problem, monkeypatch: pytest.Mon
 def test_a_race_that_would_take_too_long_ends_with_its_first_runs(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(race_module, "_MOST_SHARE", 0.0)
+    monkeypatch.setattr(race_module, "MOST_SHARE", 0.0)
     budget, whole = Budget(seconds=600), Budget()
     assert Race(problem, instance_of(problem), 0, [heft(problem, 0)], 2).run(0, budget) == []
     assert Race(problem, instance_of(problem), 0, [heft(problem, 0)], 2).run(0, whole) != []

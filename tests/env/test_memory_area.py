@@ -167,7 +167,7 @@ def test_prices_of_many_units_are_close_below_the_best(one_by_one: bool, monkeyp
     exact_s = programme.best().value_s
     without_s = replace(programme, capacity=np.full(4, programme.kept.sum())).best().value_s
     assert without_s < 0.9 * exact_s  # memory matters here
-    monkeypatch.setattr(memory_prices, "_COLUMNS", 800)
+    monkeypatch.setattr(memory_prices, "MOST_COLUMNS", 800)
     assert exact_s * (1 - 1e-3) <= programme.best().value_s <= exact_s * (1 + 1e-9)
 
 

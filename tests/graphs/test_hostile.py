@@ -22,8 +22,10 @@ from graphs.errors import ClusterError, GraphError, PlacementError, UnknownNameE
 from graphs.files import load_graph, save_graph
 from graphs.formatting import MESSAGE_LENGTH, NAME_LENGTH, show, show_line, show_message, show_output
 from graphs.opgraph import Op, OpGraph, Tensor
+from placement import optimization
 from placement.cli import run
 from placement.cli.output import command_line, progress
+from placement.inputs import sources
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b\u202e\nplacement: forged\r[bold red]x[/]"
 SHOWN = "\\x1b]0;owned\\x07\\x1b[2J\\x9b\\u202e\\nplacement: forged\\r[bold red]x[/]"
@@ -228,7 +230,7 @@ def test_a_full_cache_of_compiled_code_is_one_sentence(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("placement.optimization.optimize", full)
+    monkeypatch.setattr(optimization, "optimize", full)
     assert run(["optimize", "g.json", "--cluster", "c.toml"]) == 2
     assert capsys.readouterr().err.startswith("placement: cannot write a file, compiled code or other: No space")
 
@@ -271,7 +273,7 @@ def test_a_cycle_of_very_many_ops_is_found() -> None:
 def test_a_name_of_no_cluster_is_refused_before_the_graph_is_read(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("placement.inputs.sources.read_source", None)
+    monkeypatch.setattr(sources, "read_source", None)
     command, option = words
     assert run([command, str(tmp_path / "graph.json"), option, "UNKNOWN"]) == 2
     assert "unknown cluster 'UNKNOWN'" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from small_problems import MIB, PAIR, cluster_of, device, two_branches
 from strategies import problems
 
+from baselines import portfolio
 from baselines.portfolio import STARTS
 from env.cluster import Cluster, Device, both_ways
 from env.plan import Plan
@@ -187,7 +188,7 @@ def test_an_interrupted_search_returns_its_best(method: str, monkeypatch: pytest
             raise KeyboardInterrupt
         return wait(*args, **kwargs)
 
-    monkeypatch.setattr("baselines.portfolio.wait", interrupted_once)
+    monkeypatch.setattr(portfolio, "wait", interrupted_once)
     result = optimize(two_branches(), PAIR, method, objective=objective, budget_s=60)
     assert result.interrupted
     assert result.feasible
@@ -201,7 +202,7 @@ def test_an_interrupted_comparison_shows_what_is_done(monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     calls = itertools.count()
-    monkeypatch.setattr("baselines.portfolio.wait", lambda *a, **k: interrupt() if next(calls) == 0 else wait(*a, **k))
+    monkeypatch.setattr(portfolio, "wait", lambda *a, **k: interrupt() if next(calls) == 0 else wait(*a, **k))
     found = compare(two_branches(), PAIR, ["heft", "auto", "dfs"], budget_s=60)
     assert {r.method for r in found.results} == {"heft", "auto"}
     assert [r.interrupted for r in found.results if r.method == "auto"] == [True]

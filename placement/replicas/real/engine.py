@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.1
 _LOOK_AT_PROCESSES_S = 0.25
 _LAST_WORDS_S = 0.5  # until the end of a participant is seen that another one has told of
-_MEETING_S = (30.0, 120.0)  # for the first try, and the second
+MEETING_S = (30.0, 120.0)  # for the first try, and the second
 _MOST_WEIGHTS = 4  # whose gradients are kept, until all workers have told theirs
 
 
@@ -155,7 +155,7 @@ class RealEngine:
         A fork of a process with threads may find a lock that no thread is left to open. So those that do not meet are
         started once more; beside ranks there is no second try, for they begin together.
         """
-        for limit_s in _MEETING_S if self._ranks is None else _MEETING_S[-1:]:
+        for limit_s in MEETING_S if self._ranks is None else MEETING_S[-1:]:
             workers = self._started(stop)
             try:
                 with suppress(WorkerEndedError):  # which is heard of below

@@ -33,8 +33,8 @@ _TOKEN_BYTES = 16
 _INODE = struct.Struct("<Q")  # of the way in, which the memory names after the token
 _NAME = "placement"  # of the memory
 _PAGE = mmap.PAGESIZE
-_SEGMENT_BYTES = 16 << 20
-_PIPE_BYTES = 1 << 20
+SEGMENT_BYTES = 16 << 20
+PIPE_BYTES = 1 << 20
 # Asking again and again is the fastest way to hear, and spares the sender the time to wake this process.
 # Then the core is left to others.
 _SPIN_S = 2e-3
@@ -201,7 +201,7 @@ class Mailbox:
         start, length, used = self._open
         is_new = used + size > length
         if is_new:
-            start, length, used = self._size, max(_SEGMENT_BYTES, -(-size // _PAGE) * _PAGE), 0
+            start, length, used = self._size, max(SEGMENT_BYTES, -(-size // _PAGE) * _PAGE), 0
             self._size += length
             os.ftruncate(self._memory, self._size)
         segment = self._segment(self._rank, self._memory, start, length)
@@ -375,4 +375,4 @@ def _widen(pipe: int) -> None:
     import fcntl
 
     with suppress(OSError, AttributeError):
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)

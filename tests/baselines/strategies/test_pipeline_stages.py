@@ -72,7 +72,7 @@ def test_a_long_graph_is_cut_where_little_is_sent(monkeypatch: pytest.MonkeyPatc
     layer = [5, 9, 9, 9, 9, 9, 9, 9, 9, 9]
     graph, op_s = chain([1.0] * 401, layer * 40)
     short, _ = balanced_stages(graph, op_s, 4)
-    monkeypatch.setattr(stages, "_LONG", 100)
+    monkeypatch.setattr(stages, "LONG", 100)
     long, _ = balanced_stages(graph, op_s, 4)
     assert np.array_equal(short, long)
     cuts = np.flatnonzero(np.diff(long)) % len(layer)

@@ -16,6 +16,7 @@ import pytest
 from command_lines import CLUSTER, Call, process, refused
 
 from graphs.errors import MismatchError
+from placement.inputs import sources
 from placement.solving.interruption import as_keyboard_interrupt, is_interruption
 
 
@@ -27,7 +28,7 @@ def test_an_error_that_nobody_foresaw(call: Call, graph_file: Path, monkeypatch:
     def broken(*_: Any, **__: Any) -> None:
         raise LookupError("of all things\nand more")
 
-    monkeypatch.setattr("placement.inputs.sources.read_source", broken)
+    monkeypatch.setattr(sources, "read_source", broken)
     refused(
         call("capture", graph_file, "--json"), "did not foresee (LookupError: of all things); PLACEMENT_TRACEBACK=1"
     )
@@ -64,7 +65,7 @@ def test_ctrl_c_in_a_compiled_function_is_ctrl_c() -> None:
 
 
 def test_a_file_that_ends_too_early_is_no_interruption(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("placement.inputs.sources.read_source", lambda *_, **__: (_ for _ in ()).throw(EOFError("cut")))
+    monkeypatch.setattr(sources, "read_source", lambda *_, **__: (_ for _ in ()).throw(EOFError("cut")))
     code, _, err = call("capture", "alexnet", "--json")
     assert (code, "did not foresee (EOFError: cut)" in err, "interrupted" in err) == (2, True, False)
 
@@ -76,7 +77,7 @@ def test_the_command_line_gives_no_advice_in_python(call: Call, monkeypatch: pyt
     assert "`placement calibrate --devices 2`" in err
     error = MismatchError("it is so; pass x={}.").but_on_command_line("it is so; give --x.")
     assert str(error) == "it is so; pass x={}."
-    monkeypatch.setattr("placement.inputs.sources.read_source", lambda *_, **__: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(sources, "read_source", lambda *_, **__: (_ for _ in ()).throw(error))
     assert call("capture", "alexnet", "--json")[2] == "placement: it is so; give --x.\n"
 
 

@@ -21,6 +21,8 @@ from placement.calibrating.known_steps import read_step
 from placement.calibrating.records import Calibration, CheckedStep, Fit
 from placement.cli import run
 from placement.cli.registry import EXAMPLES
+from placement.inputs import sources
+from placement.measuring import collectives, profiling
 from placement.measuring.collectives import ComparedCollective
 from placement.measuring.trial import DeviceTrial, Trial
 
@@ -126,7 +128,7 @@ def test_the_fields_of_a_profile_are_too(
 ) -> None:
     graph = OpGraph.build([Op("a", time_s={"cpu": 1.0})], [])
     found = SimpleNamespace(graph=graph, step_s={"cpu": 1.0}, steps={"cpu": 5}, typical_spread=lambda _: 0.1)
-    monkeypatch.setattr("placement.measuring.profiling.measured_profile", lambda *_, **__: found)
+    monkeypatch.setattr(profiling, "measured_profile", lambda *_, **__: found)
     (folder / "m.py").write_text(
         "import torch\ndef net(): return torch.nn.Linear(2, 2), (torch.zeros(1, 2),)\n", encoding="utf-8"
     )
@@ -148,8 +150,8 @@ def test_the_fields_of_measured_collectives_are_too(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = ComparedCollective("all_reduce", 2, 5, 0.12, 0.1)
-    monkeypatch.setattr("placement.measuring.collectives.compared", lambda *_: [row])
-    monkeypatch.setattr("placement.inputs.sources.read_cluster", lambda _: Cluster.from_toml(folder / "every.toml"))
+    monkeypatch.setattr(collectives, "compared", lambda *_: [row])
+    monkeypatch.setattr(sources, "read_cluster", lambda _: Cluster.from_toml(folder / "every.toml"))
     assert run(["clusters", "local", "--collectives", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert printed(found, set()) == documented("clusters local --collectives")

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from torch import nn, zeros
 
+from baselines.strategies import folding
+from baselines.strategies.searching import scoring
 from env.cluster import Cluster, Device, Link, both_ways
 from env.communication.as_used import AsUsed
 from graphs.capture import capture
@@ -77,8 +79,8 @@ def test_a_folded_strategy_is_carried_out_anew(monkeypatch: pytest.MonkeyPatch) 
     """One replica stands for all: the step is then as long as that of the whole graph, and so are the derivatives."""
     whole = what_helps(perceptron(), gpus(2), evaluations=100)
     assert not whole.result.strategy.is_none
-    monkeypatch.setattr("baselines.strategies.folding.is_to_be_folded", lambda *_: True)
-    monkeypatch.setattr("baselines.strategies.searching.scoring.is_to_be_folded", lambda *_: True)
+    monkeypatch.setattr(folding, "is_to_be_folded", lambda *_: True)
+    monkeypatch.setattr(scoring, "is_to_be_folded", lambda *_: True)
     folded = what_helps(perceptron(), gpus(2), evaluations=100)
     assert folded.result.graph.name.endswith("one of 2 places")
     assert folded.result.strategy == whole.result.strategy

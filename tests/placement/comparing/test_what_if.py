@@ -25,6 +25,7 @@ from graphs import generators
 from graphs.capture import capture
 from graphs.errors import ClusterError, InfeasibleError
 from graphs.opgraph import Op, OpGraph, Tensor
+from placement.comparing import sweeps
 from placement.comparing.methods import Comparison, compare
 from placement.comparing.sweeps import computing, over_batches, what_if
 from placement.sizing.sweeps import Sweep, parse_sweep
@@ -236,7 +237,7 @@ def test_a_strategy_of_fewer_devices_is_kept_where_the_search_finds_no_better(mo
         kept = {"alternatives": found.overall.alternatives, "lower_bound_s": found.overall.lower_bound_s}
         return dataclasses.replace(found, overall=dataclasses.replace(slow, **kept))
 
-    monkeypatch.setattr("placement.comparing.sweeps.compare", lazy)
+    monkeypatch.setattr(sweeps, "compare", lazy)
     found = what_if(perceptron(512), [resized(gpus(3), n) for n in (2, 3)], evaluations=400, is_sweep=True)
     two, three = found.cases
     assert three.by == two.by != "auto"
@@ -276,7 +277,7 @@ def test_an_interrupted_sweep_has_the_rows_so_far(monkeypatch: pytest.MonkeyPatc
         results = tuple(dataclasses.replace(result, interrupted=last) for result in found.results)
         return dataclasses.replace(found, results=results)
 
-    monkeypatch.setattr("placement.comparing.sweeps.compare", interrupted)
+    monkeypatch.setattr(sweeps, "compare", interrupted)
     clusters = [resized(cluster(4), n) for n in (1, 2, 3, 4)]
     swept = what_if(branches(4), clusters, ["heft"], is_sweep=True)
     batches = over_batches(map(perceptron, (64, 128, 256, 512)), gpus(2), ["heft"])

@@ -15,6 +15,7 @@ from graphs.capture import capture_program
 from graphs.opgraph import OpGraph
 from graphs.transforms.splitting import split
 from graphs.transforms.splitting.sharding import Axis
+from placement.measuring import op_times as op_times_module
 from placement.measuring.op_clock import clocked
 from placement.measuring.op_times import op_times
 from placement.measuring.profiling import step_to_measure
@@ -81,7 +82,7 @@ class Refusing(Imagined):
 def test_a_half_that_cannot_run_without_the_other_is_not_measured(
     imagined: type[Imagined], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("placement.measuring.op_times.Imagined", imagined)
+    monkeypatch.setattr(op_times_module, "Imagined", imagined)
     step = step_to_measure(Block(), (torch.rand(8, 8),), train=True)
     found = op_times(step, CPU, Repeats(dropped=1, least=2, settled=2, most=2))
     assert bool(found.halves) == (imagined is Imagined)

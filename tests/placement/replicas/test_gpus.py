@@ -18,6 +18,7 @@ from env.cluster import Cluster, Device, both_ways
 from graphs.errors import FitError
 from placement.fitting import FitComparison
 from placement.replicas.fit_task import CPU
+from placement.replicas.real import engine
 from placement.replicas.real.devices import check_real, kinds_of, place_of
 from placement.replicas.virtual.seating import Seating
 from placement.runtime.transport import nccl
@@ -53,7 +54,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return GPU if place_of(kinds, number).type == "cuda" else CPU
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr("placement.replicas.real.engine.place_of", standing_in)
+    monkeypatch.setattr(engine, "place_of", standing_in)
     monkeypatch.setattr(nccl, "identity", lambda place: f"{os.getpid()}" if place == GPU else "")
     monkeypatch.setattr(nccl, "new_group", new_group)
     monkeypatch.setattr(nccl, "settle", lambda work, place: work.wait())

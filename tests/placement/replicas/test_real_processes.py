@@ -18,6 +18,7 @@ from placement.replicas.engines import participants_of
 from placement.replicas.fit_log import FitLog, Stop, tell_no_one
 from placement.replicas.fit_result import CurvePoint, FitRun
 from placement.replicas.methods import FitMethod
+from placement.replicas.real import engine as engine_module
 from placement.replicas.real.engine import RealEngine, _Watch
 from placement.replicas.real.mail import fields_of, head_of
 from placement.replicas.requests import AllGather, AllReduce, Participant, Updated, name_of
@@ -148,7 +149,7 @@ def test_processes_that_do_not_meet_are_started_once_more(hanging: int, monkeypa
 
     monkeypatch.setattr(RealEngine, "_started", counted)
     monkeypatch.setattr(RealEngine, "_seat_main", hung)
-    monkeypatch.setattr("placement.replicas.real.engine._MEETING_S", (1.0, 60.0 if hanging == 1 else 1.0))
+    monkeypatch.setattr(engine_module, "MEETING_S", (1.0, 60.0 if hanging == 1 else 1.0))
     if hanging == 1:
         assert real("sync").points[-1].updates == STOP.updates
     else:

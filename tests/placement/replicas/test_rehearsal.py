@@ -9,6 +9,7 @@ import torch
 from replicas.small_tasks import regression
 
 from graphs.errors import FitError
+from placement.replicas.real import rehearsal as rehearsal_module
 from placement.replicas.real.rehearsal import Rehearsal, gradient_times
 
 
@@ -51,7 +52,7 @@ def test_where_a_worker_computes_messages_are_timed_between_gradients(monkeypatc
         asked.append(key)
         return [(1.0, 1.0)]
 
-    monkeypatch.setattr("placement.replicas.real.rehearsal.usable_cores", lambda: [0, 1])
+    monkeypatch.setattr(rehearsal_module, "usable_cores", lambda: [0, 1])
     monkeypatch.setattr(Rehearsal, "_timed_messages", timed)
     monkeypatch.setattr(Rehearsal, "_timed_quiet_messages", timed)
     found = rehearsal(2, 2)

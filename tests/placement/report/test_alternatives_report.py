@@ -14,6 +14,7 @@ from graphs.transforms.strategy import Strategy
 from placement.comparing.methods import with_one_device
 from placement.comparing.strategies import compare_strategies
 from placement.optimization import optimize
+from placement.report import strategy_plan
 from placement.report.alternatives import alternatives_cards, time_and_memory
 from placement.report.html import render_html
 from placement.report.strategies import render_strategies
@@ -81,7 +82,7 @@ def test_what_is_split_where() -> None:
 
 def test_a_large_mesh_is_drawn_in_part(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "The first of each are drawn." not in plan_drawing(result)
-    monkeypatch.setattr("placement.report.strategy_plan.MOST_ROWS", 1)
+    monkeypatch.setattr(strategy_plan, "MOST_ROWS", 1)
     assert "The first of each are drawn." in plan_drawing(result)
     assert len(re.findall(">gpu", plan_drawing(result))) == 2 * 4
 

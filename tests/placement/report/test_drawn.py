@@ -16,6 +16,7 @@ from env.simulation.simulator import Schedule, Simulator
 from graphs import generators
 from graphs.opgraph import OpGraph
 from placement.comparing.methods import compare
+from placement.report import content
 from placement.report import drawn as limits
 from placement.report.content import drawn_of, page_data, shown_schedules
 from placement.report.drawn import Drawn, link_seconds, together
@@ -132,7 +133,7 @@ def test_a_page_of_a_hundred_thousand_ops_is_small() -> None:
 
 
 def test_the_best_is_shown_first_of_a_very_large_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("placement.report.content.MAX_SCHEDULED_OPS", 50)
+    monkeypatch.setattr(content, "MAX_SCHEDULED_OPS", 50)
     graph = generators.layered(60, seed=0)
     problem = Problem(graph, _cluster(2))
     comparison = compare(graph, problem.cluster, ["single_device", "heft"])

@@ -22,6 +22,7 @@ from graphs.errors import MismatchError
 from graphs.opgraph import Phase
 from placement.cli import run
 from placement.inputs.sources import read_source
+from placement.measuring import trial
 from placement.measuring.op_clock import Stretch
 from placement.measuring.recording import whole
 from placement.measuring.trial import _equal, try_out
@@ -364,7 +365,7 @@ def test_the_command_repeats_the_doubts_of_a_placement(
     dataclasses.replace(result, cluster=doubtful).save(tmp_path / "p.json")
     (tmp_path / "model.py").write_text(TOWERS, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("placement.measuring.trial.try_out", refused)
+    monkeypatch.setattr(trial, "try_out", refused)
     with pytest.warns(UserWarning, match=r"are doubtful: it was busy\."):
         assert run(["apply", "model.py:make", "p.json"]) == 2
 

@@ -139,7 +139,7 @@ acts = st.tuples(st.sampled_from(["post", "post", "expect", "receive", "drop"]),
 @given(st.lists(acts, max_size=80))
 def test_everything_arrives_unchanged_and_in_order(plan: list[tuple[str, int, int, int, int]]) -> None:
     with pytest.MonkeyPatch.context() as patched, mailboxes(3) as boxes:
-        patched.setattr(mailbox, "_SEGMENT_BYTES", 8192)  # so that there are many
+        patched.setattr(mailbox, "SEGMENT_BYTES", 8192)  # so that there are many
         schedule = Schedule(boxes)
         for _ in range(3):  # in memory that has been used before, too
             for act in plan:
@@ -214,7 +214,7 @@ def test_memory_serves_inference_and_training_by_turns() -> None:
 
 
 def test_memory_does_not_grow_over_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "_SEGMENT_BYTES", 8192)
+    monkeypatch.setattr(mailbox, "SEGMENT_BYTES", 8192)
     sizes = torch.randint(1, 20_000, (40,), generator=torch.Generator().manual_seed(0)).tolist()
     held = []
     with mailboxes(2) as boxes:
@@ -236,7 +236,7 @@ def test_memory_does_not_grow_over_steps(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_memory_is_not_used_again_before_it_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "_SEGMENT_BYTES", 8192)  # which 64 such tensors fill
+    monkeypatch.setattr(mailbox, "SEGMENT_BYTES", 8192)  # which 64 such tensors fill
     with mailboxes(2) as (one, other):
         coming = [other.expect(0, 0) for _ in range(600)]
         for number in range(300):
@@ -362,7 +362,7 @@ def test_a_pass_that_is_given_up_takes_nothing_from_the_next_one() -> None:
 
 def test_what_is_collected_by_another_thread_is_dropped_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector runs in whatever thread and wherever it likes."""
-    monkeypatch.setattr(mailbox, "_SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(mailbox, "SEGMENT_BYTES", 4096)
     n = 2000
     to_drop: deque[Coming] = deque()
     with mailboxes(2) as (one, other):
@@ -394,7 +394,7 @@ def test_what_is_collected_by_another_thread_is_dropped_there(monkeypatch: pytes
 
 
 def test_two_that_both_send_more_than_a_pipe_holds_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "_PIPE_BYTES", 4096)
+    monkeypatch.setattr(mailbox, "PIPE_BYTES", 4096)
     n, wrong = 1000, []
 
     def talk(box: Mailbox, other: int) -> None:
@@ -416,8 +416,8 @@ def test_two_that_both_send_more_than_a_pipe_holds_do_not_wait_for_each_other(mo
 
 
 def test_what_cannot_be_given_back_now_is_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "_PIPE_BYTES", 4096)
-    monkeypatch.setattr(mailbox, "_SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(mailbox, "PIPE_BYTES", 4096)
+    monkeypatch.setattr(mailbox, "SEGMENT_BYTES", 4096)
     n = 192  # more than the smallest pipe holds; blocks that fill three segments
     with mailboxes(2) as (one, other):
         for number in range(n):
@@ -461,7 +461,7 @@ def post_many(box: Mailbox) -> None:
 
 
 def test_a_run_that_has_failed_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "_PIPE_BYTES", 4096)
+    monkeypatch.setattr(mailbox, "PIPE_BYTES", 4096)
 
     def failed() -> None:
         raise RankError("rank 1 is tired")
@@ -578,7 +578,7 @@ def _die_with_a_child(box: Mailbox, pipe: Connection) -> None:
 
 
 def test_the_end_of_a_process_whose_mailbox_is_full_and_still_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "_PIPE_BYTES", 4096)
+    monkeypatch.setattr(mailbox, "PIPE_BYTES", 4096)
     with forked(_die_with_a_child) as (box, pipe, _):
         assert pipe.poll(JOIN_S)
         child = pipe.recv()

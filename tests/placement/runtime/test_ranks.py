@@ -26,6 +26,7 @@ from torch.distributed import HashStore
 
 from graphs.capture.trace import Layout, TensorInfo
 from graphs.errors import MismatchError, RankError
+from placement.processes import stopped
 from placement.runtime.ranks import watchdog as watchdogs
 from placement.runtime.ranks.checkpoints import Entry
 from placement.runtime.ranks.launch import launch
@@ -252,7 +253,7 @@ def test_a_rank_that_fails_ends_the_run_and_says_why(ends: dict[str, End], how: 
 
 
 def test_a_stopped_process_is_noticed_where_it_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("placement.processes.stopped._LOOKS", 2)
+    monkeypatch.setattr(stopped, "LOOKS", 2)
     with pytest.raises(RankError, match=r"^rank 0 was stopped by a signal and has not gone on; run again\.$"):
         launch("rank_failures:stopped", None, ["cpu"], limit_s=LIMIT_S)
 

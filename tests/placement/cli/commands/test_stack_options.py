@@ -10,6 +10,7 @@ import pytest
 from command_lines import Call, refused
 
 from graphs.errors import MismatchError
+from placement.measuring import trial
 from placement.solving.result import Result
 
 CLUSTER = "4xV100-pcie"
@@ -120,7 +121,7 @@ def test_apply_places_on_the_stack_and_a_placement_has_its_own(
         tried.append(result)
         raise MismatchError("no run")
 
-    monkeypatch.setattr("placement.measuring.trial.try_out", refused_trial)
+    monkeypatch.setattr(trial, "try_out", refused_trial)
     words = ("apply", net, "--cluster", CLUSTER, "--method", "single_device")
     refused(call(*words, "--stack", "compiled", "-o", "p.json"), "no run")
     refused(call("apply", net, "p.json"), "no run")

@@ -18,6 +18,7 @@ import pytest
 from training_steps import mlp
 
 from baselines.budget import Budget, SearchHandle
+from baselines.strategies.searching import search
 from baselines.strategies.searching.outcome import StrategyOutcome
 from baselines.strategies.searching.records import Scored
 from env.cluster import Cluster, Device, Link
@@ -113,7 +114,7 @@ def test_an_interrupted_search_returns_its_best(monkeypatch: pytest.MonkeyPatch,
         one = Scored(Strategy.parse("dp8"), 1e-9, 100, 0)
         return StrategyOutcome(one, {"dp": one}, interrupted=True)
 
-    monkeypatch.setattr("baselines.strategies.searching.search.search_strategies", stopped)
+    monkeypatch.setattr(search, "search_strategies", stopped)
     found = optimize(heavy(), CLUSTER, **limit)  # type: ignore[arg-type]
     assert found.interrupted
     assert found.strategy.text == "dp8"
@@ -167,7 +168,7 @@ def test_strategies_are_looked_at_as_long_as_there_is_time(limit: dict[str, Any]
         return StrategyOutcome(one, {"dp": one})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baselines.strategies.searching.search.search_strategies", noted)
+        patch.setattr(search, "search_strategies", noted)
         optimize(heavy(), CLUSTER, **limit)
     (budget,) = asked
     assert budget.seconds == (math.inf if "evaluations" in limit else pytest.approx(0.9 * 19, abs=2))
