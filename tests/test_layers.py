@@ -68,6 +68,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__ __main__",
     ),
     "placement.comparing": (
+        "rows",
         "methods strategies",
         "cases figures seeds suites",
         "sweeps",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -15,176 +15,23 @@ from rich.text import Text
 from env.cluster import UNLIMITED_BYTES, Cluster
 from env.communication.as_used import AS_USED
 from env.presets.compared import compared
-from env.problem import scope
 from env.resizing import resized
 from graphs.formatting import format_bytes, format_count, format_seconds, show, show_line
 from graphs.kept import kept_words
 from placement.cli.reached import reached
-from placement.report.words import format_percent
-from placement.solving.alternatives import best_of_each, single_s
-from placement.solving.answer import relative_gap
-from placement.solving.methods import measure
-from placement.solving.strategy_words import family_in_words
-from placement.solving.utilisation import basis, format_rate, rate_of
 
 if TYPE_CHECKING:
     from env.communication.times import CollectiveTimes
     from graphs.opgraph import OpGraph
     from graphs.transforms.coverage import Coverage
-    from placement.comparing.cases import Case, WhatIf
-    from placement.comparing.methods import Comparison
     from placement.measuring.collectives import ComparedCollective
     from placement.memory_estimate import LeastDevices, MemoryEstimate
-    from placement.solving.answer import Answer
-    from placement.solving.result import Result
 
 BAR_WIDTH = 12
 MOST_SHOWN = 32  # devices, one by one
 PEAK = "Rates of data sheets are peaks: step times are best cases; efficiencies in a cluster's file say what you reach."
 RATED = "GPUs of now are scored at what kernels, links and collectives reach, machines of papers at peaks, a best case."
 MAX_BAR_SPEEDUP = 16.0  # a full bar
-
-
-def comparison_table(comparison: Comparison) -> list[RenderableType]:
-    """The bound, one row per method best first, ties said, and why the infeasible ones are."""
-    graph, cluster = comparison.graph, comparison.cluster
-    head = (
-        f"{show(graph.name)} on {show(cluster.name)}: {graph.n_ops:,} ops, {graph.n_edges:,} edges, "
-        f"{cluster.n_devices} devices"
-    )
-    overall = comparison.overall
-    if comparison.lower_bound_s > 0:
-        bound = format_seconds(comparison.lower_bound_s)
-        head = f"{head}; no placement has a {measure(comparison.objective)} below {bound}"
-    if overall is not None and overall.lower_bound_s > 0:
-        head = f"{head}, no strategy one below {format_seconds(overall.lower_bound_s)}"
-    first = "method" if overall is None else "method or strategy"
-    rate, per_s = rate_of(graph)
-    table = new_table(
-        first, measure(comparison.objective), rate, "speed-up", "gap", "peak memory", "moved", "solve time", ""
-    )
-    width = max(len(result.method) for result in comparison.results)
-    fitting = [(r.answer.objective_s, _comparison_row(comparison, r, r.answer)) for r in comparison.results if r.answer]
-    fitting += [] if overall is None else _strategy_rows(overall)
-    fitting = [(time_s, (*row[:2], per_s(time_s), *row[2:])) for time_s, row in fitting]
-    for number, (_, row) in enumerate(sorted(fitting, key=lambda timed: timed[0])):
-        table.add_row(*row, style="bold green" if number == 0 else "")
-    below: list[RenderableType] = [
-        Text(f" {show(result.method):<{width}}  infeasible: {show_line(result.reason or '')}", style="red")
-        for result in comparison.results
-        if result.answer is None
-    ]
-    below += [
-        Text(f" {show(result.method):<{width}}  {show_line(result.note)}", style="dim")
-        for result in comparison.results
-        if result.note
-    ]
-    if comparison.unsupported:
-        below.append(
-            Text(f" not for objective {comparison.objective}: {', '.join(comparison.unsupported)}", style="dim")
-        )
-    if note := basis(graph, cluster):
-        below.append(Text(f" {note}", style="dim"))
-    return [head, table, *below]
-
-
-def _strategy_rows(overall: Result) -> list[tuple[float, tuple[str, ...]]]:
-    """The best strategy of each family, with its step time."""
-    one_s = single_s(overall.alternatives)
-    rows: list[tuple[float, tuple[str, ...]]] = []
-    for one in best_of_each(overall.alternatives):
-        if one.step_time_s is None or one.strategy.is_none:
-            continue
-        speedup, gap = one.speedup(one_s), relative_gap(one.step_time_s, overall.lower_bound_s)
-        gain = "-" if speedup is None else f"{speedup:.2f}x"
-        figures = (format_seconds(one.step_time_s), gain, format_percent(gap), format_bytes(one.peak_bytes or 0))
-        rows.append((one.step_time_s, (show_line(one.strategy.text), *figures, "", "", family_in_words(one.name))))
-    return rows
-
-
-def _comparison_row(comparison: Comparison, result: Result, answer: Answer) -> tuple[str, ...]:
-    speedup, overall = comparison.speedup(result), comparison.overall
-    gap = answer.gap if overall is None else relative_gap(answer.objective_s, overall.lower_bound_s)
-    note = f"= {comparison.ties[result.method]}" if result.method in comparison.ties else ""
-    if result.chosen != result.method:
-        note = f"{note} (chose {result.chosen})".strip()
-    if result.interrupted:
-        note = f"{note} (interrupted)".strip()
-    return (
-        show(result.method),
-        format_seconds(answer.objective_s),
-        "-" if speedup is None else f"{speedup:.2f}x",
-        format_percent(gap),
-        format_bytes(max(answer.peak_bytes.values(), default=0)),
-        format_bytes(answer.bytes_moved),
-        format_seconds(result.solve_time_s),
-        note,
-    )
-
-
-def what_if_table(found: WhatIf) -> list[RenderableType]:
-    """One row per case, with the speed-up over one device of its cluster as a bar; below, why nothing fits."""
-    is_batch, priced = found.sweep == "batch", any(case.price is not None for case in found.cases)
-    first = ("batch", "samples/s") if is_batch else ("cluster", "devices")
-    columns = [
-        "one device",
-        measure(found.objective),
-        *([] if is_batch else [rate_of(found.graph)[0]]),
-        "MFU",
-        "speed-up",
-        "efficiency",
-        "gap",
-        "peak",
-        *["a step costs"] * priced,
-    ]
-    table, (_, per_s) = new_table(*first, *columns, "by", "", left=("by",)), rate_of(found.graph)
-    reasons: list[RenderableType] = []
-    longest = max((case.speedup or 1.0 for case in found.cases), default=1.0)
-    for case in found.cases:
-        best, name = case.best, str(case.samples) if is_batch else show(case.cluster.name)
-        if case.comparison is None or best is None or best.answer is None:
-            outcome = "does not fit" if case.proven_infeasible else "none found"
-            second = "-" if is_batch else str(case.devices)
-            table.add_row(name, second, "-", outcome, *["-"] * (6 - is_batch + priced), "", "", style="red")
-            reasons.append(Text(f" {name}  {outcome}: {show_line(case.reason or '')}", style="red"))
-            continue
-        table.add_row(
-            name,
-            *_what_if_row(case, best.answer, is_batch, per_s),
-            ProgressBar(longest, case.speedup or 0.0, BAR_WIDTH),
-        )
-    among = " among all strategies" if any(case.best and case.best.alternatives for case in found.cases) else ""
-    notes = [f"gap: at most so far from optimal{among or ' ' + scope(found.objective)}."]
-    notes += ["a step costs: in the currency of the price."] * priced
-    notes += list(dict.fromkeys(case.best.basis for case in found.cases if case.best is not None and case.best.basis))
-    note = Text("\n".join(notes), style="dim")
-    return [
-        f"{show(found.graph.name)}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges",
-        table,
-        *reasons,
-        note,
-    ]
-
-
-def _what_if_row(case: Case, answer: Answer, is_batch: bool, per_s: Callable[[float], str]) -> list[str]:
-    """The cells after a case's name and before its bar."""
-    single_s = None if case.comparison is None else case.comparison.single_device_s
-    rate = (case.samples or 0) / answer.objective_s if answer.objective_s else 0.0
-    mfu = None if case.best is None else case.best.utilisation.mfu
-    elsewhere = "" if case.found_on == case.cluster.name else f", found on {show(case.found_on)}"
-    return [
-        format_rate(rate) if is_batch else str(case.devices),
-        "does not fit" if single_s is None else format_seconds(single_s),
-        format_seconds(answer.objective_s),
-        *([] if is_batch else [per_s(answer.objective_s)]),
-        "-" if mfu is None else f"{mfu:.0%}",
-        "-" if case.speedup is None else f"{case.speedup:.2f}x",
-        "-" if case.efficiency is None else f"{case.efficiency:.0%}",
-        format_percent(answer.gap),
-        format_bytes(case.peak_bytes or 0),
-        *([] if case.cost is None else [f"{case.cost:.3g}"]),
-        f"{show(case.by)}{elsewhere}",
-    ]
 
 
 def graph_figures(graph: OpGraph, figures: Mapping[str, Any]) -> list[RenderableType]:

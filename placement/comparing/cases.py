@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from env.cluster import Cluster
-from graphs.formatting import show
+from graphs.formatting import format_bytes, format_seconds, show
 from graphs.opgraph import OpGraph
 from placement.comparing.methods import Comparison
+from placement.comparing.rows import (
+    BEST,
+    OTHER,
+    PAGE,
+    TERMINAL,
+    UNFIT,
+    AsJson,
+    Column,
+    Row,
+    Rows,
+    bar_up_to,
+    format_percent,
+    format_share,
+    format_times,
+)
 from placement.sizing.scaling import LEAST_POINTS, BatchFit, ScalingFit, fit_batches, fit_devices
 from placement.sizing.sweeps import BATCH, DEVICES, cost_of
+from placement.solving.methods import measure
 from placement.solving.result import Result
+from placement.solving.utilisation import format_rate, rate_of
 
 HELPS = 0.01  # a device that makes a step less than 1 % faster does not help
 
@@ -48,6 +64,11 @@ class Case:
     def proven_infeasible(self) -> bool:
         """Nothing can fit, whatever the method; else, without a placement, none was found."""
         return self.comparison is None
+
+    @property
+    def outcome(self) -> str:
+        """Words in the place of a time, where there is none."""
+        return "does not fit" if self.proven_infeasible else "none found"
 
     @property
     def objective_s(self) -> float | None:
@@ -92,9 +113,26 @@ class Case:
             return self.best.strategy.text
         return self.best.method if self.best.chosen == self.best.method else f"{self.best.method} ({self.best.chosen})"
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready fields without the comparison."""
+        return {
+            "cluster": self.cluster.name,
+            "cluster_hash": self.cluster.hash,
+            "devices": self.devices,
+            "objective_s": self.objective_s,
+            "samples": self.samples,
+            "speedup_vs_single": self.speedup,
+            "efficiency": self.efficiency,
+            "strategy": None if self.best is None else self.best.strategy.text,
+            "peak_bytes": self.peak_bytes,
+            "cost": self.cost,
+            "reason": self.reason,
+            "found_on": self.found_on,
+        }
+
 
 @dataclass(frozen=True)
-class WhatIf:
+class WhatIf(AsJson):
     """One graph on several clusters, or one model with several batches, in the order asked for.
 
     Attributes:
@@ -210,9 +248,61 @@ class WhatIf:
         fits = (*(self.scaling or ()), *([] if self.batching is None else [self.batching]))
         return tuple(fit.sentence() for fit in fits)
 
+    def bases(self) -> list[str]:
+        """The sources of the step times, each once."""
+        return list(dict.fromkeys(case.best.basis for case in self.cases if case.best is not None and case.best.basis))
+
     def label(self, case: Case) -> str:
         """The name of a case among the others."""
         return f"batch {case.samples}" if self.sweep == BATCH else case.cluster.name
+
+    def table(self) -> Rows:
+        """A row for each case, with the speed-up over one device of its cluster as a bar."""
+        is_batch, what = self.sweep == BATCH, measure(self.objective)
+        rate, per_s = rate_of(self.graph)
+        longest = max((case.speedup or 1.0 for case in self.cases), default=1.0)
+        columns = [
+            *(
+                [Column("samples", "batch"), Column("rate", "samples/s", format_rate)]
+                if is_batch
+                else [Column("cluster", "cluster"), Column("devices", "devices")]
+            ),
+            Column("single_s", "one device", format_seconds),
+            Column("time", what, format_seconds),
+            *([] if is_batch else [Column("objective_s", rate, per_s)]),
+            Column("mfu", "MFU", format_share),
+            Column("speedup_vs_single", "speed-up", format_times),
+            Column("efficiency", "efficiency", format_share),
+            Column("bound_s", "lower bound", format_seconds, only=PAGE),
+            Column("gap", "gap", format_percent),
+            Column("peak_bytes", "peak", format_bytes),
+            *([Column("cost", "a step costs", lambda cost: f"{cost:.3g}")] if self.is_priced else []),
+            Column("by", "by", is_text=True),
+            Column("bar", "", bar_up_to(longest), is_text=True, only=TERMINAL),
+        ]
+        return Rows(tuple(columns), tuple(map(self._shown, self.cases)))
+
+    def _shown(self, case: Case) -> Row:
+        best, fields = case.best, case.to_dict()
+        if case.comparison is None or best is None or best.answer is None:
+            return Row(fields | {"time": case.outcome, "by": "", "bar": ""}, UNFIT, case.reason or "")
+        single_s, elsewhere = case.comparison.single_device_s, f", found on {case.found_on}"
+        shown = {
+            "rate": best.utilisation.samples_per_s,
+            "single_s": "does not fit" if single_s is None else single_s,
+            "time": case.objective_s,
+            "mfu": best.utilisation.mfu,
+            "bound_s": best.lower_bound_s,
+            "gap": best.answer.gap,
+            "by": case.by if case.found_on == case.cluster.name else case.by + elsewhere,
+            "bar": case.speedup or 0.0,
+        }
+        return Row(fields | shown, BEST if case is self.fastest else OTHER)
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether the cost of a step is known."""
+        return any(case.price is not None for case in self.cases)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
@@ -227,25 +317,7 @@ class WhatIf:
             "scaling": [fit.to_dict() for fit in self.scaling or ()],
             "batching": None if self.batching is None else self.batching.to_dict(),
             "cases": [
-                {
-                    "cluster": case.cluster.name,
-                    "cluster_hash": case.cluster.hash,
-                    "devices": case.devices,
-                    "objective_s": case.objective_s,
-                    "samples": case.samples,
-                    "speedup_vs_single": case.speedup,
-                    "efficiency": case.efficiency,
-                    "strategy": None if case.best is None else case.best.strategy.text,
-                    "peak_bytes": case.peak_bytes,
-                    "cost": case.cost,
-                    "reason": case.reason,
-                    "found_on": case.found_on,
-                    "comparison": None if case.comparison is None else case.comparison.to_dict(),
-                }
+                case.to_dict() | {"comparison": None if case.comparison is None else case.comparison.to_dict()}
                 for case in self.cases
             ],
         }
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"

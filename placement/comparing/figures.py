@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +17,7 @@ from env.problem import Problem
 from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds, show
 from graphs.opgraph import IntArray, OpGraph
+from placement.comparing.rows import AsJson, Column, Row, Rows, names_of
 from placement.optimization import optimize
 from placement.sizing.figures import ClusterFigure, memories, rates
 from placement.solving.result import Result
@@ -62,7 +62,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True)
-class Sensitivities:
+class Sensitivities(AsJson):
     """Figures of a cluster by their effect on a step.
 
     Attributes:
@@ -89,13 +89,28 @@ class Sensitivities:
             return f"No single figure of {show(self.cluster.name)} helps {taken}."
         return f"Most would help {first.sentence(self.step_s)} ({taken})."
 
+    def table(self) -> Rows:
+        """A row for each figure."""
+        columns = (
+            Column("figure", "figure"),
+            Column("better_s", "10 % better", format_seconds),
+            Column("worse_s", "10 % worse", format_seconds),
+            Column("elasticity", "elasticity", lambda slope: f"{slope:+.3f}"),
+            Column("sentence", "", is_text=True),
+        )
+        unfit = {"better_s": "nothing fits", "worse_s": "nothing fits"}
+        rows = (
+            unfit
+            | {key: value for key, value in asdict(row).items() if value is not None}
+            | {"sentence": row.sentence(self.step_s)}
+            for row in self.rows
+        )
+        return Rows(columns, tuple(map(Row, rows)))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
         return {
-            "graph": self.graph.name,
-            "graph_hash": self.graph.hash,
-            "cluster": self.cluster.name,
-            "cluster_hash": self.cluster.hash,
+            **names_of(self.graph, self.cluster),
             "strategy": self.result.strategy.text,
             "chosen": self.result.chosen,
             "step_time_s": self.step_s,
@@ -103,10 +118,6 @@ class Sensitivities:
             "command": self.command,
             "figures": [asdict(row) | {"gain": row.gain(self.step_s)} for row in self.rows],
         }
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
 
 
 def what_helps(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,22 +14,35 @@ from env.cluster import Cluster
 from env.plan import Method, Priority
 from env.problem import LATENCY
 from graphs.errors import InfeasibleError
-from graphs.formatting import format_seconds
+from graphs.formatting import format_bytes, format_seconds
 from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import NONE
+from placement.comparing.rows import (
+    BEST,
+    OTHER,
+    AsJson,
+    Column,
+    Row,
+    Rows,
+    format_percent,
+    format_times,
+    names_of,
+)
 from placement.learning.by_name import learned
 from placement.runtime.checking.check import check
-from placement.solving.answer import Answer
+from placement.solving.alternatives import best_of_each, single_s
+from placement.solving.answer import Answer, relative_gap
 from placement.solving.interruption import as_keyboard_interrupt
-from placement.solving.methods import AUTO, SINGLE, check_options, check_problem, default_methods, supports
+from placement.solving.methods import AUTO, SINGLE, check_options, check_problem, default_methods, measure, supports
 from placement.solving.own_methods import own_methods
 from placement.solving.result import OWN_ORDER, Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Attempt, Finding, Solver
 from placement.solving.stacks import asked_for, beside_compiled, compiled_words
 from placement.solving.strategies.row import without_answer
-from placement.solving.utilisation import basis
+from placement.solving.strategies.words import family_in_words
+from placement.solving.utilisation import basis, rate_of
 
 SAME = 1e-9  # objectives closer than this, relative, are a tie
 
@@ -38,7 +50,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(AsJson):
     """Results of every method on one problem.
 
     Attributes:
@@ -104,18 +116,48 @@ class Comparison:
         """How many times faster than the best single device; None where either is infeasible."""
         return None if result.answer is None else result.answer.speedup(self.single_device_s)
 
+    def table(self) -> Rows:
+        """A row for each method that fits, and for the best strategy of each family, best first."""
+        rate, per_s = rate_of(self.graph)
+        columns = (
+            Column("name", "method") if self.overall is None else Column("name", "method or strategy", is_text=True),
+            Column("objective_s", measure(self.objective), format_seconds),
+            Column("objective_s", rate, per_s),
+            Column("speedup_vs_single", "speed-up", format_times),
+            Column("gap", "gap", format_percent),
+            Column("peak", "peak memory", format_bytes),
+            Column("bytes_moved", "moved", format_bytes),
+            Column("solve_time_s", "solve time", format_seconds),
+            Column("note", "", is_text=True),
+        )
+        fields = [self._shown(result, result.answer) for result in self.results if result.answer is not None]
+        fields += [] if self.overall is None else _families(self.overall)
+        fields.sort(key=lambda row: row["objective_s"])
+        return Rows(columns, tuple(Row(row, BEST if n == 0 else OTHER) for n, row in enumerate(fields)))
+
+    def _shown(self, result: Result, answer: Answer) -> dict[str, Any]:
+        gap = answer.gap if self.overall is None else relative_gap(answer.objective_s, self.overall.lower_bound_s)
+        notes = (
+            f"= {self.ties[result.method]}" if result.method in self.ties else "",
+            f"(chose {result.chosen})" if result.chosen != result.method else "",
+            "(interrupted)" if result.interrupted else "",
+        )
+        return comparison_row(result, self.single_device_s) | {
+            "name": result.method,
+            "gap": gap,
+            "peak": max(answer.peak_bytes.values(), default=0),
+            "note": " ".join(filter(None, notes)),
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
         return {
-            "graph": self.graph.name,
-            "cluster": self.cluster.name,
+            **names_of(self.graph, self.cluster),
             "objective": self.objective,
             "stack": self.graph.origin.stack or EAGER,
             "compiled_s": self.compiled_s,
             "lower_bound_s": self.lower_bound_s,
             "seed": self.seed,
-            "graph_hash": self.graph.hash,
-            "cluster_hash": self.cluster.hash,
             "versions": dict(self.versions),
             "command": self.command,
             "basis": basis(self.graph, self.cluster),
@@ -125,10 +167,6 @@ class Comparison:
             "alternatives": [] if self.overall is None else [one.to_dict() for one in self.overall.alternatives],
             "results": [comparison_row(result, self.single_device_s) for result in self.results],
         }
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
 
 
 @as_keyboard_interrupt()
@@ -242,6 +280,25 @@ def _strategies_alone(
         versions=versions(),
         overall=beside_placements(graph, cluster, seed, nothing, nothing, *limits, check),
     )
+
+
+def _families(overall: Result) -> list[dict[str, Any]]:
+    """Fields of the best strategy of each family."""
+    one_s = single_s(overall.alternatives)
+    return [
+        {
+            "name": one.strategy.text,
+            "objective_s": one.step_time_s,
+            "speedup_vs_single": one.speedup(one_s),
+            "gap": relative_gap(one.step_time_s, overall.lower_bound_s),
+            "peak": one.peak_bytes or 0,
+            "bytes_moved": "",
+            "solve_time_s": "",
+            "note": family_in_words(one.name),
+        }
+        for one in best_of_each(overall.alternatives)
+        if one.step_time_s is not None and not one.strategy.is_none
+    ]
 
 
 def with_one_device(result: Result) -> Comparison:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,9 +9,11 @@ from typing import Any
 
 from env.cluster import Cluster
 from env.plan import Method
+from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from placement.comparing.methods import compare
-from placement.solving.methods import default_methods
+from placement.comparing.rows import BEST, OTHER, AsJson, Column, Row, Rows, format_times, names_of
+from placement.solving.methods import default_methods, measure
 from placement.solving.result import versions
 from placement.solving.utilisation import basis
 
@@ -38,7 +39,7 @@ class SeedRow:
 
 
 @dataclass(frozen=True)
-class SeedComparison:
+class SeedComparison(AsJson):
     """Methods under several seeds, least mean first.
 
     Attributes:
@@ -58,15 +59,26 @@ class SeedComparison:
     versions: Mapping[str, str]
     command: str = field(default="", compare=False)
 
+    def table(self) -> Rows:
+        """A row for each method, with spread and extremes of its times."""
+        columns = (
+            Column("method", "method"),
+            Column("mean_s", f"mean {measure(self.objective)}", format_seconds),
+            Column("spread_s", "spread", format_seconds),
+            Column("least_s", "least", format_seconds),
+            Column("most_s", "most", format_seconds),
+            Column("speedup", "speed-up", format_times),
+            Column("found", "fits", lambda found: f"{found} of {len(self.seeds)}"),
+        )
+        rows = (Row(asdict(row), BEST if row is self.rows[0] else OTHER) for row in self.rows)
+        return Rows(columns, tuple(rows))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
         return {
-            "graph": self.graph.name,
-            "cluster": self.cluster.name,
+            **names_of(self.graph, self.cluster),
             "objective": self.objective,
             "seeds": list(self.seeds),
-            "graph_hash": self.graph.hash,
-            "cluster_hash": self.cluster.hash,
             "single_device_s": self.single_device_s,
             "lower_bound_s": self.lower_bound_s,
             "versions": dict(self.versions),
@@ -74,10 +86,6 @@ class SeedComparison:
             "basis": basis(self.graph, self.cluster),
             "results": [asdict(row) for row in self.rows],
         }
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
 
 
 def compare_seeds(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,10 +11,25 @@ from env.cluster import Cluster
 from env.plan import Priority
 from env.problem import LATENCY
 from graphs.errors import StrategyError
-from graphs.formatting import format_seconds
+from graphs.formatting import format_bytes, format_seconds
 from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
+from placement.comparing.rows import (
+    BASE,
+    BEST,
+    OTHER,
+    PAGE,
+    UNFIT,
+    AsJson,
+    Column,
+    Row,
+    Rows,
+    format_percent,
+    format_share,
+    format_times,
+    names_of,
+)
 from placement.runtime.checking.check import check
 from placement.solving.methods import AUTO, SINGLE, check_options, check_problem
 from placement.solving.result import Result, versions
@@ -24,11 +38,11 @@ from placement.solving.solver import Solver
 from placement.solving.stacks import asked_for, beside_compiled, compiled_words
 from placement.solving.strategies.row import StrategyRow, refused_row, strategy_row, unrewritten_row, without_answer
 from placement.solving.strategies.search import solver_or_reason
-from placement.solving.utilisation import basis
+from placement.solving.utilisation import basis, rate_of
 
 
 @dataclass(frozen=True)
-class StrategyComparison:
+class StrategyComparison(AsJson):
     """Strategies of one graph on one cluster.
 
     Attributes:
@@ -93,17 +107,52 @@ class StrategyComparison:
         rank = "" if len(self.rows) == 1 else " is the fastest of these"
         return f"{best.strategy.text}{rank}: {time}, {speedup:.2f}x one device."
 
+    def table(self) -> Rows:
+        """A row for each strategy, best first, and one for one device."""
+        rate, per_s = rate_of(self.graph)
+        columns = (
+            Column("strategy", "strategy", is_text=True),
+            Column("time", "step time", format_seconds),
+            Column("objective_s", rate, per_s),
+            Column("speedup_vs_single", "vs one", format_times),
+            Column("mfu", "MFU", format_share),
+            Column("devices", "devices", only=PAGE),
+            Column("peak", "peak", format_bytes),
+            Column("bubble", "bubble", lambda share: f"{100 * share:.1f} %"),
+            Column("exposed_s", "exposed", format_seconds),
+            Column("gap", "gap", format_percent),
+        )
+        rows = [self._shown(row) for row in self.rows]
+        return Rows(columns, (*rows, Row(self._one_device(), BASE)))
+
+    def _shown(self, row: StrategyRow) -> Row:
+        fields, result = self._row(row), row.result
+        fields["time"] = row.without_answer if result.answer is None else result.objective_s
+        fields["peak"] = max(result.peak_bytes.values(), default=0) if result.peak_bytes else None
+        if row.figures is not None:
+            fields["peak"] = sum(row.figures.peak_bytes.values())
+        elif result.answer is not None:
+            fields["devices"] = len(result.answer.used)
+        kind = UNFIT if result.answer is None else BEST if row is self.best else OTHER
+        return Row(fields, kind, result.reason or "")
+
+    def _one_device(self) -> dict[str, Any]:
+        """Fields of the row that speed-ups refer to: which device, its time and its peak."""
+        if self.single is None or self.single.answer is None:
+            return {"strategy": "one device", "time": "does not fit"}
+        fields = comparison_row(self.single, self.single_device_s)
+        peak = max(self.single.answer.peak_bytes.values())
+        own = {"strategy": f"one device, {self.single_device}", "time": self.single_device_s, "peak": peak}
+        return fields | own | {"devices": 1, "gap": None}
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
         return {
-            "graph": self.graph.name,
-            "cluster": self.cluster.name,
+            **names_of(self.graph, self.cluster),
             "objective": LATENCY,
             "stack": self.graph.origin.stack or EAGER,
             "compiled_s": self.compiled_s,
             "seed": self.seed,
-            "graph_hash": self.graph.hash,
-            "cluster_hash": self.cluster.hash,
             "single_device": self.single_device,
             "single_device_s": self.single_device_s,
             "versions": dict(self.versions),
@@ -111,10 +160,6 @@ class StrategyComparison:
             "basis": basis(self.graph, self.cluster),
             "results": [self._row(row) for row in self.rows],
         }
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
 
     def _row(self, row: StrategyRow) -> dict[str, Any]:
         result, given = row.result, row.figures

@@ -14,9 +14,11 @@ from env.cluster import Cluster
 from env.problem import LATENCY, Problem
 from graphs.disk import check_target
 from graphs.errors import PlacementError
+from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import NONE
 from placement.comparing.methods import Comparison, compare
+from placement.comparing.rows import AsJson, Column, Row, Rows, format_percent, format_times
 from placement.solving.compiling import compile_for
 from placement.solving.methods import STRATEGY, check_cluster, check_graph, check_options, default_methods
 from placement.workers.runner import opened
@@ -70,9 +72,17 @@ class SuiteRow:
         """How many times faster than the best single device; None where either does not fit or takes no time."""
         return self.single_device_s / self.step_time_s if self.single_device_s and self.step_time_s else None
 
+    @property
+    def answer(self) -> str:
+        """The best in words, with the methods that are as good."""
+        if self.step_time_s is None:
+            return "does not fit"
+        best = self.strategy if self.best == STRATEGY else self.best or ""
+        return f"{best} (ties: {', '.join(self.ties)})" if self.ties else best
+
 
 @dataclass(frozen=True)
-class Suite:
+class Suite(AsJson):
     """The rows of a suite, graph by graph, in the order asked for.
 
     Attributes:
@@ -95,14 +105,23 @@ class Suite:
         best = "a strategy" if best == STRATEGY else best
         return f"{best} is best, or as good, on {count} of {len(placed)} problems{gained}."
 
+    def table(self) -> Rows:
+        """A row for each problem."""
+        columns = (
+            Column("graph", "graph"),
+            Column("cluster", "cluster", is_text=True),
+            Column("best", "best", is_text=True),
+            Column("step_time_s", "step time", format_seconds),
+            Column("speedup", "vs one", format_times),
+            Column("gap", "gap", format_percent),
+        )
+        rows = (asdict(row) | {"speedup": row.speedup, "best": row.answer} for row in self.rows)
+        return Rows(columns, tuple(map(Row, rows)))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
         rows = [asdict(row) | {"speedup": row.speedup} for row in self.rows]
         return {"advice": self.headline(), "interrupted": self.interrupted, "results": rows}
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
 
 
 def suite(

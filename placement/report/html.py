@@ -16,11 +16,12 @@ from env.cluster import UNLIMITED_BYTES
 from env.problem import Problem, scope
 from graphs.disk import write_atomically
 from graphs.formatting import format_bytes, format_count, format_seconds
+from placement.comparing.rows import NO_GAP, format_percent
 from placement.report.alternatives import alternatives_cards
 from placement.report.content import drawn_of, page_data, shown_schedules
 from placement.report.methods import bars, notes, rows
 from placement.report.page import asset, page
-from placement.report.words import NO_GAP, format_percent, headline, leaders
+from placement.report.words import headline, leaders
 from placement.solving.advice import advice
 from placement.solving.answer import relative_gap
 from placement.solving.methods import measure

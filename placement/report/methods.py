@@ -6,7 +6,8 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from graphs.formatting import format_bytes, format_seconds
-from placement.report.words import format_percent, leaders, tied_with
+from placement.comparing.rows import NOTHING, format_percent
+from placement.report.words import leaders, tied_with
 
 if TYPE_CHECKING:
     from placement.comparing.methods import Comparison
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from placement.solving.result import Result
 
 LONGEST_BAR = 3.0  # bars stop at this many times the best; the number is still printed
-NOTHING = "–"
 
 
 def rows(comparison: Comparison) -> str:

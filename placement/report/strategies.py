@@ -12,16 +12,14 @@ from graphs.formatting import format_bytes, format_seconds
 from placement.report.alternatives import alternatives_cards
 from placement.report.page import page
 from placement.report.strategy_drawings import PARTS, memory_bars, timeline
-from placement.report.words import format_percent
 from placement.solving.advice import advice
-from placement.solving.utilisation import basis, rate_of
+from placement.solving.utilisation import basis
 
 if TYPE_CHECKING:
     from placement.comparing.strategies import StrategyComparison
     from placement.solving.result import Result
     from placement.solving.strategies.row import StrategyRow
 
-NOTHING = "–"
 MOST_SECTIONS = 8  # strategies with a timeline of their own
 
 
@@ -41,55 +39,20 @@ def render_strategies(found: StrategyComparison, searched: Result | None = None)
     """The page as text."""
     graph, cluster = found.graph, found.cluster
     headline, *beside = [found.headline()] if searched is None else advice(searched).split("; ")
-    rate, _ = rate_of(graph)
     drawn = [row for row in found.rows if row.applied is not None][:MOST_SECTIONS]
     parts = {
         "graph": escape(graph.name),
         "cluster": escape(cluster.name),
         "headline": escape(headline),
         "beside": escape("; ".join(beside)),
-        "rate": rate,
         "basis": escape(f"Step times are {note}." if (note := basis(graph, cluster)) else ""),
-        "rows": "\n".join(_row(found, row) for row in found.rows) + _one_device(found),
+        "table": found.table().html(),
         "notes": _notes(found),
         "alternatives": "" if searched is None else alternatives_cards(searched),
         "sections": "\n".join(_section(found, row) for row in drawn),
         "facts": _facts(found),
     }
     return page("strategies.html", f"{graph.name} on {cluster.name}: strategies", parts)
-
-
-def _row(found: StrategyComparison, row: StrategyRow) -> str:
-    result, given, speedup = row.result, row.figures, found.speedup(row)
-    head = f'<th scope="row"><code>{escape(row.strategy.text)}</code></th>'
-    if result.answer is None:
-        return f'<tr class="infeasible">{head}<td colspan="9" class="reason">{escape(result.reason or "")}</td></tr>'
-    peak = max(result.answer.peak_bytes.values(), default=0)
-    mfu = result.utilisation.mfu
-    cells = [
-        format_seconds(result.answer.objective_s),
-        rate_of(found.graph)[1](result.answer.objective_s),
-        NOTHING if mfu is None else f"{mfu:.0%}",
-        NOTHING if speedup is None else f"{speedup:.2f}×",
-        str(len(result.answer.used) if given is None else given.devices),
-        format_bytes(peak),
-        NOTHING if given is None else f"{100 * given.bubble:.1f} %",
-        NOTHING if given is None else format_seconds(given.exposed_s),
-        format_percent(result.answer.gap),
-    ]
-    best = " class=best" if row is found.best else ""
-    return f"<tr{best}>{head}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-
-
-def _one_device(found: StrategyComparison) -> str:
-    time = "does not fit" if found.single_device_s is None else format_seconds(found.single_device_s)
-    speedup = NOTHING if found.single_device_s is None else "1.00×"
-    name = "one device" if found.single_device is None else f"one device, {found.single_device}"
-    rate = NOTHING if found.single_device_s is None else rate_of(found.graph)[1](found.single_device_s)
-    mfu = None if found.single is None else found.single.utilisation.mfu
-    share = NOTHING if mfu is None else f"{mfu:.0%}"
-    cells = f"<td>{time}</td><td>{rate}</td><td>{share}</td><td>{speedup}</td><td>1</td>{'<td></td>' * 4}"
-    return f'\n<tr><th scope="row">{escape(name)}</th>{cells}</tr>'
 
 
 def _notes(found: StrategyComparison) -> str:

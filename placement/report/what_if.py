@@ -9,18 +9,15 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from graphs.disk import write_atomically
-from graphs.formatting import format_bytes, format_seconds
+from graphs.formatting import format_seconds
 from placement.report.curves import Across, Curve, plot
 from placement.report.page import page
-from placement.report.words import format_percent
 from placement.sizing.sweeps import BATCH, DEVICES
 from placement.solving.methods import measure
 from placement.solving.utilisation import format_rate
 
 if TYPE_CHECKING:
     from placement.comparing.cases import Case, WhatIf
-
-NOTHING = "–"
 
 
 def write_what_if(found: WhatIf, path: str | PathLike[str]) -> None:
@@ -40,10 +37,9 @@ def render_what_if(found: WhatIf) -> str:
         "among": escape(_among(found)),
         "verdict": escape(found.advice()),
         "cases": "Batches" if found.sweep == BATCH else "Numbers of devices" if found.sweep else "Clusters",
-        "columns": "".join(_heading(name) for name in _columns(found)),
         "charts": _charts(found),
         "notes": escape(" ".join(_notes(found))),
-        "rows": "\n".join(_row(found, case) for case in found.cases),
+        "table": found.table().html(),
         "facts": _facts(found),
     }
     return page("what_if.html", f"{graph.name}: what if", parts)
@@ -58,28 +54,10 @@ def _among(found: WhatIf) -> str:
     return f"more and more devices of {name.rpartition(' with ')[0] or name}"
 
 
-def _columns(found: WhatIf) -> list[str]:
-    """Headings of the table."""
-    first = ["batch", "samples/s"] if found.sweep == BATCH else ["cluster", "devices"]
-    price = ["a step costs"] * _is_priced(found)
-    figures = ["one device", measure(found.objective), "MFU", "lower bound", "gap", "speed-up", "efficiency", "peak"]
-    return [*first, *figures, *price, "by"]
-
-
-def _heading(name: str) -> str:
-    kind = ' class="text"' if name == "by" else ""
-    return f'<th scope="col"{kind}>{escape(name)}</th>'
-
-
-def _is_priced(found: WhatIf) -> bool:
-    return any(case.price is not None for case in found.cases)
-
-
 def _notes(found: WhatIf) -> list[str]:
     """Sentences below the table."""
-    priced = ["A step costs so much in the currency of the price."] * _is_priced(found)
-    bases = dict.fromkeys(case.best.basis for case in found.cases if case.best is not None and case.best.basis)
-    return [*priced, *(f"Step times are {basis}." for basis in bases), *found.laws()]
+    priced = ["A step costs so much in the currency of the price."] * found.is_priced
+    return [*priced, *(f"Step times are {basis}." for basis in found.bases()), *found.laws()]
 
 
 def _charts(found: WhatIf) -> str:
@@ -163,35 +141,6 @@ def _bars(found: WhatIf) -> str:
 
 def _card(title: str, body: str, note: str) -> str:
     return f'<section class="card"><h2>{escape(title)}</h2>{body}<p class="note">{escape(note)}</p></section>'
-
-
-def _row(found: WhatIf, case: Case) -> str:
-    best = case.best
-    is_batch, priced = found.sweep == BATCH, _is_priced(found)
-    rate = None if best is None else best.utilisation.samples_per_s
-    second = (NOTHING if rate is None else format_rate(rate)) if is_batch else str(case.devices)
-    name = str(case.samples) if is_batch else found.label(case)
-    head = f'<th scope="row"><code>{escape(name)}</code></th><td>{second}</td>'
-    if best is None or case.comparison is None or best.answer is None:
-        span = len(_columns(found)) - 2
-        return f'<tr class="infeasible">{head}<td colspan="{span}" class="reason">{escape(case.reason or "")}</td></tr>'
-    mfu = best.utilisation.mfu
-    single_s, speedup, efficiency = case.comparison.single_device_s, case.speedup, case.efficiency
-    cells = [
-        "does not fit" if single_s is None else format_seconds(single_s),
-        format_seconds(best.answer.objective_s),
-        NOTHING if mfu is None else f"{mfu:.0%}",
-        format_seconds(best.lower_bound_s),
-        format_percent(best.answer.gap),
-        NOTHING if speedup is None else f"{speedup:.2f}×",
-        NOTHING if efficiency is None else f"{efficiency:.0%}",
-        format_bytes(case.peak_bytes or 0),
-        *([NOTHING if case.cost is None else f"{case.cost:.3g}"] if priced else []),
-    ]
-    by = case.by if case.found_on == case.cluster.name else f"{case.by}, found on {case.found_on}"
-    best_row = ' class="best"' if case is found.fastest else ""
-    figures = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'<tr{best_row}>{head}{figures}<td class="text">{escape(by)}</td></tr>'
 
 
 def _facts(found: WhatIf) -> str:

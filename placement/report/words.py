@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from env.bounds.memory import is_too_large_for_one
 from env.problem import Problem, scope
 from graphs.formatting import format_seconds
+from placement.comparing.rows import NO_GAP, format_percent
 from placement.solving.answer import relative_gap
 from placement.solving.methods import SINGLE, default_methods
 
@@ -16,15 +16,6 @@ if TYPE_CHECKING:
     from placement.solving.result import Result
 
 NOT_SEARCHED = "strategies were not searched"
-NO_GAP = 1e-9  # a gap of rounding only
-
-
-def format_percent(fraction: float) -> str:
-    """``12.3 %``; rounded up, so that "at most" stays true."""
-    points = 100 * fraction
-    if fraction <= NO_GAP:
-        return "0 %"
-    return f"{max(0.1, math.ceil(points * 10 - 1e-6) / 10):.1f} %"
 
 
 def headline(comparison: Comparison) -> str:

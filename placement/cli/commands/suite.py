@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from placement.cli import completion, options
 from placement.cli.output import emit, emit_json, emit_rich, progress
 from placement.cli.reading import HowToRead, read_graph
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from placement.comparing.suites import Suite, SuiteRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,37 +106,10 @@ def suite(given: SuiteOptions) -> None:
         emit_json(found.to_dict())
         return
     emit(found.headline())
-    emit_rich(_table(found))
+    emit_rich(found.table().rich())
     reasons = [f"{row.graph} on {row.cluster}: {row.reason}" for row in found.rows if row.reason]
     if reasons:
         emit("\n".join(reasons))
     if found.interrupted:
         again = " The same command goes on with the others." if given.output else ""
         emit(f"interrupted: {len(found.rows)} of {len(graphs) * len(clusters)} problems are done.{again}")
-
-
-def _table(found: Suite) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("graph", "cluster", "best"):
-        table.add_column(name)
-    for name in ("step time", "vs one", "gap"):
-        table.add_column(name, justify="right")
-    for row in found.rows:
-        table.add_row(*_cells(row))
-    return table
-
-
-def _cells(row: SuiteRow) -> list[str]:
-    from graphs.formatting import format_seconds
-    from placement.solving.methods import STRATEGY
-
-    if row.step_time_s is None:
-        return [row.graph, row.cluster, "does not fit", "", "", ""]
-    best = row.strategy if row.best == STRATEGY else row.best
-    if row.ties:
-        best = f"{best} (ties: {', '.join(row.ties)})"
-    gap = "" if row.gap is None else f"{row.gap:.1%}"
-    speedup = "" if row.speedup is None else f"{row.speedup:.2f}x"
-    return [row.graph, row.cluster, best or "", format_seconds(row.step_time_s), speedup, gap]

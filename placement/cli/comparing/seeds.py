@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import RenderableType
-from rich.text import Text
 
 from graphs.formatting import format_seconds, show
-from placement.cli.output import emit, emit_rich, progress, reason_as_json
+from placement.cli.comparing.answering import answer, dim
+from placement.cli.output import progress, reason_as_json
 from placement.cli.records import is_default, option_of
-from placement.cli.tables import new_table
 from placement.report.words import NOT_SEARCHED
 from placement.solving.methods import measure
 from placement.solving.utilisation import basis
@@ -72,21 +70,7 @@ def compare_under_seeds(
             progress=lambda name, done, _: report(name, done),
             **settings,
         )
-    found = dataclasses.replace(found, command=given.again())
-    written = []
-    if given.paper is not None:
-        from placement.report.paper import write_paper
-
-        written += [f"for a paper: {path}" for path in write_paper(given.paper, found.to_dict()["results"])]
-    if given.output is not None:
-        from graphs.disk import write_atomically
-
-        write_atomically(given.output, found.to_json())
-        written.append(f"results: {given.output}")
-    if given.as_json:
-        emit(found.to_json())
-    else:
-        emit_rich(*seed_table(found), *written, f"again: {found.command}")
+    answer(given, found, lambda: seed_table(found), rows=found.to_dict()["results"])
     if all(row.mean_s is None for row in found.rows):
         raise InfeasibleError("no method found a placement that fits under any of these seeds.")
 
@@ -100,12 +84,5 @@ def seed_table(found: SeedComparison) -> list[RenderableType]:
         gain = "" if best.speedup is None else f", {best.speedup:.2f}x one device"
         least = f"{show(best.method)} has the least mean {what}: {format_seconds(best.mean_s)}{gain}"
         head = f"{least}; {NOT_SEARCHED}\n{head}"
-    table = new_table("method", f"mean {what}", "spread", "least", "most", "speed-up", "fits")
-    for number, row in enumerate(found.rows):
-        times = (row.mean_s, row.spread_s, row.least_s, row.most_s)
-        cells = ["-" if time_s is None else format_seconds(time_s) for time_s in times]
-        speedup = "-" if row.speedup is None else f"{row.speedup:.2f}x"
-        fits = f"{row.found} of {len(found.seeds)}"
-        table.add_row(show(row.method), *cells, speedup, fits, style="bold green" if number == 0 else "")
-    notes = ["spread: standard deviation over the seeds", basis(found.graph, found.cluster)]
-    return [*head.split("\n"), table, *(Text(f" {note}", style="dim") for note in notes if note)]
+    notes = dim("spread: standard deviation over the seeds", basis(found.graph, found.cluster))
+    return [*head.split("\n"), found.table().rich(), *notes]

@@ -7,16 +7,18 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
+from graphs.formatting import show, show_line
+from placement.cli.comparing.answering import answer, dim
 from placement.cli.options import parse_dims
-from placement.cli.output import emit, emit_rich, progress, reason_as_json, usage_errors
+from placement.cli.output import progress, reason_as_json, usage_errors
 from placement.cli.reading import read_graph
 from placement.cli.records import is_default, option_of
 from placement.cli.searching import compiled_line, do_it
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from env.cluster import Cluster
     from graphs.opgraph import OpGraph
     from placement.cli.comparing.asked import Options
@@ -86,6 +88,7 @@ def sweep_or_clusters(
         clusters: as the command line names them; without a sweep.
     """
     from graphs.errors import InfeasibleError
+    from placement.report.what_if import render_what_if
 
     if given.trace is not None:
         raise typer.BadParameter(f"--trace shows one cluster; leave out {'--sweep' if sweep else '--clusters'}.")
@@ -98,21 +101,36 @@ def sweep_or_clusters(
         settings = {"is_sweep": sweep is not None, "price": given.price, **search}
         with progress("comparing", len(targets)) as report:
             found = what_if(source.graph, targets, methods, progress=report, **settings)
-    found = dataclasses.replace(found, command=given.again())
-    written = list(_write(found, given))
-    if given.as_json:
-        emit(found.to_json())
-    else:
-        from placement.cli.tables import what_if_table
-        from placement.solving.advice import in_two
-
-        advice, *more = in_two(found.advice())
-        first = [advice, *_how(found, given, source, clusters), *more]
-        best = None if found.fastest is None else found.fastest.comparison
-        last = [*found.laws(), *compiled_line("" if best is None else best.compiled_words())]
-        emit_rich(*first, *what_if_table(found), *last, *written, f"again: {found.command}")
+    rows = [] if given.paper is None else found.to_dict()["cases"]
+    answer(given, found, lambda: _text(found, given, source, clusters), render_what_if, rows)
     if all(case.objective_s is None for case in found.cases):
         raise InfeasibleError(_nowhere(found))
+
+
+def _text(found: WhatIf, given: Options, source: Source, clusters: Sequence[str]) -> list[RenderableType]:
+    from placement.solving.advice import in_two
+
+    best = None if found.fastest is None else found.fastest.comparison
+    advice, *more = in_two(found.advice())
+    first = [advice, *_how(found, given, source, clusters), *more]
+    last = [*found.laws(), *compiled_line("" if best is None else best.compiled_words())]
+    return [*first, *what_if_table(found), *last]
+
+
+def what_if_table(found: WhatIf) -> list[RenderableType]:
+    """One row per case; below, why nothing fits."""
+    from env.problem import scope
+
+    reasons: list[RenderableType] = [
+        Text(f" {show(found.label(case))}  {case.outcome}: {show_line(case.reason or '')}", style="red")
+        for case in found.cases
+        if case.objective_s is None
+    ]
+    among = " among all strategies" if any(case.best and case.best.alternatives for case in found.cases) else ""
+    notes = [f"gap: at most so far from optimal{among or ' ' + scope(found.objective)}."]
+    notes += ["a step costs: in the currency of the price."] * found.is_priced
+    head = f"{show(found.graph.name)}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges"
+    return [head, found.table().rich(), *reasons, *dim(*notes, *found.bases())]
 
 
 def _how(found: WhatIf, given: Options, source: Source, clusters: Sequence[str]) -> list[str]:
@@ -192,25 +210,6 @@ def _swept(given: Options, source: Source, sweep: Sweep) -> list[Cluster]:
     return [resized(whole, count) for count in sweep.sizes]
 
 
-def _write(found: WhatIf, given: Options) -> Iterator[str]:
-    """Write the files asked for; yields a sentence about the report."""
-    if given.html is not None:
-        from placement.report import write_what_if
-
-        write_what_if(found, given.html)
-        yield f"report: {given.html}"
-    if given.paper is not None:
-        from placement.report.paper import write_paper
-        from placement.report.what_if import render_what_if
-
-        written = write_paper(given.paper, found.to_dict()["cases"], render_what_if(found))
-        yield from (f"for a paper: {path}" for path in written)
-    if given.output is not None:
-        from graphs.disk import write_atomically
-
-        write_atomically(given.output, found.to_json())
-
-
 # -- what would help most ---------------------------------------------------------------------------------------
 
 
@@ -241,7 +240,6 @@ def compare_figures(given: Options, source: Source) -> None:
     """Say which figure of the cluster would help most."""
     from placement.comparing.figures import what_helps
     from placement.inputs.sources import cluster_for
-    from placement.solving.stacks import compiled_words
 
     cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
     with reason_as_json(given.as_json), progress("searching") as report:
@@ -253,33 +251,15 @@ def compare_figures(given: Options, source: Source) -> None:
             evaluations=given.evaluations,
             progress=report,
         )
-    found = dataclasses.replace(found, command=given.again())
-    if given.output is not None:
-        from graphs.disk import write_atomically
-
-        write_atomically(given.output, found.to_json())
-    if given.as_json:
-        emit(found.to_json())
-    else:
-        from placement.solving.advice import in_two
-
-        first, *more = in_two(found.advice())
-        last = compiled_line(compiled_words(found.result.step_time_s, found.result.compiled_s))
-        told = f"do it: {do_it(given, found.result)}"
-        emit_rich(first, told, *more, *figures_table(found), *last, f"again: {found.command}")
+    answer(given, found, lambda: _of_figures(found, given))
 
 
-def figures_table(found: Sensitivities) -> list[RenderableType]:
-    """One row for each figure, and what elasticity is."""
-    from rich.text import Text
+def _of_figures(found: Sensitivities, given: Options) -> list[RenderableType]:
+    """The advice, one row for each figure, and what elasticity is."""
+    from placement.solving.advice import in_two
+    from placement.solving.stacks import compiled_words
 
-    from graphs.formatting import format_seconds, show
-    from placement.cli.tables import new_table
-
-    table = new_table("figure", "10 % better", "10 % worse", "elasticity", "", left=("",))
-    for row in found.rows:
-        times = ("nothing fits" if time_s is None else format_seconds(time_s) for time_s in (row.better_s, row.worse_s))
-        elasticity = "-" if row.elasticity is None else f"{row.elasticity:+.3f}"
-        table.add_row(show(row.figure), *times, elasticity, row.sentence(found.step_s))
+    advice, *more = in_two(found.advice())
     note = "elasticity: by how many percent the step time changes with 1 % more; of memory, the best that fits"
-    return [table, Text(f" {note}", style="dim")]
+    last = compiled_line(compiled_words(found.result.step_time_s, found.result.compiled_s))
+    return [advice, f"do it: {do_it(given, found.result)}", *more, found.table().rich(), *dim(note), *last]

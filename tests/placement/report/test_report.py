@@ -30,13 +30,14 @@ from graphs import generators
 from graphs.formatting import format_seconds
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 from placement.comparing.methods import Comparison, compare
+from placement.comparing.rows import format_percent
 from placement.comparing.sweeps import what_if
 from placement.report import content, drawn, schedule_of, write_html, write_trace
 from placement.report.content import MAX_MEMORY_STEPS, _modules, _steps, drawn_of, page_data, shown_schedules
 from placement.report.html import render_html
 from placement.report.layout import layered_layout, levels
 from placement.report.what_if import render_what_if
-from placement.report.words import format_percent, headline
+from placement.report.words import headline
 from placement.solving.result import Result
 
 EVIL = '</script><script>window.hit = 1</script><img src=x onerror="window.hit = 2">&amp;"\u2028'
