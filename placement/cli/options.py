@@ -203,6 +203,16 @@ Sweep = Annotated[
         "the cluster would help most, bandwidth, latency, memory or another.",
     ),
 ]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        "--methods",
+        metavar="A,B,...",
+        autocompletion=completion.list_of(completion.METHODS),
+        show_default=False,
+        help="Methods, policy:FILE for a trained policy; every heuristic and auto by default.",
+    ),
+]
 Price = Annotated[
     float | None,
     typer.Option(

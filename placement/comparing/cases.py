@@ -8,24 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from env.cluster import Cluster
-from graphs.formatting import format_bytes, format_seconds, show
+from graphs.formatting import show
 from graphs.opgraph import OpGraph
 from placement.comparing.methods import Comparison
-from placement.comparing.rows import (
-    BEST,
-    OTHER,
-    PAGE,
-    TERMINAL,
-    UNFIT,
-    AsJson,
-    Column,
-    Row,
-    Rows,
-    bar_up_to,
-    format_percent,
-    format_share,
-    format_times,
-)
+from placement.comparing.rows import AsJson, Column, Row, RowTable, bar_up_to
 from placement.sizing.scaling import LEAST_POINTS, BatchFit, ScalingFit, fit_batches, fit_devices
 from placement.sizing.sweeps import BATCH, DEVICES, cost_of
 from placement.solving.methods import measure
@@ -256,7 +242,7 @@ class WhatIf(AsJson):
         """The name of a case among the others."""
         return f"batch {case.samples}" if self.sweep == BATCH else case.cluster.name
 
-    def table(self) -> Rows:
+    def table(self) -> RowTable:
         """A row for each case, with the speed-up over one device of its cluster as a bar."""
         is_batch, what = self.sweep == BATCH, measure(self.objective)
         rate, per_s = rate_of(self.graph)
@@ -267,25 +253,25 @@ class WhatIf(AsJson):
                 if is_batch
                 else [Column("cluster", "cluster"), Column("devices", "devices")]
             ),
-            Column("single_s", "one device", format_seconds),
-            Column("time", what, format_seconds),
+            Column("single_s", "one device", "s"),
+            Column("time", what, "s"),
             *([] if is_batch else [Column("objective_s", rate, per_s)]),
-            Column("mfu", "MFU", format_share),
-            Column("speedup_vs_single", "speed-up", format_times),
-            Column("efficiency", "efficiency", format_share),
-            Column("bound_s", "lower bound", format_seconds, only=PAGE),
-            Column("gap", "gap", format_percent),
-            Column("peak_bytes", "peak", format_bytes),
+            Column("mfu", "MFU", "share"),
+            Column("speedup_vs_single", "speed-up", "x"),
+            Column("efficiency", "efficiency", "share"),
+            Column("bound_s", "lower bound", "s", only="page"),
+            Column("gap", "gap", "gap"),
+            Column("peak_bytes", "peak", "bytes"),
             *([Column("cost", "a step costs", lambda cost: f"{cost:.3g}")] if self.is_priced else []),
             Column("by", "by", is_text=True),
-            Column("bar", "", bar_up_to(longest), is_text=True, only=TERMINAL),
+            Column("bar", "", bar_up_to(longest), is_text=True, only="terminal"),
         ]
-        return Rows(tuple(columns), tuple(map(self._shown, self.cases)))
+        return RowTable(tuple(columns), tuple(map(self._shown, self.cases)))
 
     def _shown(self, case: Case) -> Row:
         best, fields = case.best, case.to_dict()
         if case.comparison is None or best is None or best.answer is None:
-            return Row(fields | {"time": case.outcome, "by": "", "bar": ""}, UNFIT, case.reason or "")
+            return Row(fields | {"time": case.outcome, "by": "", "bar": ""}, "unfit", case.reason or "")
         single_s, elsewhere = case.comparison.single_device_s, f", found on {case.found_on}"
         shown = {
             "rate": best.utilisation.samples_per_s,
@@ -297,7 +283,7 @@ class WhatIf(AsJson):
             "by": case.by if case.found_on == case.cluster.name else case.by + elsewhere,
             "bar": case.speedup or 0.0,
         }
-        return Row(fields | shown, BEST if case is self.fastest else OTHER)
+        return Row(fields | shown, "best" if case is self.fastest else "")
 
     @property
     def is_priced(self) -> bool:

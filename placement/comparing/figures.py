@@ -17,7 +17,7 @@ from env.problem import Problem
 from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds, show
 from graphs.opgraph import IntArray, OpGraph
-from placement.comparing.rows import AsJson, Column, Row, Rows, names_of
+from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
 from placement.optimization import optimize
 from placement.sizing.figures import ClusterFigure, memories, rates
 from placement.solving.result import Result
@@ -89,12 +89,12 @@ class Sensitivities(AsJson):
             return f"No single figure of {show(self.cluster.name)} helps {taken}."
         return f"Most would help {first.sentence(self.step_s)} ({taken})."
 
-    def table(self) -> Rows:
+    def table(self) -> RowTable:
         """A row for each figure."""
         columns = (
             Column("figure", "figure"),
-            Column("better_s", "10 % better", format_seconds),
-            Column("worse_s", "10 % worse", format_seconds),
+            Column("better_s", "10 % better", "s"),
+            Column("worse_s", "10 % worse", "s"),
             Column("elasticity", "elasticity", lambda slope: f"{slope:+.3f}"),
             Column("sentence", "", is_text=True),
         )
@@ -105,7 +105,7 @@ class Sensitivities(AsJson):
             | {"sentence": row.sentence(self.step_s)}
             for row in self.rows
         )
-        return Rows(columns, tuple(map(Row, rows)))
+        return RowTable(columns, tuple(map(Row, rows)))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""

@@ -14,21 +14,11 @@ from env.cluster import Cluster
 from env.plan import Method, Priority
 from env.problem import LATENCY
 from graphs.errors import InfeasibleError
-from graphs.formatting import format_bytes, format_seconds
+from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import NONE
-from placement.comparing.rows import (
-    BEST,
-    OTHER,
-    AsJson,
-    Column,
-    Row,
-    Rows,
-    format_percent,
-    format_times,
-    names_of,
-)
+from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
 from placement.learning.by_name import learned
 from placement.runtime.checking.check import check
 from placement.solving.alternatives import best_of_each, single_s
@@ -116,24 +106,24 @@ class Comparison(AsJson):
         """How many times faster than the best single device; None where either is infeasible."""
         return None if result.answer is None else result.answer.speedup(self.single_device_s)
 
-    def table(self) -> Rows:
+    def table(self) -> RowTable:
         """A row for each method that fits, and for the best strategy of each family, best first."""
         rate, per_s = rate_of(self.graph)
         columns = (
             Column("name", "method") if self.overall is None else Column("name", "method or strategy", is_text=True),
-            Column("objective_s", measure(self.objective), format_seconds),
+            Column("objective_s", measure(self.objective), "s"),
             Column("objective_s", rate, per_s),
-            Column("speedup_vs_single", "speed-up", format_times),
-            Column("gap", "gap", format_percent),
-            Column("peak", "peak memory", format_bytes),
-            Column("bytes_moved", "moved", format_bytes),
-            Column("solve_time_s", "solve time", format_seconds),
+            Column("speedup_vs_single", "speed-up", "x"),
+            Column("gap", "gap", "gap"),
+            Column("peak", "peak memory", "bytes"),
+            Column("bytes_moved", "moved", "bytes"),
+            Column("solve_time_s", "solve time", "s"),
             Column("note", "", is_text=True),
         )
         fields = [self._shown(result, result.answer) for result in self.results if result.answer is not None]
         fields += [] if self.overall is None else _families(self.overall)
         fields.sort(key=lambda row: row["objective_s"])
-        return Rows(columns, tuple(Row(row, BEST if n == 0 else OTHER) for n, row in enumerate(fields)))
+        return RowTable(columns, tuple(Row(row, "best" if n == 0 else "") for n, row in enumerate(fields)))
 
     def _shown(self, result: Result, answer: Answer) -> dict[str, Any]:
         gap = answer.gap if self.overall is None else relative_gap(answer.objective_s, self.overall.lower_bound_s)

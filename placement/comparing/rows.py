@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from graphs.formatting import show, show_line
+from graphs.formatting import format_bytes, format_seconds, show, show_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
 
 NOTHING = "–"  # an unknown value
-TERMINAL, PAGE = "terminal", "page"
-BEST, BASE, UNFIT, OTHER = "best", "base", "unfit", ""  # kinds of rows; BASE: speed-ups refer to it
 NO_GAP = 1e-9  # a gap of rounding only
 BAR_WIDTH = 12
-_STYLES = {BEST: "bold green", BASE: "dim", UNFIT: "red"}
-_CLASSES = {BEST: ' class="best"', UNFIT: ' class="infeasible"'}
+_STYLES = {"best": "bold green", "base": "dim", "unfit": "red"}
+_CLASSES = {"best": ' class="best"', "unfit": ' class="infeasible"'}
 
 
 class AsJson:
@@ -56,23 +54,25 @@ class Column:
     Attributes:
         key: the field of a row that it shows; several columns may show one field.
         title: its heading.
-        show: a value in words; a text stands as it is, None and a missing field as `NOTHING`.
+        show: a value in words, or a unit of `UNITS`; a text stands as it is, None and a missing field as `NOTHING`.
         is_text: flush left, and may break between words.
-        only: `TERMINAL` or `PAGE`, where it is shown on one of them alone.
+        only: ``"terminal"`` or ``"page"``, where it is shown on one of them alone.
     """
 
     key: str
     title: str
-    show: Callable[[Any], Any] = str
+    show: str | Callable[[Any], Any] = str
     is_text: bool = False
-    only: str = ""
+    only: Literal["terminal", "page", ""] = ""
 
     def cell(self, row: Row) -> Any:
         """A row's value in words, or as `show` draws it."""
         value = row.fields.get(self.key)
         if value is None:
             return NOTHING
-        return value if isinstance(value, str) else self.show(value)
+        if isinstance(value, str):
+            return value
+        return UNITS[self.show](value) if isinstance(self.show, str) else self.show(value)
 
 
 @dataclass(frozen=True)
@@ -81,17 +81,17 @@ class Row:
 
     Attributes:
         fields: values by the keys of columns.
-        kind: `BEST`, `BASE`, `UNFIT` or `OTHER`.
+        kind: ``"base"``: speed-ups refer to it.
         reason: on a page it stands in place of the cells of a row that does not fit.
     """
 
     fields: Mapping[str, Any]
-    kind: str = OTHER
+    kind: Literal["best", "base", "unfit", ""] = ""
     reason: str = ""
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowTable:
     """A table: its first column names the rows."""
 
     columns: tuple[Column, ...]
@@ -102,7 +102,7 @@ class Rows:
         from rich.table import Table
 
         table = Table(box=None, header_style="bold", padding=(0, 1))
-        columns = [column for column in self.columns if column.only != PAGE]
+        columns = [column for column in self.columns if column.only != "page"]
         for number, column in enumerate(columns):
             is_left = column.is_text or number == 0
             table.add_column(
@@ -114,7 +114,7 @@ class Rows:
 
     def html(self) -> str:
         """The elements ``thead`` and ``tbody`` for a page."""
-        columns = [column for column in self.columns if column.only != TERMINAL]
+        columns = [column for column in self.columns if column.only != "terminal"]
         heads = (f'<th scope="col"{_class(column)}>{escape(column.title)}</th>' for column in columns)
         rows = "\n".join(_html_row(columns, row) for row in self.rows)
         return f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>\n{rows}\n</tbody>"
@@ -129,8 +129,8 @@ def _on_one_line(column: Column, row: Row) -> RenderableType:
 
 def _html_row(columns: list[Column], row: Row) -> str:
     name, *cells = ((column, column.cell(row)) for column in columns)
-    text = escape(name[1]) if row.kind == BASE else f"<code>{escape(name[1])}</code>"
-    if row.kind == UNFIT:
+    text = escape(name[1]) if row.kind == "base" else f"<code>{escape(name[1])}</code>"
+    if row.kind == "unfit":
         shown = f'<td colspan="{len(cells)}" class="reason">{escape(row.reason)}</td>'
     else:
         shown = "".join(f"<td{_class(column)}>{escape(cell)}</td>" for column, cell in cells)
@@ -152,14 +152,13 @@ def format_percent(fraction: float) -> str:
     return f"{max(0.1, math.ceil(points * 10 - 1e-6) / 10):.1f} %"
 
 
-def format_times(speedup: float) -> str:
-    """``"1.50x"``."""
-    return f"{speedup:.2f}x"
-
-
-def format_share(share: float) -> str:
-    """``"43%"``."""
-    return f"{share:.0%}"
+UNITS: Mapping[str, Callable[[Any], str]] = {
+    "s": format_seconds,
+    "bytes": format_bytes,
+    "x": lambda speedup: f"{speedup:.2f}x",
+    "share": lambda share: f"{share:.0%}",
+    "gap": format_percent,
+}
 
 
 def bar_up_to(longest: float) -> Callable[[float], RenderableType]:

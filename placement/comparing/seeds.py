@@ -9,10 +9,9 @@ from typing import Any
 
 from env.cluster import Cluster
 from env.plan import Method
-from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from placement.comparing.methods import compare
-from placement.comparing.rows import BEST, OTHER, AsJson, Column, Row, Rows, format_times, names_of
+from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
 from placement.solving.methods import default_methods, measure
 from placement.solving.result import versions
 from placement.solving.utilisation import basis
@@ -59,19 +58,19 @@ class SeedComparison(AsJson):
     versions: Mapping[str, str]
     command: str = field(default="", compare=False)
 
-    def table(self) -> Rows:
+    def table(self) -> RowTable:
         """A row for each method, with spread and extremes of its times."""
         columns = (
             Column("method", "method"),
-            Column("mean_s", f"mean {measure(self.objective)}", format_seconds),
-            Column("spread_s", "spread", format_seconds),
-            Column("least_s", "least", format_seconds),
-            Column("most_s", "most", format_seconds),
-            Column("speedup", "speed-up", format_times),
+            Column("mean_s", f"mean {measure(self.objective)}", "s"),
+            Column("spread_s", "spread", "s"),
+            Column("least_s", "least", "s"),
+            Column("most_s", "most", "s"),
+            Column("speedup", "speed-up", "x"),
             Column("found", "fits", lambda found: f"{found} of {len(self.seeds)}"),
         )
-        rows = (Row(asdict(row), BEST if row is self.rows[0] else OTHER) for row in self.rows)
-        return Rows(columns, tuple(rows))
+        rows = (Row(asdict(row), "best" if row is self.rows[0] else "") for row in self.rows)
+        return RowTable(columns, tuple(rows))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""

@@ -11,25 +11,11 @@ from env.cluster import Cluster
 from env.plan import Priority
 from env.problem import LATENCY
 from graphs.errors import StrategyError
-from graphs.formatting import format_bytes, format_seconds
+from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
-from placement.comparing.rows import (
-    BASE,
-    BEST,
-    OTHER,
-    PAGE,
-    UNFIT,
-    AsJson,
-    Column,
-    Row,
-    Rows,
-    format_percent,
-    format_share,
-    format_times,
-    names_of,
-)
+from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
 from placement.runtime.checking.check import check
 from placement.solving.methods import AUTO, SINGLE, check_options, check_problem
 from placement.solving.result import Result, versions
@@ -107,23 +93,23 @@ class StrategyComparison(AsJson):
         rank = "" if len(self.rows) == 1 else " is the fastest of these"
         return f"{best.strategy.text}{rank}: {time}, {speedup:.2f}x one device."
 
-    def table(self) -> Rows:
+    def table(self) -> RowTable:
         """A row for each strategy, best first, and one for one device."""
         rate, per_s = rate_of(self.graph)
         columns = (
             Column("strategy", "strategy", is_text=True),
-            Column("time", "step time", format_seconds),
+            Column("time", "step time", "s"),
             Column("objective_s", rate, per_s),
-            Column("speedup_vs_single", "vs one", format_times),
-            Column("mfu", "MFU", format_share),
-            Column("devices", "devices", only=PAGE),
-            Column("peak", "peak", format_bytes),
+            Column("speedup_vs_single", "vs one", "x"),
+            Column("mfu", "MFU", "share"),
+            Column("devices", "devices", only="page"),
+            Column("peak", "peak", "bytes"),
             Column("bubble", "bubble", lambda share: f"{100 * share:.1f} %"),
-            Column("exposed_s", "exposed", format_seconds),
-            Column("gap", "gap", format_percent),
+            Column("exposed_s", "exposed", "s"),
+            Column("gap", "gap", "gap"),
         )
         rows = [self._shown(row) for row in self.rows]
-        return Rows(columns, (*rows, Row(self._one_device(), BASE)))
+        return RowTable(columns, (*rows, Row(self._one_device(), "base")))
 
     def _shown(self, row: StrategyRow) -> Row:
         fields, result = self._row(row), row.result
@@ -133,8 +119,9 @@ class StrategyComparison(AsJson):
             fields["peak"] = sum(row.figures.peak_bytes.values())
         elif result.answer is not None:
             fields["devices"] = len(result.answer.used)
-        kind = UNFIT if result.answer is None else BEST if row is self.best else OTHER
-        return Row(fields, kind, result.reason or "")
+        if result.answer is None:
+            return Row(fields, "unfit", result.reason or "")
+        return Row(fields, "best" if row is self.best else "")
 
     def _one_device(self) -> dict[str, Any]:
         """Fields of the row that speed-ups refer to: which device, its time and its peak."""

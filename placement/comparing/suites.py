@@ -14,11 +14,10 @@ from env.cluster import Cluster
 from env.problem import LATENCY, Problem
 from graphs.disk import check_target
 from graphs.errors import PlacementError
-from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import NONE
 from placement.comparing.methods import Comparison, compare
-from placement.comparing.rows import AsJson, Column, Row, Rows, format_percent, format_times
+from placement.comparing.rows import AsJson, Column, Row, RowTable
 from placement.solving.compiling import compile_for
 from placement.solving.methods import STRATEGY, check_cluster, check_graph, check_options, default_methods
 from placement.workers.runner import opened
@@ -105,18 +104,18 @@ class Suite(AsJson):
         best = "a strategy" if best == STRATEGY else best
         return f"{best} is best, or as good, on {count} of {len(placed)} problems{gained}."
 
-    def table(self) -> Rows:
+    def table(self) -> RowTable:
         """A row for each problem."""
         columns = (
             Column("graph", "graph"),
             Column("cluster", "cluster", is_text=True),
             Column("best", "best", is_text=True),
-            Column("step_time_s", "step time", format_seconds),
-            Column("speedup", "vs one", format_times),
-            Column("gap", "gap", format_percent),
+            Column("step_time_s", "step time", "s"),
+            Column("speedup", "vs one", "x"),
+            Column("gap", "gap", "gap"),
         )
         rows = (asdict(row) | {"speedup": row.speedup, "best": row.answer} for row in self.rows)
-        return Rows(columns, tuple(map(Row, rows)))
+        return RowTable(columns, tuple(map(Row, rows)))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""

@@ -2,9 +2,7 @@
 
 from placement.report.fits import write_fit_sweep, write_fits
 from placement.report.html import write_html
-from placement.report.strategies import write_strategies
 from placement.report.trace import write_trace
-from placement.report.what_if import write_what_if
 from placement.solving.result import schedule_of
 
 __all__ = [
@@ -12,7 +10,5 @@ __all__ = [
     "write_fit_sweep",
     "write_fits",
     "write_html",
-    "write_strategies",
     "write_trace",
-    "write_what_if",
 ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from graphs.disk import write_atomically
 from graphs.formatting import counted, format_bytes, format_seconds
 from placement.report.curves import Across, Curve, evenly, plot
-from placement.report.page import page
+from placement.report.page import page, repeating
 
 if TYPE_CHECKING:
     from placement.fit_sweep import FitSweep
@@ -158,8 +158,5 @@ def _facts(found: FitComparison, sweep: Sweep | None = None) -> str:
         "stragglers": found.stragglers,
         "seed": str(found.seed),
         "time": "of the wall, in real processes" if found.is_real else "simulated",
-        "versions": ", ".join(f"{name} {version}" for name, version in found.versions.items()),
     }
-    items = "".join(f"<dt>{label}</dt><dd>{escape(value)}</dd>" for label, value in facts.items() if value)
-    replay = f'<div class="replay"><span>repeat with</span><code>{escape(found.command)}</code></div>'
-    return f"{replay if found.command else ''}<dl>{items}</dl>"
+    return repeating(found.command, facts, found.versions)

@@ -20,7 +20,7 @@ from placement.comparing.rows import NO_GAP, format_percent
 from placement.report.alternatives import alternatives_cards
 from placement.report.content import drawn_of, page_data, shown_schedules
 from placement.report.methods import bars, notes, rows
-from placement.report.page import asset, page
+from placement.report.page import asset, page, repeating
 from placement.report.words import headline, leaders
 from placement.solving.advice import advice
 from placement.solving.answer import relative_gap
@@ -120,14 +120,8 @@ def _facts(comparison: Comparison, command: str, left_out: str) -> str:
         "drawn": left_out,
         "objective": comparison.objective,
         "seed": str(comparison.seed),
-        "versions": ", ".join(f"{name} {version}" for name, version in comparison.versions.items()),
     }
-    items = "".join(f"<dt>{label}</dt><dd>{escape(value)}</dd>" for label, value in facts.items() if value)
-    replay = (
-        f'<div class="replay"><span>repeat with</span><code id="command">{escape(command)}</code>'
-        '<button type="button" id="copy">copy</button></div>'
-    )
-    return f"{replay if command else ''}<dl>{items}</dl>"
+    return repeating(command, facts, comparison.versions, copies=True)
 
 
 def _counted(names: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from collections.abc import Mapping
 from hashlib import sha256
 from html import escape
 from importlib import resources
@@ -28,6 +29,19 @@ def page(body: str, title: str, parts: dict[str, str], script: str = "") -> str:
         policy += "; script-src " + " ".join(f"'sha256-{digest}'" for digest in digests)
     head = Template(asset("head.html")).substitute(policy=policy, title=escape(title), style=asset("style.css"))
     return f"{head}<body>\n{text.substitute(parts, script=script)}</body>\n</html>\n"
+
+
+def repeating(command: str, facts: Mapping[str, str], versions: Mapping[str, str], copies: bool = False) -> str:
+    """The command that repeats a comparison, what it depends on, and versions, as HTML; empty facts are left out.
+
+    Args:
+        copies: with a button for the script of the page.
+    """
+    known = {**facts, "versions": ", ".join(f"{name} {version}" for name, version in versions.items())}
+    items = "".join(f"<dt>{label}</dt><dd>{escape(value)}</dd>" for label, value in known.items() if value)
+    code, button = (' id="command"', '<button type="button" id="copy">copy</button>') if copies else ("", "")
+    replay = f'<div class="replay"><span>repeat with</span><code{code}>{escape(command)}</code>{button}</div>'
+    return f"{replay if command else ''}<dl>{items}</dl>"
 
 
 def asset(name: str) -> str:

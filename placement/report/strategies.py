@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from html import escape
-from os import PathLike
 from typing import TYPE_CHECKING
 
-from graphs.disk import write_atomically
 from graphs.formatting import format_bytes, format_seconds
 from placement.report.alternatives import alternatives_cards
-from placement.report.page import page
+from placement.report.page import page, repeating
 from placement.report.strategy_drawings import PARTS, memory_bars, timeline
 from placement.solving.advice import advice
 from placement.solving.utilisation import basis
@@ -23,20 +21,8 @@ if TYPE_CHECKING:
 MOST_SECTIONS = 8  # strategies with a timeline of their own
 
 
-def write_strategies(found: StrategyComparison, path: str | PathLike[str], searched: Result | None = None) -> None:
-    """Write the report of a comparison of strategies.
-
-    Args:
-        searched: the result of the search that found them, if there was one.
-
-    Raises:
-        OSError: the file cannot be written; an older file of that name is left as it was.
-    """
-    write_atomically(path, render_strategies(found, searched))
-
-
 def render_strategies(found: StrategyComparison, searched: Result | None = None) -> str:
-    """The page as text."""
+    """The page as text; `searched`: the result of the search that found the strategies, if there was one."""
     graph, cluster = found.graph, found.cluster
     headline, *beside = [found.headline()] if searched is None else advice(searched).split("; ")
     drawn = [row for row in found.rows if row.applied is not None][:MOST_SECTIONS]
@@ -101,8 +87,5 @@ def _facts(found: StrategyComparison) -> str:
         "cluster": found.cluster.name,
         "cluster hash": found.cluster.hash,
         "seed": str(found.seed),
-        "versions": ", ".join(f"{name} {version}" for name, version in found.versions.items()),
     }
-    items = "".join(f"<dt>{label}</dt><dd>{escape(value)}</dd>" for label, value in facts.items() if value)
-    replay = f'<div class="replay"><span>repeat with</span><code>{escape(found.command)}</code></div>'
-    return f"{replay if found.command else ''}<dl>{items}</dl>"
+    return repeating(found.command, facts, found.versions)

@@ -5,28 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from html import escape
-from os import PathLike
 from typing import TYPE_CHECKING
 
-from graphs.disk import write_atomically
 from graphs.formatting import format_seconds
 from placement.report.curves import Across, Curve, plot
-from placement.report.page import page
+from placement.report.page import page, repeating
 from placement.sizing.sweeps import BATCH, DEVICES
 from placement.solving.methods import measure
 from placement.solving.utilisation import format_rate
 
 if TYPE_CHECKING:
     from placement.comparing.cases import Case, WhatIf
-
-
-def write_what_if(found: WhatIf, path: str | PathLike[str]) -> None:
-    """Write the report of a what-if.
-
-    Raises:
-        OSError: the file cannot be written; an older file of that name is left as it was.
-    """
-    write_atomically(path, render_what_if(found))
 
 
 def render_what_if(found: WhatIf) -> str:
@@ -150,8 +139,5 @@ def _facts(found: WhatIf) -> str:
         "graph": f"{found.graph.name}: {found.graph.n_ops:,} ops, {found.graph.n_edges:,} edges",
         "graph hash": found.graph.hash,
         "objective": found.objective,
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
-    items = "".join(f"<dt>{label}</dt><dd>{escape(value)}</dd>" for label, value in facts.items() if value)
-    replay = f'<div class="replay"><span>repeat with</span><code>{escape(found.command)}</code></div>'
-    return f"{replay if found.command else ''}<dl>{items}</dl>"
+    return repeating(found.command, facts, versions)

@@ -124,20 +124,10 @@ def _problem(given: OptimizeOptions) -> tuple[OpGraph, Cluster, Running]:
 
 def _write(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Cluster) -> Iterator[str]:
     """Write the files asked for; yields a sentence about each."""
-    if given.html is not None and not result.strategy.is_none:
-        from placement.comparing.strategies import compare_strategies
-        from placement.report import write_strategies
+    if given.html is not None:
+        from graphs.disk import write_atomically
 
-        found = compare_strategies(graph, cluster, [result.strategy], seed=given.seed)
-        write_strategies(
-            dataclasses.replace(found, command=result.command), given.html, result if result.alternatives else None
-        )
-        yield f"report: {given.html}"
-    elif given.html is not None:
-        from placement.comparing.methods import with_one_device
-        from placement.report import write_html
-
-        write_html(with_one_device(result), given.html, result.command)
+        write_atomically(given.html, _page(result, given, graph, cluster))
         yield f"report: {given.html}"
     if given.paper is not None:
         from placement.report.alternatives import alternatives_cards
@@ -153,6 +143,21 @@ def _write(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Clus
     if given.output is not None:
         result.save(given.output)
         yield f"saved to {given.output}"
+
+
+def _page(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Cluster) -> str:
+    """The report as HTML: of a placement beside one device, of a strategy beside the others of the search."""
+    if result.strategy.is_none:
+        from placement.comparing.methods import with_one_device
+        from placement.report.html import render_html
+
+        return render_html(with_one_device(result))
+    from placement.comparing.strategies import compare_strategies
+    from placement.report.strategies import render_strategies
+
+    found = compare_strategies(graph, cluster, [result.strategy], seed=given.seed)
+    found = dataclasses.replace(found, command=result.command)
+    return render_strategies(found, result if result.alternatives else None)
 
 
 def _refuse(given: OptimizeOptions, result: Result) -> None:

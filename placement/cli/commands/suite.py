@@ -36,16 +36,7 @@ class SuiteOptions(HowToRead):
             help="Presets and TOML files; each graph is placed on each of them.",
         ),
     ]
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            "--methods",
-            metavar="A,B,...",
-            autocompletion=completion.list_of(completion.METHODS),
-            show_default=False,
-            help="Methods, policy:FILE for a trained policy; every heuristic and auto by default.",
-        ),
-    ] = None
+    methods: options.Methods = None
     strategies: Annotated[
         bool | None,
         typer.Option(

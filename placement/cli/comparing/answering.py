@@ -11,12 +11,14 @@ from placement.cli.output import emit, emit_rich, progress
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from env.cluster import Cluster
     from placement.cli.comparing.asked import Options
     from placement.comparing.cases import WhatIf
     from placement.comparing.figures import Sensitivities
     from placement.comparing.methods import Comparison
     from placement.comparing.seeds import SeedComparison
     from placement.comparing.strategies import StrategyComparison
+    from placement.inputs.sources import Source
     from placement.solving.result import Result
 
     Found = TypeVar("Found", Comparison, StrategyComparison, WhatIf, Sensitivities, SeedComparison)
@@ -76,3 +78,11 @@ def dim(*notes: str) -> list[RenderableType]:
     from rich.text import Text
 
     return [Text(f" {note}", style="dim") for note in notes if note]
+
+
+def target_of(given: Options, source: Source, name: str | None = None) -> Cluster:
+    """The cluster of ``--cluster``, or one of ``--clusters`` by its name, with the options that change clusters."""
+    from placement.inputs.sources import cluster_for
+
+    named = given.cluster if name is None else name
+    return cluster_for(source, named, given.communication, given.memory_fraction, given.rates)

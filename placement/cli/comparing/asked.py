@@ -20,16 +20,7 @@ class CompareOptions(HowToSearch, HowToRead):
 
     graph: options.Graph
     cluster: options.ClusterOption = None
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            "--methods",
-            metavar="A,B,...",
-            autocompletion=completion.list_of(completion.METHODS),
-            show_default=False,
-            help="Methods, policy:FILE for a trained policy; every heuristic and auto by default.",
-        ),
-    ] = None
+    methods: options.Methods = None
     seed: options.Seed = 0
     seeds: Annotated[
         str | None,

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from graphs.formatting import format_seconds, show, show_line
-from placement.cli.comparing.answering import answer, dim
+from placement.cli.comparing.answering import answer, dim, target_of
 from placement.cli.output import progress, reason_as_json
 from placement.cli.searching import compiled_line, first_lines
 from placement.solving.methods import measure
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 def compare_methods(given: CompareOptions, source: Source, methods: list[str] | None, search: dict[str, Any]) -> None:
     """Run the methods on one cluster and show them, best first."""
     from placement.comparing.methods import compare
-    from placement.inputs.sources import cluster_for
     from placement.report.html import render_html
     from placement.solving.methods import default_methods
 
-    target = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
+    target = target_of(given, source)
     count = len(methods or default_methods(given.objective))
     with reason_as_json(given.as_json), progress("bounding", count) as report:
         found = compare(

@@ -9,7 +9,7 @@ import typer
 from rich.console import RenderableType
 
 from graphs.formatting import format_seconds, show
-from placement.cli.comparing.answering import answer, dim
+from placement.cli.comparing.answering import answer, dim, target_of
 from placement.cli.output import progress, reason_as_json
 from placement.cli.records import is_default, option_of
 from placement.report.words import NOT_SEARCHED
@@ -56,20 +56,12 @@ def compare_under_seeds(
     """Run the methods under each seed and show mean and spread."""
     from graphs.errors import InfeasibleError
     from placement.comparing.seeds import compare_seeds
-    from placement.inputs.sources import cluster_for
 
     seeds = parse_seeds(given.seeds or "")
-    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
     settings = {name: value for name, value in search.items() if name != "seed"}
     with reason_as_json(given.as_json), progress("comparing", len(seeds)) as report:
-        found = compare_seeds(
-            source.graph,
-            cluster,
-            methods,
-            seeds=seeds,
-            progress=lambda name, done, _: report(name, done),
-            **settings,
-        )
+        settings["progress"] = lambda name, done, _: report(name, done)
+        found = compare_seeds(source.graph, target_of(given, source), methods, seeds=seeds, **settings)
     answer(given, found, lambda: seed_table(found), rows=found.to_dict()["results"])
     if all(row.mean_s is None for row in found.rows):
         raise InfeasibleError("no method found a placement that fits under any of these seeds.")

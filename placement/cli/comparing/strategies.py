@@ -10,12 +10,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from graphs.formatting import format_bytes, show, show_line
-from placement.cli.comparing.answering import answer, dim
+from graphs.formatting import show, show_line
+from placement.cli.comparing.answering import answer, dim, target_of
 from placement.cli.output import progress, reason_as_json, usage_errors
 from placement.cli.records import is_default
 from placement.cli.searching import compiled_line, first_lines
-from placement.comparing.rows import Column, Row, Rows
+from placement.comparing.rows import Column, Row, RowTable
 from placement.solving.utilisation import basis
 
 if TYPE_CHECKING:
@@ -37,9 +37,8 @@ def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) 
     """Score the strategies and show them, best first."""
     with progress("importing"):
         from placement.comparing.strategies import compare_strategies as compared
-        from placement.inputs.sources import cluster_for
         from placement.report.strategies import render_strategies
-    target = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
+    target = target_of(given, source)
     with reason_as_json(given.as_json), progress("scoring", len(texts)) as report, usage_errors():
         found = compared(
             source.graph,
@@ -135,6 +134,6 @@ def _exchanges(found: StrategyComparison) -> Iterator[RenderableType]:
 
 def _sizes(title: str, names: Iterable[str], given: Iterable[tuple[str, Mapping[str, int]]]) -> Table:
     """A row of sizes in bytes for each strategy."""
-    columns = (Column(name, name.replace("_", "-"), format_bytes) for name in names)
+    columns = (Column(name, name.replace("_", "-"), "bytes") for name in names)
     rows = (Row({"strategy": strategy, **sizes}) for strategy, sizes in given)
-    return Rows((Column("strategy", title, is_text=True), *columns), tuple(rows)).rich()
+    return RowTable((Column("strategy", title, is_text=True), *columns), tuple(rows)).rich()

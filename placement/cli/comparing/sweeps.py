@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from graphs.formatting import show, show_line
-from placement.cli.comparing.answering import answer, dim
+from placement.cli.comparing.answering import answer, dim, target_of
 from placement.cli.options import parse_dims
 from placement.cli.output import progress, reason_as_json, usage_errors
 from placement.cli.reading import read_graph
@@ -135,7 +135,6 @@ def what_if_table(found: WhatIf) -> list[RenderableType]:
 
 def _how(found: WhatIf, given: Options, source: Source, clusters: Sequence[str]) -> list[str]:
     """The command that does what the advice says; of a placement on a part of a cluster, the sweep of that part."""
-    from placement.inputs.sources import cluster_for
     from placement.sizing.sweeps import BATCH
 
     case = found.fastest
@@ -146,7 +145,7 @@ def _how(found: WhatIf, given: Options, source: Source, clusters: Sequence[str])
     if not found.sweep:
         named = clusters[found.cases.index(case)]
         return [f"do it: {do_it(dataclasses.replace(given, cluster=named), case.best)}"]
-    whole = len(cluster_for(source, given.cluster).compute_devices)
+    whole = len(target_of(given, source).compute_devices)
     if case.devices == whole or (case.devices < whole and not case.best.strategy.is_none):
         return [f"do it: {do_it(given, case.best)}"]
     return [f"do it: {dataclasses.replace(given, sweep=f'{DEVICES}={case.devices}').again()}"]
@@ -157,9 +156,8 @@ def _over_batches(
 ) -> WhatIf:
     """The sweep of a batch; the graph of the first one has been read."""
     from placement.comparing.sweeps import over_batches
-    from placement.inputs.sources import cluster_for
 
-    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
+    cluster = target_of(given, source)
 
     def graphs() -> Iterator[OpGraph]:
         yield source.graph
@@ -186,13 +184,11 @@ def _several(given: Options, source: Source, names: Sequence[str]) -> list[Clust
     """The clusters that ``--clusters`` names."""
     from collections import Counter
 
-    from placement.inputs.sources import cluster_for
-
     if given.cluster is not None:
         raise typer.BadParameter("--cluster and --clusters both name clusters; give one of them.")
     if not names:
         raise typer.BadParameter("--clusters names no cluster; see `placement clusters`.")
-    targets = [cluster_for(source, name, given.communication, given.memory_fraction, given.rates) for name in names]
+    targets = [target_of(given, source, name) for name in names]
     for name, count in Counter(target.name for target in targets).items():
         if count > 1:
             raise typer.BadParameter(
@@ -204,9 +200,8 @@ def _several(given: Options, source: Source, names: Sequence[str]) -> list[Clust
 def _swept(given: Options, source: Source, sweep: Sweep) -> list[Cluster]:
     """The one cluster with each number of its devices."""
     from env.resizing import resized
-    from placement.inputs.sources import cluster_for
 
-    whole = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
+    whole = target_of(given, source)
     return [resized(whole, count) for count in sweep.sizes]
 
 
@@ -239,9 +234,8 @@ def check_figures(given: Options) -> None:
 def compare_figures(given: Options, source: Source) -> None:
     """Say which figure of the cluster would help most."""
     from placement.comparing.figures import what_helps
-    from placement.inputs.sources import cluster_for
 
-    cluster = cluster_for(source, given.cluster, given.communication, given.memory_fraction, given.rates)
+    cluster = target_of(given, source)
     with reason_as_json(given.as_json), progress("searching") as report:
         found = what_helps(
             source.graph,
