@@ -31,7 +31,7 @@ from placement.solving.result_json import comparison_row
 from placement.solving.solver import Attempt, Finding, Solver
 from placement.solving.stacks import asked_for, beside_compiled, compiled_words
 from placement.solving.strategies.row import without_answer
-from placement.solving.strategies.words import family_in_words
+from placement.solving.strategy_words import family_in_words
 from placement.solving.utilisation import basis, rate_of
 
 SAME = 1e-9  # objectives closer than this, relative, are a tie
