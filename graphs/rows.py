@@ -14,21 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graphs.errors import GraphError
-
-# Kinds of ops that, split along anything but channels, compute other statistics, unless parts put theirs together.
-BATCH_STATISTICS = frozenset(
-    f"aten.{name}"
-    for name in (
-        *(
-            "batch_norm",
-            "native_batch_norm",
-            "native_batch_norm_backward",
-            "cudnn_batch_norm",
-            "_batch_norm_with_update",
-        ),
-        *("cudnn_batch_norm_backward", "batch_norm_backward", "_native_batch_norm_legit"),
-    )
-)
+from graphs.op_kinds import op_kind
 
 # Cuts of one dimension along these are no cuts along another of them: a flattened dimension holds several.
 OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
@@ -136,7 +122,7 @@ def parts_statistics(kind: str, row: SplitRow) -> bool:
     Along channels they have the same: each writes its own of every vector, or nothing but its stretch of dimension 1.
     Samples may be among them, as in an instance norm, which is a batch norm of ``[1, N * C, ...]``.
     """
-    if kind not in BATCH_STATISTICS:
+    if not op_kind(kind).has_statistics:
         return False
     along = [part.dim for part in row.outputs if isinstance(part, Shard)]
     return len(along) < len(row.outputs) or along == [0] or any(dim > 1 for dim in along)
@@ -147,7 +133,7 @@ def op_with_statistics(
 ) -> int | None:
     """The first op whose statistics change where it is split along one of these axes; None where there is none."""
     for number, (kind, of_op) in enumerate(zip(kinds, rows, strict=True)):
-        if kind in BATCH_STATISTICS and any(row.axis in words and parts_statistics(kind, row) for row in of_op):
+        if any(row.axis in words and parts_statistics(kind, row) for row in of_op):
             return number
     return None
 

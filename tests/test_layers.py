@@ -16,7 +16,7 @@ from source_tree import LAYERS, ROOT, import_graph, imported_names, modules
 FLOORS: dict[str, tuple[str, ...]] = {
     "graphs": (
         "arrays formatting module_paths optimizers",
-        "errors",
+        "errors op_kinds",
         "disk networkx_io origin records rows",
         "columns",
         "checks opgraph",

@@ -11,6 +11,7 @@ from baselines.strategies.devices import are_alike, devices_of
 from env.cluster import Cluster
 from graphs.arrays import BoolArray, IntArray
 from graphs.errors import StrategyError
+from graphs.op_kinds import op_kind, shape_readers
 from graphs.opgraph import OpGraph, Phase
 from graphs.records import Work
 from graphs.rows import op_with_statistics
@@ -18,7 +19,7 @@ from graphs.transforms.coverage import unshared
 from graphs.transforms.recomputing import unmatched
 from graphs.transforms.splitting.cutting import check_parts
 from graphs.transforms.splitting.masks import of_integer_inputs
-from graphs.transforms.splitting.sharding import differing, reads_shape, shares
+from graphs.transforms.splitting.sharding import differing, shares
 from graphs.transforms.splitting.splitter import in_micro_batches
 from graphs.transforms.splitting.whereabouts import from_inputs
 from graphs.transforms.strategy import Strategy
@@ -48,7 +49,7 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
             f"strategy {strategy.text!r} has zero{strategy.zero}, which splits what updates work on, and graph "
             f"{graph.name!r} has no update; capture a training step, or leave it out."
         )
-    sparse = next((i for i, kind in enumerate(graph.kinds) if "_sparse_coo_tensor" in kind), None)
+    sparse = next((i for i, kind in enumerate(graph.kinds) if op_kind(kind).is_sparse), None)
     if strategy.zero and sparse is not None:
         raise StrategyError(
             f"strategy {strategy.text!r} has zero{strategy.zero}, which cuts gradients into stretches, and op "
@@ -96,7 +97,7 @@ def joins_micro_batches(
     consumer, producer = np.repeat(np.arange(graph.n_ops), np.diff(ptr)), graph.tensor_producer[tensors]
     joined = is_chunked[producer] & (graph.phase[producer] == graph.phase[consumer])
     joined &= ~is_chunked[consumer] | differing(written[tensors], read)
-    shapes = np.array([reads_shape(kind) for kind in graph.kinds], dtype=np.bool_)
+    shapes = shape_readers(graph.kinds)
     joined &= ~(of_integer_inputs(graph) | from_inputs(graph))[producer] & ~shapes[consumer]
     if not joined.any():
         return None

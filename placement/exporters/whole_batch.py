@@ -9,9 +9,9 @@ import networkx as nx
 
 from graphs.errors import MismatchError
 from graphs.formatting import show
+from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
-from graphs.rows import BATCH_STATISTICS
 from graphs.transforms.strategy import Strategy
 
 # Means over the labels that count, of which one part of the batch may have more than another: the script divides ...
@@ -19,7 +19,6 @@ EACH = "each"  # each of them by what the whole batch has
 ONE = "one"  # the gradients, after all micro-batches, since the loss is nothing but such a mean
 
 _PLACE = re.compile(r"(?P<op>.*?)(?:@(?P<axes>[a-z]+\d+(?:\.[a-z]+\d+)*))?(?: mb(?P<batch>\d+))?", re.DOTALL)
-_LABEL_LOSSES = ("nll_loss", "cross_entropy")
 _SCALING = ("add", "sub", "mul", "div", "neg", "sum", "mean", "_to_copy", "view", "clone", "squeeze")
 _NUMBER_BYTES = 8
 _STATE = "parameter"
@@ -122,7 +121,7 @@ class _Step:
 
     def _is_put_together(self, op: int) -> bool:
         """Whether the script puts it together, too: synchronised statistics, or the number of labels that count."""
-        if self.graph.kinds[op] in BATCH_STATISTICS:
+        if op_kind(self.graph.kinds[op]).has_statistics:
             return self.strategy.statistics == "sync"
         return any(self._counts_labels(source) for source in self.reads.predecessors(op))
 
@@ -207,8 +206,7 @@ class _Step:
 
     def _takes_labels(self, op: int) -> bool:
         """Whether an op is a loss of which some labels may not count, as those of a binary one do."""
-        kind = self._kind(op)
-        return "binary" not in kind and any(word in kind for word in _LABEL_LOSSES)
+        return op_kind(self.graph.kinds[op]).is_label_loss
 
     def _is_number(self, op: int) -> bool:
         """Whether the first result of an op is a single number."""

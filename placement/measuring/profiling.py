@@ -19,6 +19,7 @@ from graphs.capture import capture_program, example_inputs
 from graphs.capture.program import captured_step
 from graphs.capture.record import Loss
 from graphs.errors import ClusterError, MismatchError
+from graphs.op_kinds import op_kind
 from graphs.opgraph import FloatArray, OpGraph
 from graphs.origin import keep_step
 from placement.inputs.call_arguments import bound, check_states
@@ -113,9 +114,7 @@ def step_to_measure(
 
 def check_gradients(graph: OpGraph, optimizer: str) -> None:
     """Raises: MismatchError: the optimizer cannot read a gradient of the step."""
-    sparse = next(
-        (op for op, kind in zip(graph.op_names, graph.kinds, strict=True) if "_sparse_coo_tensor" in kind), None
-    )
+    sparse = next((op for op, kind in zip(graph.op_names, graph.kinds, strict=True) if op_kind(kind).is_sparse), None)
     if optimizer in _OF_DENSE and sparse is not None:
         raise MismatchError(
             f"op {sparse!r} makes a sparse gradient, and {optimizer}, with which the step is measured, reads dense "

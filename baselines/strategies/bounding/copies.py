@@ -15,8 +15,8 @@ from env.bounds.area import WorkByClass
 from env.problem import Problem
 from env.times.op_times import OpWork, least_seconds, measured_seconds
 from graphs.arrays import FloatArray, IntArray
+from graphs.op_kinds import shape_readers
 from graphs.opgraph import OpGraph, Phase
-from graphs.transforms.splitting.sharding import SHAPE_ONLY
 
 _HALVINGS = 50
 
@@ -146,7 +146,7 @@ def _parts_s(ops: OpWork, problem: Problem, device: int) -> FloatArray:
 
 def waiting_readers(graph: OpGraph) -> Readers:
     """Readers that wait for ops' tensors under every strategy: all but those that read a shape alone."""
-    is_shape = np.array([any(word in kind for word in SHAPE_ONLY) for kind in graph.kinds], dtype=np.bool_)
+    is_shape = shape_readers(graph.kinds)
     if not is_shape.any():
         return readers_of(graph)
     waits = ~is_shape[graph.consumers]

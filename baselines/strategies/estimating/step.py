@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.op_kinds import shape_readers
 from graphs.opgraph import OpGraph, Phase
-from graphs.transforms.splitting.sharding import SHAPE_ONLY, SUM, WHOLE
+from graphs.transforms.splitting.sharding import SUM, WHOLE
 from graphs.transforms.splitting.synchronised import NUMBERS
 from graphs.transforms.splitting.zero import layer_of
 
@@ -55,8 +56,7 @@ class Frame:
     @cached_property
     def reads_shapes(self) -> BoolArray:
         """bool [n]: ops that need no more of a tensor than its shape."""
-        found = {kind: any(word in kind for word in SHAPE_ONLY) for kind in set(self.graph.kinds)}
-        return np.array([found[kind] for kind in self.graph.kinds], dtype=np.bool_)
+        return shape_readers(self.graph.kinds)
 
     @staticmethod
     def of(graph: OpGraph, stage: IntArray, group: IntArray, is_late: BoolArray) -> Frame:

@@ -10,11 +10,11 @@ from functools import lru_cache
 import numpy as np
 
 from graphs.module_paths import pattern_of
+from graphs.op_kinds import FUSED, SPELT_OUT, op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.splitting.whereabouts import where
 
 _LAYER = re.compile(r"(.*?)\.(0|[1-9][0-9]*)(?:\.|\Z)", re.DOTALL)  # names may hold line breaks
-_CORES = ("scaled_dot_product", "bmm")  # the attention as one op, or as two products and what is between
 _SHARES = (4, 2)  # a fourth and a half of the layers
 _MOST_BLOCKS = 8
 _MOST_LAYERS = 100
@@ -59,10 +59,11 @@ def patterns(graph: OpGraph) -> Patterns:
 
 def _cores(graph: OpGraph) -> list[tuple[str]]:
     """A pattern for the cores of attentions, if there are any."""
-    kinds = set(graph.kinds)
-    is_attentive = any("softmax" in kind or "attention" in kind for kind in kinds)
-    found = (core for core in _CORES if any(core in kind for kind in kinds))
-    return [(f"kind:*{core}*",) for core in found if is_attentive][:1]
+    facts = [op_kind(kind) for kind in set(graph.kinds)]
+    cores = {each.attention_core for each in facts}
+    if FUSED in cores:
+        return [(f"kind:*{FUSED}*",)]
+    return [(f"kind:*{SPELT_OUT}*",)] if SPELT_OUT in cores and any(each.is_softmax for each in facts) else []
 
 
 def first_layers(name: str, count: int) -> Iterator[str]:

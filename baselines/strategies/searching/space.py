@@ -13,6 +13,7 @@ import numpy as np
 
 from baselines.strategies.devices import problem_of
 from env.cluster import Cluster
+from graphs.op_kinds import SPELT_OUT, op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import op_with_statistics
 from graphs.transforms.axes import AXES
@@ -100,8 +101,9 @@ class Space:
     def selective(self) -> tuple[str, ...]:
         """Patterns of recomputing the cores of attention, which hold much and cost little; () where there are none."""
         forward = {k for k, p in zip(self.graph.kinds, self.graph.phase.tolist(), strict=True) if p == Phase.FORWARD}
-        has_softmax = any("softmax" in kind for kind in forward)
-        return ("kind:*bmm*",) if has_softmax and any("bmm" in kind for kind in forward) else ()
+        facts = [op_kind(kind) for kind in forward]
+        has_cores = any(each.attention_core == SPELT_OUT for each in facts) and any(each.is_softmax for each in facts)
+        return (f"kind:*{SPELT_OUT}*",) if has_cores else ()
 
     @property
     def recomputations(self) -> tuple[tuple[str, ...], ...]:

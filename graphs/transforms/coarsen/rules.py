@@ -7,11 +7,12 @@ from collections.abc import Callable
 import numpy as np
 
 from graphs.errors import GraphError
+from graphs.op_kinds import base_name
 from graphs.opgraph import OpGraph
 from graphs.transforms.coarsen.contraction import contract, merge_classes, neighbours
 from graphs.transforms.derived import Derived
 
-# Kinds without prefix and overload: "aten.relu.default", "onnx.Relu" and "ReLU" are all "relu".
+# Names as of `base_name`.
 # fmt: off
 ELEMENTWISE = frozenset({
     "abs", "add", "addcdiv", "addcmul", "cast", "ceil", "celu", "clamp", "clip", "clone", "convert_element_type",
@@ -38,7 +39,7 @@ def fuse_elementwise(graph: OpGraph) -> Derived:
 
     Acyclic, because a group is entered at its first op only. Where two colocation groups would meet, it is not merged.
     """
-    elementwise = [_base(kind) in ELEMENTWISE for kind in graph.kinds]
+    elementwise = [base_name(kind) in ELEMENTWISE for kind in graph.kinds]
     return _fuse(graph, lambda op, readers: elementwise[op])
 
 
@@ -63,12 +64,6 @@ def by_module(graph: OpGraph, depth: int | None = None) -> Derived:
     label = [numbers.setdefault(key, len(numbers)) for key in keys]
     stage = _stages(graph, label)
     return contract(graph, np.array(label, dtype=np.int64) * (graph.n_ops + 1) + np.array(stage, dtype=np.int64))
-
-
-def _base(kind: str) -> str:
-    """``aten.relu_.default`` and ``ReLU(inplace)`` as ``relu``."""
-    parts = kind.lower().split("(")[0].split(".")
-    return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
 
 
 def _fuse(graph: OpGraph, wanted: Callable[[int, int], bool]) -> Derived:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphs.arrays import FloatArray, IntArray
+from graphs.op_kinds import op_kind
 from graphs.records import EXTENTS, Work
 from graphs.rows import Partial, Shard, SplitRow
 
@@ -70,7 +71,7 @@ def divided_extents(graph: OpGraph, rows: Sequence[SplitRow | None]) -> IntArray
 
 def _columns(kind: str, rows: Sequence[SplitRow]) -> int:
     """The dimension of a product's result that has its columns: the last one, but the channels of a convolution."""
-    if "conv" in kind:
+    if op_kind(kind).is_convolution:
         return 1
     return max((row.outputs[0].dim for row in rows if row.outputs and isinstance(row.outputs[0], Shard)), default=1)
 

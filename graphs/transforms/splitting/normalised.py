@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from graphs.op_kinds import op_kind
 from graphs.rows import OWN_FAMILY, Partial, Shard, SplitRow
 
 if TYPE_CHECKING:
@@ -21,16 +22,13 @@ class _Passage:
     kept: dict[_Dimension, set[_Dimension]] = field(default_factory=dict)
 
 
-def normalised(graph: OpGraph, products: tuple[str, ...]) -> list[set[int]]:
+def normalised(graph: OpGraph) -> list[set[int]]:
     """Dimensions of each tensor that are summed up without weights for each sample, as by the mean of an RMSNorm.
 
     A dimension that reaches such a sum by other ops than products counts, too. Cut along such a dimension, the sum
     would take but a small exchange; but then all up to the next products would be cut, and those by their rows, with
     sums as results. A sum over samples, such as a loss or the gradient of a bias, is none of these, and forward and
     backward pass are looked at apart.
-
-    Args:
-        products: parts of the kinds of ops that end the way.
     """
     phase, first_read = graph.phase.tolist(), graph.inputs[0].tolist()
     read, first_written = graph.inputs[1].tolist(), graph.output_ptr.tolist()
@@ -38,7 +36,7 @@ def normalised(graph: OpGraph, products: tuple[str, ...]) -> list[set[int]]:
     passages: dict[tuple[int, int], _Passage] = {}
     found: list[set[int]] = [set() for _ in range(graph.n_tensors)]
     for op in reversed(graph.topological_order.tolist()):
-        if any(word in kinds[op].lower() for word in products):
+        if op_kind(kinds[op]).is_product:
             continue
         tensors = read[first_read[op] : first_read[op + 1]]
         key = graph.row_numbers[op], len(tensors)

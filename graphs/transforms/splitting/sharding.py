@@ -17,21 +17,17 @@ import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
+from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
-from graphs.rows import BATCH_STATISTICS, OWN_FAMILY, Part, Partial, Replicate, Shard, SplitRow
+from graphs.rows import OWN_FAMILY, Part, Partial, Replicate, Shard, SplitRow
 from graphs.transforms.splitting.normalised import normalised
 from graphs.transforms.splitting.whereabouts import read_twice, states_of, where
 
 EXPERTS = "experts"
 WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
 IN_TIME = "mb"  # name of the axis along which micro-batches are cut
-_LABEL_COUNT = "nll_loss"
-SHAPE_ONLY = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
-# Products of tokens in groups, whose sizes the data says: a tensor axis cuts each expert, and not the experts.
-GROUPED = "grouped_mm"
 _MOST_CODES = 1 << 10  # of cuts with equally many blocks, of more dimensions than tensors have
 _FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter
-_PRODUCTS = ("mm", "linear", "conv", "embedding", "lstm", "gru", "rnn", "attention_in")
 
 
 @dataclass(frozen=True)
@@ -157,7 +153,8 @@ def _is_small_later(graph: OpGraph, size: int) -> BoolArray:
 
 def _has_own_figure(kind: str) -> bool:
     """Whether an op writes, or reads of its forward op, a figure about its part of the batch."""
-    return kind in BATCH_STATISTICS or _LABEL_COUNT in kind
+    facts = op_kind(kind)
+    return facts.has_statistics or facts.is_label_loss
 
 
 def _family(word: str) -> int:
@@ -184,11 +181,6 @@ def code(part: Part, word: str) -> int:
     if isinstance(part, Shard):
         return 2 + part.dim * (len(OWN_FAMILY) + 1) + _family(word) + (part.blocks - 1) * _MOST_CODES
     return SUM if isinstance(part, Partial) else WHOLE
-
-
-def reads_shape(kind: str) -> bool:
-    """Whether an op reads nothing of its arguments but their shape, for which it need not wait."""
-    return any(word in kind for word in SHAPE_ONLY)
 
 
 def differs(written: int, read: int) -> bool:
@@ -261,7 +253,7 @@ class _Walk:
         if decided is not None:
             self._take_decided(decided)
             return
-        self.normalised = normalised(graph, _PRODUCTS) if axis.cuts_weights else [set()] * graph.n_tensors
+        self.normalised = normalised(graph) if axis.cuts_weights else [set()] * graph.n_tensors
         self.is_small_later = _is_small_later(graph, axis.size).tolist()
         self.chosen: dict[tuple[object, ...], _Choice] = {}
         for op in graph.topological_order.tolist():
@@ -340,7 +332,7 @@ class _Walk:
         """
         kinds = self.graph.kinds
         for op, row in enumerate(self.row):
-            if reads_shape(kinds[op]):
+            if op_kind(kinds[op]).reads_shape_only:
                 for e in range(self.input_ptr[op], self.input_ptr[op + 1]):
                     self.read[e] = self.written[self.input_tensor[e]]
             if row is None or not _has_own_figure(kinds[op]):
@@ -450,7 +442,7 @@ class _Walk:
             for choice in self._choices(op, len(read))
             if self._keeps(choice, states) and not self._adds_up_stretches(choice, read)
         ]
-        if not self.is_tensor[op] or self._has_kind(op, _PRODUCTS):
+        if not self.is_tensor[op] or op_kind(self.graph.kinds[op]).is_product:
             return rows
         tensors = (*read, *range(self.output_ptr[op], self.output_ptr[op + 1]))
         return [choice for choice in rows if not self._cuts_normalised(choice, tensors)]
@@ -472,7 +464,7 @@ class _Walk:
         is_update = self.phase[op] == Phase.UPDATE
         if is_update:  # of the whole table it needs the whole gradient
             rows = tuple(row for row in rows if with_whole_tables(row, n_read) is row)
-        by_groups = is_tensor and GROUPED in self.graph.kinds[op]
+        by_groups = is_tensor and op_kind(self.graph.kinds[op]).is_grouped
         key = (self.row_number[op], is_update, n_read, is_tensor, by_groups)
         found = self.choices.get(key)
         if found is None:
@@ -579,13 +571,7 @@ class _Walk:
         return _Choice(None, [WHOLE] * n_read, kept, [WHOLE] * (self.output_ptr[op + 1] - self.output_ptr[op]))
 
     def _is_product(self, op: int) -> bool:
-        if not self.states_of[op]:
-            return False
-        return self._has_kind(op, _PRODUCTS)
-
-    def _has_kind(self, op: int, words: tuple[str, ...]) -> bool:
-        kind = self.graph.kinds[op].lower()
-        return any(word in kind for word in words)
+        return bool(self.states_of[op]) and op_kind(self.graph.kinds[op]).is_product
 
     def _fits(self, choice: _Choice, read: list[int]) -> bool:
         """Whether it reads tensors as they are, and at least one of them cut or as a sum."""

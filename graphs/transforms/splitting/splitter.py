@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
+from graphs.op_kinds import shape_readers
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.derived import Derived, MeshAxis
 from graphs.transforms.splitting.copies import Copies
@@ -22,7 +23,7 @@ from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
 from graphs.transforms.splitting.joint import in_time
-from graphs.transforms.splitting.sharding import IN_TIME, SUM, Axis, Sharding, differing, reads_shape
+from graphs.transforms.splitting.sharding import IN_TIME, SUM, Axis, Sharding, differing
 from graphs.transforms.splitting.synchronised import synchronise
 from graphs.transforms.splitting.zero import Storage, Zero
 
@@ -255,7 +256,7 @@ class _Split:
         consumers = np.repeat(np.arange(graph.n_ops), np.diff(ptr))
         needs = self._needs(consumers, tensors)
         # An op of the whole step that reads a shape need not wait for the micro-batches.
-        shapes = np.array([reads_shape(kind) for kind in graph.kinds], dtype=np.bool_)
+        shapes = shape_readers(graph.kinds)
         needless = (
             shapes[consumers] & ~layout.is_chunked[consumers] & self._follows_chunks()[graph.tensor_producer[tensors]]
         )

@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from functools import cache
 
+from graphs.op_kinds import base_name
+
 
 class KernelRole(enum.IntEnum):
     """How an op may share a kernel."""
@@ -108,13 +110,6 @@ _ROLES = (
     (CHANNELS, KernelRole.CHANNELS),
     (REDUCTION, KernelRole.REDUCTION),
 )
-
-
-@cache
-def base_name(kind: str) -> str:
-    """``aten._to_copy``, ``aten.relu_.default`` and ``ReLU(inplace)`` as ``to_copy`` and ``relu``."""
-    parts = kind.lower().split("(")[0].split(".")
-    return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
 
 
 @cache

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from graphs.capture.costs import signature
 from graphs.capture.trace import flat, layouts, value_of
-from graphs.rows import BATCH_STATISTICS
+from graphs.op_kinds import op_kind
 from graphs.transforms.splitting.sharding import SUM, WHOLE
 from placement.runtime.checking.probe import Probe
 from placement.runtime.program.functional import draws_by_data
@@ -129,7 +129,7 @@ class _Uses:
         """The call of an op."""
         if not isinstance(node.target, OpOverload) or node in self._values.step.random or draws_by_data(node):
             return
-        if self._values.graph.kinds[op] in BATCH_STATISTICS and self._values.applied.strategy.statistics == "local":
+        if op_kind(self._values.graph.kinds[op]).has_statistics and self._values.applied.strategy.statistics == "local":
             return  # its parts make other numbers on purpose
         batches, last = self._plan.batches(op), self._plan.places - 1
         puts_together, is_of_lists = self._writer.has_statistics(op), self._writer.has_lists(node, op, batches[0])

@@ -6,7 +6,8 @@ import itertools
 
 import numpy as np
 
-from graphs.transforms.splitting.sharding import GROUPED, SUM, WHOLE
+from graphs.op_kinds import op_kind
+from graphs.transforms.splitting.sharding import SUM, WHOLE
 from placement.runtime.sharded.values import Values
 
 Lists = tuple[tuple[tuple[int, int], ...], ...]
@@ -16,7 +17,9 @@ def are_ends_of_groups(values: Values, tensor: int) -> bool:
     """Whether a tensor says where the groups of a product end: each part of the batch has such numbers of its own."""
     graph = values.graph
     dtype = values.step.program.tensor_infos[values.captured(tensor)].layout.dtype
-    return not dtype.is_floating_point and any(GROUPED in graph.kinds[op] for op in graph.consumers_of(tensor).tolist())
+    return not dtype.is_floating_point and any(
+        op_kind(graph.kinds[op]).is_grouped for op in graph.consumers_of(tensor).tolist()
+    )
 
 
 def lists_read(values: Values, entry: int, op: int, batch: int, place: int) -> Lists:

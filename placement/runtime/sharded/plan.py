@@ -19,10 +19,11 @@ import torch
 from graphs.arrays import IntArray
 from graphs.capture.trace import Layout, TensorInfo, row_major
 from graphs.errors import StrategyError
+from graphs.op_kinds import op_kind
 from graphs.opgraph import Phase
 from graphs.rows import Shard
 from graphs.transforms.derived import Collective, Exchanged
-from graphs.transforms.splitting.sharding import GROUPED, SUM, WHOLE
+from graphs.transforms.splitting.sharding import SUM, WHOLE
 from placement.runtime.program.consistent_order import state_edges
 from placement.runtime.program.transfers import Transfer
 from placement.runtime.sharded.exchanging.exchanges import Exchange, Member
@@ -291,7 +292,7 @@ class StrategyPlan:
         graph = self.values.graph
         readers = graph.consumers_of(tensor).tolist()
         for op in readers:
-            if GROUPED not in graph.kinds[op]:
+            if not op_kind(graph.kinds[op]).is_grouped:
                 raise StrategyError(
                     f"op {graph.op_names[op]!r} reads where groups of tokens end in a list of all parts, but each part "
                     "has sorted its own; leave out ep, or sp."
@@ -484,8 +485,8 @@ class StrategyPlan:
         kinds = values.rewrite.again.source.kinds
         found = []
         for node, source in values.step.made_by.items():
-            is_loss = any(word in kinds[source] for word in ("nll_loss", "cross_entropy"))
-            if is_loss and "backward" not in kinds[source] and node.target is not operator.getitem:
+            is_forward = "backward" not in kinds[source] and node.target is not operator.getitem
+            if op_kind(kinds[source]).is_label_loss and is_forward:
                 found.append((values.first_run[source], node))
         return tuple(found)
 

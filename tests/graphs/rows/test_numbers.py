@@ -9,7 +9,7 @@ from parallel.row_numbers import RecordedCall, wrong_halo, wrong_numbers
 from zoo_models import LIKE_OTHERS
 
 from graphs.capture.trace import Layout, flat
-from graphs.rows import BATCH_STATISTICS
+from graphs.op_kinds import op_kind
 from graphs.zoo import MODELS, build
 
 # Whose numbers are drawn, or that make tensors of nothing.
@@ -32,7 +32,7 @@ def check(calls: list[RecordedCall]) -> set[str]:
         for letter in call.letters:
             if not letter.cuts or any(len(cut.dims) > 1 for cut in letter.cuts):
                 continue  # sums handed on, copies in another shape
-            if call.target._schema.name.replace("::", ".") in BATCH_STATISTICS and letter.word != "channels":
+            if op_kind(call.target._schema.name.replace("::", ".")).has_statistics and letter.word != "channels":
                 continue  # other statistics
             if letter.is_wide and True in call.args:
                 continue  # stretches of queries of causal attention, which look at the keys before them

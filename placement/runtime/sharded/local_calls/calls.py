@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from graphs.capture.rows.assembly import letters_of
 from graphs.capture.rows.letters import Letter
 from graphs.capture.trace import Layout, flat, layouts, row_major, value_of
+from graphs.op_kinds import op_kind
 from placement.runtime.program.functional import after, uninitialised
 from placement.runtime.sharded.layouts import PartCut, PartLayout
 from placement.runtime.sharded.local_calls.attention_calls import ATTENTION
@@ -44,8 +45,6 @@ __all__ = ["Extras", "LocalCall", "bn_sums_call", "borders_needed", "label_weigh
 
 _TABLES = (VIEWS, SHAPES, LOSSES, TABLES, DISPATCHES, GROUPS, NORMS, WINDOWS, ATTENTION)
 _HANDLERS = {name: handler for table in _TABLES for name, handler in table.by_name.items()}
-# They read the shape of an argument alone, however it is cut.
-_SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
 _BAGS = {"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"}
 # What they compute with may be places in a list of which each part has its own (`graphs.capture.rows.dispatch`).
 _BY_PLACES = {"sort", "argsort", "histc", "bincount", "index", "index_put", "index_put_", "_index_put_impl_"}
@@ -80,7 +79,7 @@ def local_call(
         return LocalCall(node.target, tuple(node.args), dict(node.kwargs))
     if call.operands and _draws(call):
         raise call.refused("it draws random numbers while it computes, and parts would draw others")
-    if call.operands and call.name not in _SHAPE_ONLY and call.name not in VIEWS.by_name:
+    if call.operands and not op_kind(call.name).reads_shape_only and call.name not in VIEWS.by_name:
         call = _with_wanted(call)
     handler = _HANDLERS.get(call.name)
     local = sized(call) if handler is None else handler(call)

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from graphs.errors import StrategyError
-from graphs.transforms.splitting.sharding import GROUPED, SUM
+from graphs.op_kinds import op_kind
+from graphs.transforms.splitting.sharding import SUM
 from placement.runtime.program.transfers import Transfer, receive, send
 from placement.runtime.sharded.exchanging.exchanges import Exchange, Member
 from placement.runtime.sharded.layouts import PartCut, PartLayout, whole
@@ -46,7 +47,7 @@ class WithExtras(Reader):
 
     def _lists(self, node: fx.Node, op: int, batch: int) -> Lists:
         """Of a product by groups, the lists of tokens that it reads together."""
-        if GROUPED not in self._graph.kinds[op]:
+        if not op_kind(self._graph.kinds[op]).is_grouped:
             return ()
         for argument in node.all_input_nodes:
             anchor = self._values.anchors.get(argument)

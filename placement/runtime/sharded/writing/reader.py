@@ -12,9 +12,9 @@ from torch import fx
 
 from graphs.capture.trace import TensorInfo, flat, value_of
 from graphs.errors import StrategyError
+from graphs.op_kinds import op_kind
 from graphs.opgraph import Phase
 from graphs.transforms.derived import Exchanged
-from graphs.transforms.splitting.sharding import reads_shape
 from placement.runtime.program.functional import after, uninitialised
 from placement.runtime.program.layout import Key
 from placement.runtime.program.routines import under_autocast
@@ -118,7 +118,7 @@ class Reader:
         return self._view(node, wanted), parts[0] if parts else None
 
     def _reads_shape(self, op: int) -> bool:
-        return reads_shape(self._graph.kinds[op])
+        return op_kind(self._graph.kinds[op]).reads_shape_only
 
     def _parts_of(self, node: fx.Node, wanted: Wanted) -> tuple[PartLayout | None, ...]:
         """The part that each tensor of a node's value is, of a root or a view of it."""
