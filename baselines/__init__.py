@@ -2,7 +2,7 @@
 
 `METHODS` are plain functions from a problem and a seed to a plan: published heuristics and dynamic programmes.
 `SEARCHES` improve on plans for as long as a budget lasts, some of them up to a proof of optimality. Both are written
-down in `baselines.registry`; what is here is imported when first used.
+down in `baselines.registry`, whose `ENTRIES` say what each is for; what is here is imported when first used.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from baselines.budget import Budget, Found, Search
     from baselines.exact.exact import exact_is_tractable, milp_contiguous
-    from baselines.registry import METHODS, MOST_OPS, OBJECTIVES_OF, SEARCHES
+    from baselines.registry import ENTRIES, METHODS, SEARCHES, STARTS
     from env.plan import Method, Plan
 
 __all__ = [
+    "ENTRIES",
     "METHODS",
-    "MOST_OPS",
-    "OBJECTIVES_OF",
     "SEARCHES",
+    "STARTS",
     "Budget",
     "Found",
     "Method",
@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 _HOME = {
+    "ENTRIES": "baselines.registry",
     "METHODS": "baselines.registry",
-    "MOST_OPS": "baselines.registry",
-    "OBJECTIVES_OF": "baselines.registry",
     "SEARCHES": "baselines.registry",
+    "STARTS": "baselines.registry",
     "Budget": "baselines.budget",
     "Found": "baselines.budget",
     "Method": "env.plan",

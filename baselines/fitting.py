@@ -14,8 +14,9 @@ import numpy as np
 from baselines.budget import Budget
 from baselines.enumeration import MOST_PLACEMENTS
 from baselines.no_fit import not_found
+from env.objectives import THROUGHPUT
 from env.plan import Plan
-from env.problem import THROUGHPUT, Problem
+from env.problem import Problem
 from env.simulation.loads import loads
 from env.units import Units
 from graphs.opgraph import IntArray

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baselines.deadline import check_time
+from env.objectives import THROUGHPUT
 from env.plan import Plan
-from env.problem import THROUGHPUT, BoolArray, Problem
+from env.problem import BoolArray, Problem
 from env.simulation.loads import loads
 from env.units import Units
 from graphs.errors import InfeasibleError

@@ -12,23 +12,13 @@ from dataclasses import dataclass
 from baselines.budget import Budget, Search
 from baselines.deadline import Deadline, OutOfTimeError
 from baselines.no_fit import all_failed, not_found
+from baselines.registry import STARTS
+from env.objectives import LATENCY, THROUGHPUT
 from env.plan import Method, Plan
-from env.problem import LATENCY, THROUGHPUT, Problem
+from env.problem import Problem
 from env.simulation.scoring import Scorer
 from graphs.errors import InfeasibleError, NotFoundError
 
-# Every search starts from these, in this order: those that were best most often in docs/results/suite.md come first.
-# Each takes some milliseconds per thousand ops, `dp_linear` on unlike devices seconds.
-STARTS = {
-    THROUGHPUT: (
-        "single_device", "expert", "dp_linear", "min_cut", "m_topo", "chain_time", "chain_bytes", "sequential_fill",
-        "round_robin", "hash", "random",
-    ),
-    LATENCY: (
-        "single_device", "heft", "m_etf", "min_cut", "mite", "dfs", "peft", "expert", "cpop", "divide_path", "m_topo",
-        "batch_split", "chain_time", "chain_bytes", "critical_path", "sequential_fill", "round_robin", "hash", "random",
-    ),
-}  # fmt: skip
 # Run to their end whatever the budget, so that there is always an answer, one device among them.
 ALWAYS = {THROUGHPUT: ("single_device", "expert"), LATENCY: ("single_device", "heft")}
 _QUICK_SHARE, _QUICK_S = 0.1, 0.2  # of the time, or so many seconds if that is more, may go into `STARTS`

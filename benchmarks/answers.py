@@ -21,7 +21,7 @@ from pathlib import Path
 from table import parser
 
 from env.cluster import Cluster
-from env.problem import LATENCY, THROUGHPUT
+from env.objectives import LATENCY, THROUGHPUT
 from graphs.disk import write_atomically
 from placement.inputs.sources import read_source
 from placement.solving.methods import AUTO, HEURISTICS, SEARCHES, supports

@@ -22,8 +22,9 @@ from table import Printer, parser
 
 import baselines
 from env.cluster import Cluster
+from env.objectives import LATENCY, THROUGHPUT
 from env.plan import Plan
-from env.problem import LATENCY, THROUGHPUT, Problem
+from env.problem import Problem
 from env.published import neurips_cluster
 from env.simulation.loads import loads
 from graphs.readers.published import read_neurips, read_pipedream

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from env.bounds.bounds import Bound, lower_bound
     from env.checking.checker import Audit, audit, check_schedule
     from env.cluster import Cluster, Device, Link, both_ways
+    from env.objectives import LATENCY, THROUGHPUT
     from env.plan import Plan, Priority
-    from env.problem import LATENCY, THROUGHPUT, Problem
+    from env.problem import Problem
     from env.simulation.scoring import Scorer
     from env.simulation.simulator import Schedule, Score, Simulator
     from env.units import Units
@@ -48,8 +49,8 @@ __all__ = [
 ]
 
 _HOME = {
-    "LATENCY": "env.problem",
-    "THROUGHPUT": "env.problem",
+    "LATENCY": "env.objectives",
+    "THROUGHPUT": "env.objectives",
     "Audit": "env.checking.checker",
     "Bound": "env.bounds.bounds",
     "Cluster": "env.cluster",

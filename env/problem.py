@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from env.objectives import LATENCY, OBJECTIVES, THROUGHPUT
 from env.routes import ROUTE_BYTES, TABLE_DEVICES
 from env.times.op_times import OpWork, measured_seconds, op_seconds
 from graphs.arrays import distinct_rows, frozen, sums
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from env.device import Device
 
 BoolArray = NDArray[np.bool_]
-LATENCY, THROUGHPUT = "latency", "throughput"
-OBJECTIVES = (LATENCY, THROUGHPUT)
 SECONDS_LIMIT = 1e15  # of all times of a problem together, 30 million years: sums of them stay finite and exact enough
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphs.arrays import BoolArray
+if TYPE_CHECKING:
+    from graphs.arrays import BoolArray
 
 # Words in kinds of any origin, in lower case: operators of torch, modules, ONNX.
 _PRODUCTS = ("mm", "linear", "conv", "embedding", "lstm", "gru", "rnn", "attention_in")

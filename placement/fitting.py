@@ -22,7 +22,7 @@ from placement.replicas.methods import FitMethod, check_sizes
 from placement.replicas.real.devices import check_real, is_here
 from placement.replicas.stragglers import Stragglers
 from placement.replicas.virtual.seating import most_workers
-from placement.solving.methods import check_cluster
+from placement.solving.arguments import check_cluster
 from placement.solving.result import versions
 
 if TYPE_CHECKING:

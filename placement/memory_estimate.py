@@ -20,7 +20,7 @@ from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
 from placement.sizing.fewest_devices import FewestDevices, fewest_devices
-from placement.solving.methods import check_cluster, check_graph
+from placement.solving.arguments import check_cluster, check_graph
 from placement.solving.stacks import stack_word
 
 PLAIN, RECOMPUTED, ONE_SAMPLE = "plain", "recomputed", "one_sample"

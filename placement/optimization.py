@@ -9,15 +9,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from env.cluster import Cluster
+from env.objectives import LATENCY
 from env.plan import Priority
-from env.problem import LATENCY
 from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.learning.by_name import learned
 from placement.runtime.checking.check import check
+from placement.solving.arguments import check_options, check_problem
 from placement.solving.interruption import as_keyboard_interrupt
-from placement.solving.methods import AUTO, LOCAL_SEARCH, METHODS, check_options, check_problem
+from placement.solving.methods import AUTO, LOCAL_SEARCH, METHODS
 from placement.solving.result import Result
 from placement.solving.solver import Solver
 from placement.solving.stacks import asked_for, beside_compiled

@@ -15,14 +15,16 @@ from env.checking.naming import plan_of
 from env.checking.reference_loads import reference_loads
 from env.cluster import Cluster
 from env.lanes import with_lanes_of, without_lanes
+from env.objectives import LATENCY, THROUGHPUT
 from env.plan import Priority
-from env.problem import LATENCY, THROUGHPUT, Problem
+from env.problem import Problem
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.formatting import format_seconds, show, show_line
 from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from placement.solving.answer import Answer, relative_gap
-from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, STRATEGY, check_options, is_method, measure
+from placement.solving.arguments import check_options
+from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, STRATEGY, is_method, measure
 from placement.solving.result import ALL, OWN_ORDER, THIS_GRAPH, Result
 from placement.solving.stacks import asked_for, stack_word
 

@@ -15,7 +15,7 @@ from source_tree import LAYERS, ROOT, import_graph, imported_names, modules
 # before its own; the files of one line may import each other, the rooms of one line may not.
 FLOORS: dict[str, tuple[str, ...]] = {
     "graphs": (
-        "arrays formatting module_paths optimizers",
+        "arrays entry_points formatting module_paths optimizers",
         "errors op_kinds",
         "disk networkx_io origin records rows",
         "columns",
@@ -28,7 +28,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "env": (
-        "compiling local rates gpu_rates device gpus",
+        "compiling local objectives rates gpu_rates device gpus",
         "jit fabric",
         "presets",
         "cluster lanes paths routes",
@@ -43,12 +43,12 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "baselines": (
         "deadline layers no_fit network_levels kernel_records",
         "budget path_kernel",
+        "registry",
         "enumeration paths memory memory_orders fitting portfolio",
         "placers local_search",
         "list_schedulers pipelines",
         "exact",
         "strategies",
-        "registry",
         "__init__",
     ),
     "placement": (

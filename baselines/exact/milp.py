@@ -14,8 +14,9 @@ from baselines.exact.symmetry import interchangeable
 from baselines.fitting import nearest_to_fitting
 from baselines.no_fit import none_fits, not_found
 from baselines.pipelines.contraction import Quotient, contract
+from env.objectives import THROUGHPUT
 from env.plan import Plan
-from env.problem import THROUGHPUT, Problem
+from env.problem import Problem
 from env.simulation.loads import loads
 from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import FloatArray, IntArray

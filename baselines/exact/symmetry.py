@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from env.problem import THROUGHPUT, Problem
+from env.objectives import THROUGHPUT
+from env.problem import Problem
 from env.simulation.charges import Charges
 from env.units import Units
 from graphs.opgraph import IntArray

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from baselines.budget import Budget, Found
 from baselines.enumeration import best_of_few
 from baselines.fitting import fitting
+from env.objectives import THROUGHPUT
 from env.plan import Plan
-from env.problem import THROUGHPUT, Problem
+from env.problem import Problem
 
 
 def local_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:

@@ -16,7 +16,8 @@ from env.bounds.heads import Pairs
 from env.bounds.memory import memory_reason
 from env.bounds.memory_area import MemoryRoom
 from env.bounds.memory_path import slowed_path_s
-from env.problem import THROUGHPUT, BoolArray, Problem
+from env.objectives import THROUGHPUT
+from env.problem import BoolArray, Problem
 from graphs.opgraph import FloatArray
 
 _THRESHOLDS = 128  # heads and tails tried each; a larger grid finds barely more

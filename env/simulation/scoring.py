@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from env.objectives import THROUGHPUT
 from env.plan import Plan
-from env.problem import THROUGHPUT, Problem
+from env.problem import Problem
 from env.simulation.loads import loads
 
 if TYPE_CHECKING:

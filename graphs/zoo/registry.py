@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import cast
 
+from graphs.entry_points import imported
 from graphs.errors import GraphError, UnknownNameError
 from graphs.zoo.records import ModelSpec, ZooModel
 
@@ -215,7 +215,6 @@ def build(name: str, device: str = "meta", small: bool = False, batch_size: int 
         raise GraphError(f"got a batch of {batch_size}; expected 1 sample or more.")
     import torch
 
-    module, function = MODELS[name].build.split(":")
-    builder = cast(Callable[[bool, int | None], ZooModel], getattr(importlib.import_module(module), function))
+    builder = cast(Callable[[bool, int | None], ZooModel], imported(MODELS[name].build))
     with torch.device(device):
         return builder(small, batch_size)

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from placement.cli.commands.apply import apply
-from placement.cli.commands.calibrate import calibrate
-from placement.cli.commands.capture import capture
-from placement.cli.commands.clusters import clusters
-from placement.cli.commands.compare import compare
-from placement.cli.commands.estimate import estimate
-from placement.cli.commands.export import export
-from placement.cli.commands.fit import fit
-from placement.cli.commands.models import models
-from placement.cli.commands.optimize import optimize
-from placement.cli.commands.profile import profile
-from placement.cli.commands.suite import suite
-from placement.cli.commands.train import train
-from placement.cli.commands.verify import verify
+from graphs.entry_points import imported
 from placement.cli.output import emit
 from placement.cli.plain_help import PlainCommand, PlainGroup
 from placement.cli.records import as_command
@@ -31,24 +17,26 @@ app = typer.Typer(
     "there.",
     cls=PlainGroup,
 )
-EXAMPLES: dict[Callable[[Any], None], str] = {
-    models: "placement models nmt4 resnet50 --train",
-    clusters: "placement clusters 4xV100-pcie -o mine.toml",
-    capture: "placement capture model.py:make --train -o step.json",
-    estimate: "placement estimate model.py:make --train --cluster 2x8xH100-ib",
-    calibrate: "placement calibrate -o mine.toml",
-    profile: "placement profile rnnlm --dim batch=4 -o graph.json",
-    compare: "placement compare nmt4 --cluster 8xV100-nvlink --html report.html",
-    optimize: "placement optimize nmt4 --cluster mine.toml --budget-s 60 -o placement.json",
-    suite: "placement suite nmt4 gpt2 --clusters 4xV100-pcie,8xV100-nvlink --methods heft,auto -o rows.jsonl",
-    verify: "placement verify placement.json",
-    apply: "placement apply rnnlm --cluster local --dim batch=4",
-    export: "placement export placement.json --to device_map",
-    train: "placement train nmt4 --cluster 8xV100-nvlink -o policy.zip",
-    fit: "placement fit model.py:make --cluster 4xV100-pcie --methods sync,adam --until loss=0.5",
-}  # every command, in the order of --help
-for command, example in EXAMPLES.items():
-    app.command(cls=PlainCommand, epilog=f"Example: {example}")(as_command(command))
+# Every command, in the order of --help, and an example: `placement.cli.commands.NAME` has a function of that name.
+EXAMPLES = {
+    "models": "placement models nmt4 resnet50 --train",
+    "clusters": "placement clusters 4xV100-pcie -o mine.toml",
+    "capture": "placement capture model.py:make --train -o step.json",
+    "estimate": "placement estimate model.py:make --train --cluster 2x8xH100-ib",
+    "calibrate": "placement calibrate -o mine.toml",
+    "profile": "placement profile rnnlm --dim batch=4 -o graph.json",
+    "compare": "placement compare nmt4 --cluster 8xV100-nvlink --html report.html",
+    "optimize": "placement optimize nmt4 --cluster mine.toml --budget-s 60 -o placement.json",
+    "suite": "placement suite nmt4 gpt2 --clusters 4xV100-pcie,8xV100-nvlink --methods heft,auto -o rows.jsonl",
+    "verify": "placement verify placement.json",
+    "apply": "placement apply rnnlm --cluster local --dim batch=4",
+    "export": "placement export placement.json --to device_map",
+    "train": "placement train nmt4 --cluster 8xV100-nvlink -o policy.zip",
+    "fit": "placement fit model.py:make --cluster 4xV100-pcie --methods sync,adam --until loss=0.5",
+}
+for name, example in EXAMPLES.items():
+    function = imported(f"placement.cli.commands.{name}:{name}")
+    app.command(cls=PlainCommand, epilog=f"Example: {example}")(as_command(function))
 
 
 def _print_version(wanted: bool) -> None:

@@ -99,7 +99,7 @@ def checked_search(methods: Iterable[str], how: HowToSearch) -> dict[str, Any]:
         UnknownNameError, MismatchError: as `placement.solving.methods.check_options`.
         typer.BadParameter: a number out of range.
     """
-    from placement.solving.methods import check_options
+    from placement.solving.arguments import check_options
 
     search = {name: getattr(how, name) for name in HowToSearch.__annotations__}
     with usage_errors():

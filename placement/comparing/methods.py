@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from env.cluster import Cluster
+from env.objectives import LATENCY
 from env.plan import Method, Priority
-from env.problem import LATENCY
 from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
@@ -23,8 +23,9 @@ from placement.learning.by_name import learned
 from placement.runtime.checking.check import check
 from placement.solving.alternatives import best_of_each, single_s
 from placement.solving.answer import Answer, relative_gap
+from placement.solving.arguments import check_options, check_problem
 from placement.solving.interruption import as_keyboard_interrupt
-from placement.solving.methods import AUTO, SINGLE, check_options, check_problem, default_methods, measure, supports
+from placement.solving.methods import AUTO, SINGLE, default_methods, measure, supports
 from placement.solving.own_methods import own_methods
 from placement.solving.result import OWN_ORDER, Result, versions
 from placement.solving.result_json import comparison_row

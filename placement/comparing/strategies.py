@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from env.cluster import Cluster
+from env.objectives import LATENCY
 from env.plan import Priority
-from env.problem import LATENCY
 from graphs.errors import StrategyError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
@@ -17,7 +17,8 @@ from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
 from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
 from placement.runtime.checking.check import check
-from placement.solving.methods import AUTO, SINGLE, check_options, check_problem
+from placement.solving.arguments import check_options, check_problem
+from placement.solving.methods import AUTO, SINGLE
 from placement.solving.result import Result, versions
 from placement.solving.result_json import comparison_row
 from placement.solving.solver import Solver

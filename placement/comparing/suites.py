@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from env.cluster import Cluster
-from env.problem import LATENCY, Problem
+from env.objectives import LATENCY
+from env.problem import Problem
 from graphs.disk import check_target
 from graphs.errors import PlacementError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import NONE
 from placement.comparing.methods import Comparison, compare
 from placement.comparing.rows import AsJson, Column, Row, RowTable
+from placement.solving.arguments import check_cluster, check_graph, check_options
 from placement.solving.compiling import compile_for
-from placement.solving.methods import STRATEGY, check_cluster, check_graph, check_options, default_methods
+from placement.solving.methods import STRATEGY, default_methods
 from placement.workers.runner import opened
 
 Progress = Callable[[str, int, int], None]

@@ -10,7 +10,7 @@ from threading import Event
 from typing import Any
 
 from env.cluster import Cluster
-from env.problem import LATENCY
+from env.objectives import LATENCY
 from graphs.errors import InfeasibleError
 from graphs.opgraph import OpGraph
 from placement.comparing.cases import Case, WhatIf

@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from graphs.entry_points import imported
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
-from placement.exporters.device_map import DeviceMap, device_map, module_seconds
+from placement.exporters.registry import EXPORTERS
 
 if TYPE_CHECKING:
     from torch import nn
 
     from graphs.opgraph import OpGraph
-    from placement.solving.answer import Answer
+    from placement.exporters.device_map import DeviceMap
     from placement.solving.result import Result
-
-DEVICE_MAP, JSON = "device_map", "json"  # of placements
-TORCH, ACCELERATE, DEEPSPEED = "torch", "accelerate", "deepspeed"  # of strategies
-OF_STRATEGIES = (TORCH, ACCELERATE, DEEPSPEED)
-TARGETS = (DEVICE_MAP, JSON, *OF_STRATEGIES)
-SCHEMA = "placement.export"
-VERSION = 1
 
 
 @overload
@@ -84,60 +78,31 @@ def export(
             strategy that the target has no words for; or the graph does not say which modules its ops are from, or
             names modules that the model does not have; or an argument that the target has no use for.
     """
-    if to not in TARGETS:
-        raise UnknownNameError("target", str(to), TARGETS)
-    if to not in OF_STRATEGIES:
+    if to not in EXPORTERS:
+        raise UnknownNameError("target", str(to), EXPORTERS)
+    exporter = EXPORTERS[to]
+    if not exporter.of_strategies:
         result.check_not_rewritten(f"export to {to!r}")
     if result.answer is None or not result.feasible:
         raise InfeasibleError(
             f"{result.method} found no placement of {result.graph_name!r} that fits, so there is none to export: "
             f"{result.reason}"
         )
-    if isinstance(no_split, str):
-        no_split = [no_split]
-    if no_split is not None and to != DEVICE_MAP:
-        raise MismatchError(f"no_split is for device maps, and the target is {to!r}; leave it out.")
-    for name, value in (("graph", graph), ("source", source)):
-        if value is not None and to != TORCH:
-            raise MismatchError(f"{name} is for scripts of PyTorch, and the target is {to!r}; leave it out.")
-    if to == DEVICE_MAP:
-        return device_map(result, model, no_split)
-    if to == TORCH:
-        from placement.exporters.scripts.torch_script import torch_script  # loads all transforms
-
-        return torch_script(result, graph, model, source)
-    if model is not None:
-        check_takes_model(to)
-    if to in OF_STRATEGIES:
-        from placement.exporters import configurations
-
-        return configurations.deepspeed(result) if to == DEEPSPEED else configurations.accelerate(result)
-    return _document(result, result.answer)
-
-
-def check_takes_model(to: str) -> None:
-    """Raises: MismatchError: the target has no use for a model."""
-    if to in (JSON, ACCELERATE, DEEPSPEED):
-        raise MismatchError(f"the target {to!r} has no use for the model; leave it out.")
-
-
-def _document(result: Result, answer: Answer) -> dict[str, Any]:
-    graph, cluster, transfers = result.graph, result.cluster, answer.transfer_order
-    return {
-        "schema": SCHEMA,
-        "version": VERSION,
-        "graph": {"name": graph.name, "hash": graph.hash},
-        "cluster": {"name": cluster.name, "hash": cluster.hash},
-        "devices": [{"name": device.name, "kind": device.kind, "model": device.model} for device in cluster.devices],
-        "method": result.chosen,
-        "objective": result.objective,
-        "step_time_s": answer.step_time_s,
-        "lower_bound_s": result.lower_bound_s,
-        "peak_bytes": dict(answer.peak_bytes),
-        "ops": dict(answer.placement),
-        "modules": {
-            module: cluster.devices[int(seconds.argmax())].name for module, seconds in module_seconds(result).items()
-        },
-        "order": {device: list(ops) for device, ops in answer.order.items()},
-        "transfer_order": None if transfers is None else [list(transfer) for transfer in transfers],
+    given = {
+        "model": model,
+        "no_split": [no_split] if isinstance(no_split, str) else no_split,
+        "graph": graph,
+        "source": source,
     }
+    for name, value in given.items():
+        if value is not None:
+            check_takes(to, name)
+    found: dict[str, Any] | str = imported(exporter.function)(result, **{name: given[name] for name in exporter.takes})
+    return found
+
+
+def check_takes(to: str, name: str) -> None:
+    """Raises: MismatchError: the target has no use for an argument."""
+    if to in EXPORTERS and name not in EXPORTERS[to].takes:
+        takers = " and ".join(exporter.label for exporter in EXPORTERS.values() if name in exporter.takes)
+        raise MismatchError(f"{name} is for {takers}, and the target is {to!r}; leave it out.")

@@ -14,8 +14,8 @@ from typing import Any
 
 from env.cluster import Cluster
 from env.gym.batch import ScorerFactory
+from env.objectives import LATENCY
 from env.plan import Priority
-from env.problem import LATENCY
 from graphs.disk import check_target, remove_leftovers
 from graphs.errors import MismatchError, MissingPackageError, UnknownNameError
 from graphs.opgraph import OpGraph
@@ -24,7 +24,7 @@ from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learne
 from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
 from placement.learning.session import Files, Point, Session, Status, Target
 from placement.processes.threads import single_threaded
-from placement.solving.methods import check_count, check_problem, check_seconds
+from placement.solving.arguments import check_count, check_problem, check_seconds
 from placement.solving.result import Result, versions
 from placement.solving.solver import Solver
 from placement.workers.runner import opened

@@ -6,67 +6,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
 from graphs.errors import FitError, UnknownNameError
 from graphs.formatting import counted
-from placement.replicas.arrivals import BoundedStaleness, FirstOf, WaitForAll
-from placement.replicas.batch_rules.lamb import Lamb
-from placement.replicas.batch_rules.lars import Lars
-from placement.replicas.batch_rules.scaling import LinearScaling
-from placement.replicas.batch_rules.torch_optimizers import Adagrad, Adam, Sgd
-from placement.replicas.compressions.one_bit import OneBit
-from placement.replicas.compressions.power_sgd import PowerSgd
-from placement.replicas.compressions.qsgd import Qsgd
-from placement.replicas.compressions.top_k import TopK
-from placement.replicas.compressions.uncompressed import Uncompressed
-from placement.replicas.exchanges.diloco import DiLoCo
-from placement.replicas.exchanges.downpour import Downpour
-from placement.replicas.exchanges.elastic import ElasticAveraging
-from placement.replicas.exchanges.gossip import Gossip
-from placement.replicas.exchanges.local_sgd import LocalSgd
+from placement.replicas.arrivals import WaitForAll
 from placement.replicas.exchanges.parameter_server import ParameterServer
-from placement.replicas.exchanges.pipedream import PipeDream
 from placement.replicas.exchanges.sandblaster import Sandblaster
-from placement.replicas.exchanges.synchronous import Synchronous
+from placement.replicas.registry import NAMES, PARTS
 from placement.replicas.role import ArrivalRule, BatchRule, Compression, ExchangeRule
 
-EXCHANGES: Mapping[str, type] = {
-    "sync": Synchronous,
-    "parameter_server": ParameterServer,
-    "downpour": Downpour,
-    "gossip": Gossip,
-    "elastic": ElasticAveraging,
-    "local_sgd": LocalSgd,
-    "diloco": DiLoCo,
-    "sandblaster": Sandblaster,
-    "pipedream": PipeDream,
-}
-COMPRESSIONS: Mapping[str, type] = {
-    "none": Uncompressed,
-    "qsgd": Qsgd,
-    "one_bit": OneBit,
-    "top_k": TopK,
-    "power_sgd": PowerSgd,
-}
-BATCH_RULES: Mapping[str, type] = {
-    "sgd": Sgd,
-    "adagrad": Adagrad,
-    "adam": Adam,
-    "linear": LinearScaling,
-    "lars": Lars,
-    "lamb": Lamb,
-}
-ARRIVALS: Mapping[str, type] = {"all": WaitForAll, "first": FirstOf, "stale": BoundedStaleness}
-# Names that each part of a method may have, and the one it has where the text names none.
-PARTS: Mapping[str, tuple[Mapping[str, type], str]] = {
-    "exchange": (EXCHANGES, "sync"),
-    "compression": (COMPRESSIONS, "none"),
-    "batch_rule": (BATCH_RULES, "sgd"),
-    "arrival": (ARRIVALS, "all"),
-}
 _LEARNING_RATE = "lr"
 _MOST = 1_000_000  # of shards, steps, kept pairs and the like
 
@@ -111,8 +61,7 @@ class FitMethod:
                 continue
             kind = next((kind for kind, (known, _) in PARTS.items() if name in known), None)
             if kind is None:
-                known_names = [known for names, _ in PARTS.values() for known in names]
-                raise UnknownNameError("method", name, known_names)
+                raise UnknownNameError("method", name, NAMES)
             if kind in made:
                 raise FitError(f"method {text!r} names two parts of one kind, {name!r} the second; leave one out.")
             made[kind] = _part(PARTS[kind][0][name], name, options, text)

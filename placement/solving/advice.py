@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from env.problem import THROUGHPUT
+from env.objectives import THROUGHPUT
 from graphs.formatting import format_bytes, format_seconds, show_line
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, on_one_device, single_s
 from placement.solving.methods import AUTO

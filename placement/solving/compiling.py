@@ -17,11 +17,12 @@ import numpy as np
 
 import baselines
 from baselines.budget import Budget
-from baselines.portfolio import STARTS
+from baselines.registry import STARTS
 from env.bounds.bounds import lower_bound
 from env.compiling import listening, report
+from env.objectives import LATENCY, THROUGHPUT
 from env.plan import Plan
-from env.problem import LATENCY, THROUGHPUT, Problem
+from env.problem import Problem
 from env.simulation.scoring import Scorer
 from placement.solving.methods import AUTO, HEURISTICS, REFINED, SEARCHES, heuristics_for
 from placement.solving.warmup import two_ops

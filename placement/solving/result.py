@@ -16,8 +16,9 @@ import numpy as np
 from baselines.strategies.decisions import Decisions
 from env.cluster import Cluster
 from env.device import Device
+from env.objectives import THROUGHPUT
 from env.plan import Plan
-from env.problem import THROUGHPUT, Problem, scope
+from env.problem import Problem, scope
 from graphs.disk import read_text, write_atomically
 from graphs.errors import MismatchError
 from graphs.formatting import format_bytes, format_seconds, show, show_line

@@ -15,8 +15,9 @@ from baselines.portfolio import Candidate, PortfolioOutcome, improve, starts
 from env.bounds.bounds import lower_bound
 from env.bounds.memory_advice import what_would_help
 from env.cluster import Cluster
+from env.objectives import THROUGHPUT
 from env.plan import Plan
-from env.problem import THROUGHPUT, Problem
+from env.problem import Problem
 from env.simulation.loads import loads
 from env.simulation.scoring import Scorer
 from env.simulation.simulator import Schedule, Score

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from env.cluster import Cluster
 from env.lanes import without_lanes
-from env.problem import LATENCY, Problem
+from env.objectives import LATENCY
+from env.problem import Problem
 from graphs.errors import PlacementError
 from graphs.opgraph import OpGraph
 from graphs.origin import COMPILED, EAGER

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from env.cluster import Cluster, Device, both_ways
-from env.problem import LATENCY, Problem
+from env.objectives import LATENCY
+from env.problem import Problem
 from graphs.opgraph import Op, OpGraph, Tensor
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from baselines.budget import Budget, Found, Search
+from env.objectives import THROUGHPUT
 from env.plan import Plan
-from env.problem import THROUGHPUT, Problem
+from env.problem import Problem
 from env.simulation.scoring import Scorer
 from placement.workers.runner import Runner, Shared
 

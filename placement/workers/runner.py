@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from env.cluster import Cluster
-from env.problem import LATENCY, Problem
+from env.objectives import LATENCY
+from env.problem import Problem
 from graphs.errors import WorkersError
 from graphs.opgraph import OpGraph
 

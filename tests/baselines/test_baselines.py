@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import problems
 
-from baselines import METHODS, Plan
+from baselines import ENTRIES, METHODS, Plan
 from baselines.paths import importance, longest_paths, slowness
 from baselines.placers.expert import balanced_cut
 from env.cluster import UNLIMITED_BYTES, Cluster, Device, both_ways
+from env.objectives import OBJECTIVES
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from env.units import Units
@@ -25,11 +26,7 @@ from graphs.errors import InfeasibleError
 from graphs.generators import layered
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 
-NAMES = (
-    *("single_device", "random", "round_robin", "hash", "batch_split", "critical_path", "divide_path"),
-    *("mite", "dfs", "heft", "cpop", "peft", "m_topo", "m_etf", "m_sct", "expert", "sequential_fill"),
-    *("min_cut", "chain_time", "chain_bytes", "pipedream", "pipedream_hierarchical", "dp_linear", "dp_contiguous"),
-)
+NAMES = tuple(METHODS)
 SEVERAL = tuple(name for name in NAMES if name != "single_device")
 
 
@@ -65,8 +62,11 @@ def place(name: str, graph: OpGraph, cluster: Cluster, seed: int = 0) -> dict[st
 # -- all of them -----------------------------------------------------------------------------------------------
 
 
-def test_registry() -> None:
-    assert tuple(METHODS) == NAMES
+def test_every_entry_starts_where_it_serves_and_no_two_in_one_place() -> None:
+    for objective in OBJECTIVES:
+        places = [entry.starts[objective] for entry in ENTRIES.values() if objective in entry.starts]
+        assert len(set(places)) == len(places)
+    assert all(set(entry.starts) <= set(entry.objectives) <= set(OBJECTIVES) for entry in ENTRIES.values())
 
 
 def test_importing_the_registry_loads_neither_compiler_nor_torch() -> None:

@@ -14,10 +14,12 @@ import baselines
 from baselines.budget import Budget, Found, SearchHandle
 from baselines.deadline import Deadline, OutOfTimeError, check_time, stopped_in_time
 from baselines.exact.cp_sat import cp_sat
-from baselines.portfolio import ALWAYS, STARTS, candidates, stages, starts
+from baselines.portfolio import ALWAYS, candidates, stages, starts
+from baselines.registry import STARTS
 from env.cluster import Cluster, Device, both_ways
+from env.objectives import LATENCY, OBJECTIVES
 from env.plan import Method, Plan
-from env.problem import LATENCY, OBJECTIVES, Problem
+from env.problem import Problem
 from graphs.errors import BoundError
 from graphs.generators import fork_join, layered
 from placement.solving.answer import agreed_bound_s

@@ -28,8 +28,9 @@ from baselines.pipelines.device_swaps import arranged
 from baselines.pipelines.dp_contiguous import dp_contiguous
 from baselines.pipelines.dp_linear import cuts, dp_linear, linear_orders, views
 from env.cluster import BLOCKING, OVERLAPPED, UNLIMITED_BYTES, Cluster, Device, both_ways
+from env.objectives import THROUGHPUT
 from env.plan import Plan
-from env.problem import THROUGHPUT, Problem
+from env.problem import Problem
 from env.published import neurips_cluster
 from env.simulation.loads import loads
 from env.simulation.scoring import Scorer

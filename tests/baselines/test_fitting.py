@@ -11,8 +11,9 @@ from baselines.budget import Budget
 from baselines.enumeration import best_of_few
 from baselines.exact.exact import exact
 from baselines.fitting import fitting, nearest_to_fitting
+from env.objectives import LATENCY, OBJECTIVES, THROUGHPUT
 from env.plan import Plan
-from env.problem import LATENCY, OBJECTIVES, THROUGHPUT, Problem
+from env.problem import Problem
 from env.simulation.scoring import Scorer
 from graphs.errors import NotFoundError
 from placement.solving.solver import Solver

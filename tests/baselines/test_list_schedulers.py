@@ -31,8 +31,9 @@ from baselines.list_schedulers.peft import scheduler as peft_scheduler
 from baselines.memory import excess_bytes
 from baselines.paths import upward_rank
 from env.cluster import UNLIMITED_BYTES, Cluster
+from env.objectives import OBJECTIVES
 from env.plan import Method
-from env.problem import OBJECTIVES, Problem
+from env.problem import Problem
 from env.units import Units
 from graphs.errors import InfeasibleError
 from graphs.generators import topcuoglu

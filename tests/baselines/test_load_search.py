@@ -20,8 +20,9 @@ from baselines.local_search.load_search import load_search, place
 from baselines.local_search.load_state import LoadState, instance_of, new_state
 from baselines.local_search.local_search import local_search
 from env.cluster import COMMUNICATIONS, Cluster, Device, both_ways
+from env.objectives import THROUGHPUT
 from env.plan import Plan
-from env.problem import THROUGHPUT, Problem
+from env.problem import Problem
 from env.published import neurips_cluster
 from env.simulation.loads import loads
 from env.units import Units

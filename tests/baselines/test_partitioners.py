@@ -16,8 +16,9 @@ from baselines.pipelines.chain_split import chain, chain_bytes, chain_time
 from baselines.pipelines.pipedream import pipedream, pipedream_hierarchical
 from baselines.placers.min_cut import UnitGraph, min_cut
 from env.cluster import Cluster
+from env.objectives import LATENCY, OBJECTIVES, THROUGHPUT
 from env.plan import Plan
-from env.problem import LATENCY, OBJECTIVES, THROUGHPUT, Problem
+from env.problem import Problem
 from env.simulation.loads import loads
 from env.simulation.simulator import Simulator
 from env.units import Units

@@ -24,7 +24,8 @@ from baselines.pipelines.pipedream_partition import (
     partition,
     partition_hierarchical,
 )
-from env.problem import LATENCY, THROUGHPUT, Problem
+from env.objectives import LATENCY, THROUGHPUT
+from env.problem import Problem
 from env.simulation.loads import loads
 from env.units import Units
 from graphs.opgraph import FloatArray, Op, OpGraph, Tensor

@@ -24,8 +24,9 @@ from env.checking.naming import plan_of
 from env.checking.reference import simulate_reference
 from env.checking.reference_loads import reference_loads
 from env.cluster import COMMUNICATIONS, Cluster, Device, both_ways
+from env.objectives import THROUGHPUT
 from env.plan import Plan, Priority
-from env.problem import THROUGHPUT, Problem
+from env.problem import Problem
 from env.simulation.loads import loads
 from env.simulation.simulator import Schedule, Simulator
 from graphs.errors import MismatchError, UnknownNameError

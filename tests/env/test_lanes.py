@@ -24,8 +24,9 @@ from env.checking.reference_loads import reference_loads
 from env.cluster import LANE, Cluster, Link, both_ways
 from env.gym.task_kernel import DEVICE_STATE
 from env.lanes import with_lanes_of, without_lanes
+from env.objectives import THROUGHPUT
 from env.plan import Plan
-from env.problem import THROUGHPUT, Problem
+from env.problem import Problem
 from env.simulation.loads import loads
 from env.simulation.simulator import Score, Simulator
 from env.simulation.timeline import memory_steps

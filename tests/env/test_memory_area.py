@@ -17,8 +17,9 @@ from env.bounds import memory_prices
 from env.bounds.bounds import lower_bound
 from env.bounds.memory_prices import Programme
 from env.cluster import Cluster, Device, both_ways
+from env.objectives import LATENCY, THROUGHPUT
 from env.plan import Plan
-from env.problem import LATENCY, THROUGHPUT, Problem
+from env.problem import Problem
 from env.simulation.loads import loads
 from env.simulation.simulator import Simulator
 from graphs.opgraph import FloatArray, Op, OpGraph, Tensor

@@ -19,7 +19,7 @@ from small_problems import MIB, PAIR, cluster_of, device, two_branches
 from strategies import problems
 
 from baselines import portfolio
-from baselines.portfolio import STARTS
+from baselines.registry import STARTS
 from env.cluster import Cluster, Device, both_ways
 from env.plan import Plan
 from env.problem import Problem

@@ -152,15 +152,16 @@ def _loaded(given: ApplyOptions, file: Path) -> Result:
 def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
     """A placement found now, of op times measured now; compiled, of those of the cost model."""
     with progress(f"measuring {given.model}") as bar:
+        from env.objectives import LATENCY
         from env.plan import Priority
-        from env.problem import LATENCY
         from graphs.errors import InfeasibleError
         from graphs.transforms.strategy import NONE
         from placement.inputs.examples import read_example
         from placement.inputs.sources import LOCAL, read_cluster
         from placement.optimization import optimize
         from placement.runtime.application import check_runnable
-        from placement.solving.methods import AUTO, check_options
+        from placement.solving.arguments import check_options
+        from placement.solving.methods import AUTO
 
         if given.stack is not None:
             check_runnable(given.stack)

@@ -11,6 +11,7 @@ import typer
 
 from placement.cli import completion, options
 from placement.cli.output import check_outputs, emit, emit_json, note, progress, reason_as_json
+from placement.exporters.registry import EXPORTERS
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
@@ -64,7 +65,7 @@ def export(given: ExportOptions) -> None:
     check_outputs(given.output, inputs=[given.file, given.model])
     if given.no_split is not None and given.model is None:
         raise typer.BadParameter("--no-split names classes of modules; give the model too, with --model.")
-    if given.dim and (given.model is None or given.to != "torch"):
+    if given.dim and (given.model is None or not _is_captured(given.to)):
         raise typer.BadParameter("--dim says how the model is captured for --to torch; give --model too.")
     found = _exported(given)
     if isinstance(found, str):
@@ -111,15 +112,20 @@ def _exported(given: ExportOptions) -> dict[str, Any] | str:
     with reason_as_json(given.as_json), progress(f"exporting {given.file}"):
         sizes = options.parse_dims(given.dim)
         if given.model is not None:
-            exporting.check_takes_model(given.to)  # before it is built
+            exporting.check_takes(given.to, "model")  # before it is built
         model = None if given.model is None else read_model(given.model, sizes)
         graph, source = None, None
-        if given.to == exporting.TORCH and given.model is not None:
+        if given.model is not None and _is_captured(given.to):
             graph, source = _model_graph(given.model, sizes, result), _function(given.model, sizes)
         found: dict[str, Any] | str = exporting.export(
             result, given.to, model=model, no_split=classes, graph=graph, source=source
         )
     return found
+
+
+def _is_captured(target: str) -> bool:
+    """Whether a target takes the graph of the model."""
+    return target in EXPORTERS and "graph" in EXPORTERS[target].takes
 
 
 def _model_graph(argument: str, sizes: dict[str, int], result: Result) -> OpGraph:

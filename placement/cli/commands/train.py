@@ -243,7 +243,8 @@ def _measured(found: Training) -> tuple[float | None, ...]:
 
 
 def _summary(found: Training) -> Iterator[str]:
-    from env.problem import LATENCY, scope
+    from env.objectives import LATENCY
+    from env.problem import scope
     from graphs.formatting import format_seconds, show
 
     rows = zip(found.labels, found.results, found.result_files, _measured(found), strict=True)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from env.problem import Problem
+from graphs.entry_points import imported
 from graphs.errors import MismatchError, UnknownNameError
 from placement.learning.learners.options import PAPER_OPTIONS, PpoOptions, ReinforceOptions
-from placement.learning.policies.registry import imported
 
 if TYPE_CHECKING:
     from env.gym.batch import ScorerFactory
+    from env.problem import Problem
     from placement.learning.learners.learner import Learner
     from placement.learning.policies.policy import PlacementPolicy
 
@@ -41,7 +41,7 @@ class Beginning:
     trained: PlacementPolicy | None
 
 
-LearnerFactory = Callable[[Sequence[Problem], int, Recipe, Beginning], "Learner"]
+LearnerFactory = Callable[["Sequence[Problem]", int, Recipe, Beginning], "Learner"]
 
 _GRAPH = Recipe("graph", ReinforceOptions(learning_rate=1e-3, patience=None))
 # policy -> preset -> recipe. Preset "paper" trains as published where there is a publication.

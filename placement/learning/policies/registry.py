@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from graphs.entry_points import Imported
 
 if TYPE_CHECKING:
     from placement.learning.policies.policy import PlacementPolicy
@@ -19,22 +20,4 @@ _HOME = {
 }
 
 
-class _Policies(Mapping[str, "type[PlacementPolicy]"]):
-    def __getitem__(self, name: str) -> type[PlacementPolicy]:
-        found: type[PlacementPolicy] = imported(_HOME[name])
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_HOME)
-
-    def __len__(self) -> int:
-        return len(_HOME)
-
-
-POLICIES: Mapping[str, type[PlacementPolicy]] = _Policies()
-
-
-def imported(home: str) -> Any:
-    """The object that ``module:name`` stands for."""
-    module, _, name = home.partition(":")
-    return getattr(importlib.import_module(module), name)
+POLICIES: Mapping[str, type[PlacementPolicy]] = Imported(_HOME)

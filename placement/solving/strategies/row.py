@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from env.cluster import Cluster
 from env.lanes import with_lanes_of, without_lanes
+from env.objectives import LATENCY
 from env.plan import Priority
-from env.problem import LATENCY, Problem
+from env.problem import Problem
 from env.routes import TABLE_DEVICES
 from graphs.errors import InfeasibleError, MismatchError, PlacementError, StrategyError
 from graphs.formatting import show

@@ -14,8 +14,8 @@ from baselines.budget import Budget
 from baselines.strategies.searching.records import Rival
 from baselines.strategies.searching.settings import DEFAULTS
 from env.cluster import Cluster
+from env.objectives import LATENCY
 from env.plan import Priority
-from env.problem import LATENCY
 from env.resizing import part_of
 from env.routes import TABLE_DEVICES
 from graphs.errors import InfeasibleError, StrategyError

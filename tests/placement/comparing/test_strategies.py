@@ -21,7 +21,8 @@ from graphs.records import Phase
 from graphs.transforms.strategy import NONE, Strategy
 from graphs.zoo import build
 from placement.comparing.strategies import compare_strategies
-from placement.exporters.exporting import TARGETS, export
+from placement.exporters.exporting import export
+from placement.exporters.registry import TARGETS
 from placement.optimization import optimize
 from placement.runtime.application import apply
 from placement.solving.result import Result

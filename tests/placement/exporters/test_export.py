@@ -12,7 +12,7 @@ from device_map_cases import Stack, cluster_of, line
 import placement
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from placement.cli import run
-from placement.exporters.exporting import TARGETS
+from placement.exporters.registry import TARGETS
 
 GPUS = cluster_of("gpu", "gpu")
 
@@ -48,7 +48,7 @@ def test_what_cannot_be_exported() -> None:
     assert placement.export(nameless, "json")["modules"] == {"": "d0"}
     with pytest.raises(MismatchError, match="no_split is for device maps"):
         placement.export(good, "json", no_split=["Layer"])
-    with pytest.raises(MismatchError, match="has no use for the model"):
+    with pytest.raises(MismatchError, match="model is for device maps and scripts of PyTorch"):
         placement.export(good, "json", model=Stack())
 
 

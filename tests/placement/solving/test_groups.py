@@ -6,7 +6,7 @@ import pytest
 
 import placement
 from env.cluster import Cluster
-from env.problem import OBJECTIVES
+from env.objectives import OBJECTIVES
 from graphs.generators import layered
 from placement.solving import solver
 
