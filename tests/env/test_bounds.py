@@ -76,7 +76,7 @@ def test_no_bound_exceeds_the_optimum_of_a_tiny_problem(data: st.DataObject) -> 
         assert not scores.feasible.any()
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.data())
 def test_no_placement_beats_the_bound(data: st.DataObject) -> None:
     problem = data.draw(problems())

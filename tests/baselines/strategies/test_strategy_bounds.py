@@ -201,7 +201,7 @@ def _graph(name: str) -> OpGraph:
     return mlp(batch=4, layers=3) if name == "mlp" else step(name)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(cases())
 def test_bounds_hold_whatever_ops_and_devices_cost(case: tuple[OpGraph, Cluster, Strategy]) -> None:
     graph, cluster, strategy = case

@@ -201,7 +201,9 @@ def test_processes_get_the_parts_of_sums_and_wholes(
         assert len(run["same_host"]) == (size - 1 if is_shared and Mailbox.is_possible() else 0)
 
 
-@pytest.mark.parametrize("is_shared", [True, False], ids=["shared memory", "gloo"])
+@pytest.mark.parametrize(
+    "is_shared", [pytest.param(True, id="shared memory"), pytest.param(False, id="gloo", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [

@@ -41,6 +41,7 @@ def test_torch_s_scaler_for_shards_skips_a_step_on_all_ranks(runs: list[dict[str
     assert [run["scales"] for run in runs] == [[4.0, 4.0]] * 3
 
 
+@pytest.mark.slow  # test_state_strategies shows it on threads
 def test_a_run_goes_on_under_one_strategy_after_another(tmp_path: Path) -> None:
     for run in launch("rank_states:strategies", str(tmp_path / "run"), ["cpu"] * 2, limit_s=240):
         assert run["steps"] == [0, 2, 4]
