@@ -77,7 +77,7 @@ IMPROVERS: Mapping[str, MethodEntry] = {
 ENTRIES: Mapping[str, MethodEntry] = {**HEURISTICS, **IMPROVERS}
 METHODS: Mapping[str, Method] = Imported({name: entry.function for name, entry in HEURISTICS.items()})
 SEARCHES: Mapping[str, Search] = Imported({name: entry.function for name, entry in IMPROVERS.items()})
-# What every search begins with, in this order.
+# Starts of every search, in this order.
 STARTS: Mapping[str, tuple[str, ...]] = {
     objective: tuple(
         sorted(

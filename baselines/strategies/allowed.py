@@ -19,9 +19,9 @@ from graphs.transforms.coverage import unshared
 from graphs.transforms.recomputing import unmatched
 from graphs.transforms.splitting.cutting import check_parts
 from graphs.transforms.splitting.masks import of_integer_inputs
+from graphs.transforms.splitting.op_states import from_inputs
 from graphs.transforms.splitting.sharding import differing, shares
 from graphs.transforms.splitting.splitter import in_micro_batches
-from graphs.transforms.splitting.whereabouts import from_inputs
 from graphs.transforms.strategy import Strategy
 
 FLUSHING = "gpipe"  # the order whose backward passes follow all forward passes

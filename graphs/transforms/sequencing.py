@@ -20,7 +20,7 @@ from graphs.opgraph import OpGraph
 from graphs.records import EXTENTS, LANE, Phase
 from graphs.transforms.derived import Derived
 from graphs.transforms.splitting.exchange import ACCUMULATE
-from graphs.transforms.splitting.whereabouts import from_inputs
+from graphs.transforms.splitting.op_states import from_inputs
 
 BARRIER = "barrier"  # kind of an op that only waits
 FORWARD, BACKWARD, WEIGHTS, WHOLE_BACKWARD = "F", "B", "W", "BW"

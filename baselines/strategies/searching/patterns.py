@@ -12,7 +12,7 @@ import numpy as np
 from graphs.module_paths import pattern_of
 from graphs.op_kinds import FUSED, SPELT_OUT, op_kind
 from graphs.opgraph import OpGraph, Phase
-from graphs.transforms.splitting.whereabouts import where
+from graphs.transforms.splitting.op_states import where
 
 _LAYER = re.compile(r"(.*?)\.(0|[1-9][0-9]*)(?:\.|\Z)", re.DOTALL)  # names may hold line breaks
 _SHARES = (4, 2)  # a fourth and a half of the layers

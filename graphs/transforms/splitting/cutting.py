@@ -9,8 +9,8 @@ from graphs.arrays import IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import OWN_FAMILY
+from graphs.transforms.splitting.op_states import states_of, where
 from graphs.transforms.splitting.sharding import SUM, Axis, Sharding, shard, shares
-from graphs.transforms.splitting.whereabouts import states_of, where
 
 
 def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis], decided: IntArray | None = None) -> Sharding:

@@ -8,8 +8,8 @@ import numpy as np
 
 from graphs.arrays import BoolArray
 from graphs.opgraph import OpGraph
+from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Sharding
-from graphs.transforms.splitting.whereabouts import states_of
 
 _REAL = ("float", "bfloat", "complex")
 

@@ -21,7 +21,7 @@ from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import OWN_FAMILY, Part, Partial, Replicate, Shard, SplitRow
 from graphs.transforms.splitting.normalised import normalised
-from graphs.transforms.splitting.whereabouts import read_twice, states_of, where
+from graphs.transforms.splitting.op_states import read_twice, states_of, where
 
 EXPERTS = "experts"
 WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
@@ -138,8 +138,8 @@ def shard(graph: OpGraph, axis: Axis, among: BoolArray | None = None, decided: I
         whole |= torn
 
 
-def _is_small_later(graph: OpGraph, size: int) -> BoolArray:
-    """bool [n]: forward ops that write much more than those forward ops write that read it."""
+def _is_reduced_by_readers(graph: OpGraph, size: int) -> BoolArray:
+    """bool [n]: forward ops with a much larger output than their forward readers', e.g. logits before a loss."""
     producer, consumer, _ = graph.edge_list
     forward = (graph.phase[producer] == Phase.FORWARD) & (graph.phase[consumer] == Phase.FORWARD)
     pairs = np.unique(producer[forward] * graph.n_ops + consumer[forward])
@@ -254,7 +254,7 @@ class _Walk:
             self._take_decided(decided)
             return
         self.normalised = normalised(graph) if axis.cuts_weights else [set()] * graph.n_tensors
-        self.is_small_later = _is_small_later(graph, axis.size).tolist()
+        self.is_reduced_by_readers = _is_reduced_by_readers(graph, axis.size).tolist()
         self.chosen: dict[tuple[object, ...], _Choice] = {}
         for op in graph.topological_order.tolist():
             self._decide(op)
@@ -367,7 +367,7 @@ class _Walk:
             self.kind[op],
             self.is_cut[op],
             self.is_tensor[op],
-            self.is_small_later[op],
+            self.is_reduced_by_readers[op],
             self.flops[op],
             self.moved[op],
             None if mirrored is None else mirrored.axis,
@@ -561,7 +561,7 @@ class _Walk:
         """
         if self._is_product(op) or any(self.normalised[t] for t in range(self.output_ptr[op], self.output_ptr[op + 1])):
             return False
-        return self.is_small_later[op] and any(
+        return self.is_reduced_by_readers[op] and any(
             WHOLE not in have and max(have) > SUM for have in map(self.available.__getitem__, read)
         )
 

@@ -14,8 +14,8 @@ from graphs.transforms.derived import Exchanged
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges, Parts
+from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.splitting.sharding import SUM, differs
-from graphs.transforms.splitting.whereabouts import states_of
 
 STATISTICS = "batch_statistics"  # kind of an op that adds up a part of a batch
 NUMBERS = 2  # exchanged for each channel: sum and sum of squares, or those of gradients

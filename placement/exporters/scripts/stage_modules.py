@@ -13,7 +13,7 @@ from graphs.formatting import show
 from graphs.module_paths import prefixes
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
-from graphs.transforms.splitting.whereabouts import states_of
+from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.strategy import Strategy
 from placement.exporters.module_tree import compressed, is_under
 

@@ -15,9 +15,9 @@ from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.rows import Shard
 from graphs.transforms.splitting.cutting import cut
+from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding
 from graphs.transforms.splitting.splitter import BATCH
-from graphs.transforms.splitting.whereabouts import states_of
 from graphs.transforms.strategy import Strategy
 from placement.exporters.module_tree import is_under
 

@@ -27,8 +27,8 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.rows import Partial, Shard, SplitRow
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.masks import of_integer_inputs
+from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Sharding, differs
-from graphs.transforms.splitting.whereabouts import states_of
 from placement.runtime.program.functional import Functional, after
 from placement.runtime.sharded.layouts import PartLayout, whole
 

@@ -10,7 +10,7 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.rows import OWN_FAMILY
 from graphs.transforms import Derived, split
 from graphs.transforms.splitting.cutting import cut
-from graphs.transforms.splitting.whereabouts import where
+from graphs.transforms.splitting.op_states import where
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import build
 
