@@ -7,8 +7,9 @@ down in `baselines.registry`, whose `ENTRIES` say what each is for; what is here
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from graphs.entry_points import lazy
 
 if TYPE_CHECKING:
     from baselines.budget import Budget, Found, Search
@@ -30,27 +31,12 @@ __all__ = [
     "milp_contiguous",
 ]
 
-_HOME = {
-    "ENTRIES": "baselines.registry",
-    "METHODS": "baselines.registry",
-    "SEARCHES": "baselines.registry",
-    "STARTS": "baselines.registry",
-    "Budget": "baselines.budget",
-    "Found": "baselines.budget",
-    "Method": "env.plan",
-    "Plan": "env.plan",
-    "Search": "baselines.budget",
-    "exact_is_tractable": "baselines.exact.exact",
-    "milp_contiguous": "baselines.exact.exact",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'baselines' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "baselines.registry": "ENTRIES METHODS SEARCHES STARTS",
+        "baselines.budget": "Budget Found Search",
+        "env.plan": "Method Plan",
+        "baselines.exact.exact": "exact_is_tractable milp_contiguous",
+    },
+)

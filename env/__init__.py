@@ -12,8 +12,9 @@ Names are imported when first used: what needs the compiler loads it only then.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from graphs.entry_points import lazy
 
 if TYPE_CHECKING:
     from env.bounds.bounds import Bound, lower_bound
@@ -48,35 +49,18 @@ __all__ = [
     "lower_bound",
 ]
 
-_HOME = {
-    "LATENCY": "env.objectives",
-    "THROUGHPUT": "env.objectives",
-    "Audit": "env.checking.checker",
-    "Bound": "env.bounds.bounds",
-    "Cluster": "env.cluster",
-    "Device": "env.device",
-    "Link": "env.device",
-    "Plan": "env.plan",
-    "Priority": "env.plan",
-    "Problem": "env.problem",
-    "Schedule": "env.simulation.simulator",
-    "Score": "env.simulation.simulator",
-    "Scorer": "env.simulation.scoring",
-    "Simulator": "env.simulation.simulator",
-    "Units": "env.units",
-    "audit": "env.checking.checker",
-    "both_ways": "env.device",
-    "check_schedule": "env.checking.checker",
-    "lower_bound": "env.bounds.bounds",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'env' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "env.objectives": "LATENCY THROUGHPUT",
+        "env.checking.checker": "Audit audit check_schedule",
+        "env.bounds.bounds": "Bound lower_bound",
+        "env.cluster": "Cluster",
+        "env.device": "Device Link both_ways",
+        "env.plan": "Plan Priority",
+        "env.problem": "Problem",
+        "env.simulation.simulator": "Schedule Score Simulator",
+        "env.simulation.scoring": "Scorer",
+        "env.units": "Units",
+    },
+)

@@ -7,8 +7,9 @@ Names are imported when first used: a registry that stands below loads no number
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from graphs.entry_points import lazy
 
 if TYPE_CHECKING:
     from graphs.errors import (
@@ -65,49 +66,16 @@ __all__ = [
     "topcuoglu",
 ]
 
-_HOME = {
-    "CaptureError": "graphs.errors",
-    "ClusterError": "graphs.errors",
-    "Derived": "graphs.transforms.derived",
-    "GraphError": "graphs.errors",
-    "GraphFileError": "graphs.errors",
-    "InfeasibleError": "graphs.errors",
-    "MismatchError": "graphs.errors",
-    "Op": "graphs.opgraph",
-    "OpGraph": "graphs.opgraph",
-    "Origin": "graphs.opgraph",
-    "Partial": "graphs.rows",
-    "Phase": "graphs.opgraph",
-    "PlacementError": "graphs.errors",
-    "Replicate": "graphs.rows",
-    "Shard": "graphs.rows",
-    "SplitRow": "graphs.rows",
-    "State": "graphs.rows",
-    "StrategyError": "graphs.errors",
-    "Tensor": "graphs.opgraph",
-    "UnknownNameError": "graphs.errors",
-    "Work": "graphs.opgraph",
-    "by_module": "graphs.transforms.coarsen",
-    "contract": "graphs.transforms.coarsen",
-    "fork_join": "graphs.generators",
-    "fuse_chains": "graphs.transforms.coarsen",
-    "fuse_elementwise": "graphs.transforms.coarsen",
-    "layered": "graphs.generators",
-    "load_graph": "graphs.files",
-    "random_dag": "graphs.generators",
-    "save_graph": "graphs.files",
-    "series_parallel": "graphs.generators",
-    "to_size": "graphs.transforms.coarsen",
-    "topcuoglu": "graphs.generators",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'graphs' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "graphs.errors": "CaptureError ClusterError GraphError GraphFileError InfeasibleError "
+        "MismatchError PlacementError StrategyError UnknownNameError",
+        "graphs.transforms.derived": "Derived",
+        "graphs.opgraph": "Op OpGraph Origin Phase Tensor Work",
+        "graphs.rows": "Partial Replicate Shard SplitRow State",
+        "graphs.transforms.coarsen": "by_module contract fuse_chains fuse_elementwise to_size",
+        "graphs.generators": "fork_join layered random_dag series_parallel topcuoglu",
+        "graphs.files": "load_graph save_graph",
+    },
+)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
@@ -37,3 +38,22 @@ class Imported(Mapping[str, T_co]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package whose names are imported when first used.
+
+    Args:
+        package: its ``__name__``.
+        homes: by module, the names that come from it, with blanks between them.
+    """
+    home = {name: module for module, names in homes.items() for name in names.split()}
+
+    def get(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(home))}")
+        value = imported(f"{home[name]}:{name}")
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get, lambda: sorted({*vars(sys.modules[package]), *home})
