@@ -7,8 +7,8 @@ import math
 import networkx as nx
 import numpy as np
 import pytest
+from cases.partitioned_graphs import hosts, row
 from hypothesis import given, settings
-from partitioned_graphs import hosts, row
 from strategies import clusters
 
 from baselines.network_levels import NetworkLevel, network_levels

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from cases.partitioned_graphs import gpus, hosts, row, training
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partitioned_graphs import gpus, hosts, row, training
 from strategies import problems
 
 from baselines.pipelines.chain_split import chain, chain_bytes, chain_time

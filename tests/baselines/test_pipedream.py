@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cases.partitioned_graphs import gpus, hosts, row, training
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partitioned_graphs import gpus, hosts, row, training
 
 from baselines.network_levels import NetworkLevel
 from baselines.pipelines.chain_split import chain

@@ -10,8 +10,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from cases.environment_tasks import gpus
 from environment_cases import FOUR, GROUP, IDS, IMPROVE, SEQUENTIAL, make, small_cluster, small_graph
-from environment_tasks import gpus
 
 from env.cluster import Cluster
 from env.gym.task import Task

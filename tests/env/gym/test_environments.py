@@ -12,8 +12,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from cases.environment_tasks import gpus
 from environment_cases import FOUR, GROUP, IDS, IMPROVE, SEQUENTIAL, make, small_cluster, small_graph
-from environment_tasks import gpus
 from gymnasium.utils.env_checker import check_env, data_equivalence
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from capture_cases import Branchy
 from captured_models import FLOAT, Perceptron, Tied, Unrolled, edges_of, ops_of, state_bytes
+from cases.capture_cases import Branchy
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 

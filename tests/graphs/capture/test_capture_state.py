@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from capture_cases import Branchy
 from captured_models import Perceptron, Tied
+from cases.capture_cases import Branchy
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 

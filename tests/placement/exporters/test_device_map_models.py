@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_map_cases import Stack, cluster_of, line, placed, placed_model, places, second_half
+from cases.device_map_cases import Stack, cluster_of, line, placed, placed_model, places, second_half
 from torch import Tensor, nn
 
 import placement

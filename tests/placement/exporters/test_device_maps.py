@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from device_map_cases import Stack, cluster_of, line, placed, placed_model, places, second_half
+from cases.device_map_cases import Stack, cluster_of, line, placed, placed_model, places, second_half
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from device_map_cases import Stack, cluster_of, line
+from cases.device_map_cases import Stack, cluster_of, line
 
 import placement
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from measured_cases import cpu_cluster
+from cases.measured_cases import cpu_cluster
 
 import env.local
 import placement

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from measured_cases import cpu_cluster
+from cases.measured_cases import cpu_cluster
 from torch import nn
 
 import placement
