@@ -10,7 +10,7 @@ from replicas.exchange_runs import Setting, fit, sgd, task
 from torch import Tensor
 
 from placement.replicas.fit_log import Stop
-from placement.replicas.methods import EXCHANGES
+from placement.replicas.registry import EXCHANGES
 
 STEPS = 20
 STOP = Stop(updates=STEPS, every=1)

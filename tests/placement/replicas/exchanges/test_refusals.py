@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from graphs.errors import FitError
-from placement.replicas.methods import EXCHANGES, FitMethod
+from placement.replicas.methods import FitMethod
+from placement.replicas.registry import EXCHANGES
 
 REFUSED = {
     "sync+first:extra=1": "sync takes no arrival rule; leave it out, or choose parameter_server, which has one.",
