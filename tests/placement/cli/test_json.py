@@ -158,7 +158,7 @@ def test_the_fields_of_measured_collectives_are_too(
     assert found["median_error"] == pytest.approx(0.2)
     assert run(["clusters", "local", "--collectives"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("collectives among 3 cores: predictions are off by 20.0% in the median")
+    assert out.startswith("collectives among 2 cores: predictions are off by 20.0% in the median")
     assert "all_reduce" in out
     assert "+20%" in out
 
