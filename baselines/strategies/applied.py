@@ -82,7 +82,7 @@ class Applied:
         stage: int64 [n], virtual stage of every op; all 0 without a pipeline.
         note: what a reader should know, e.g. that parts are uneven; "" for nothing.
         is_folded: one place of the mesh stands for all, and the cluster of `problem` has one device for each stage.
-        rewrite: how it came about; None for a placement.
+        rewrite: how it came about.
     """
 
     strategy: Strategy
@@ -221,10 +221,24 @@ def _note(before: OpGraph, after: OpGraph, cluster: Cluster, strategy: Strategy,
     return f"{folded_note(strategy)} {remarks(before, after, cluster, strategy, strategy.places)}".rstrip()
 
 
-def as_it_is(problem: Problem, plan: Plan) -> Applied:
-    """A placement of the graph as it is, in the form of a strategy that rewrites nothing."""
+def as_it_is(problem: Problem, plan: Plan, devices: Sequence[int] | None = None) -> Applied:
+    """A placement of the graph as it is, in the form of a strategy that rewrites nothing and whose stages are devices.
+
+    Args:
+        devices: increasing numbers of the devices that are a stage each; by default those that the plan uses.
+    """
     same = Derived.identity(problem.graph)
-    return Applied(Strategy(), same, problem, plan, same, same, np.zeros(problem.graph.n_ops, dtype=np.int64))
+    rows = np.unique(plan.device) if devices is None else np.array(devices, dtype=np.int64)
+    return Applied(
+        strategy=Strategy(),
+        derived=same,
+        problem=problem,
+        plan=plan,
+        unordered=same,
+        exchanged=same,
+        stage=np.zeros(problem.graph.n_ops, dtype=np.int64),
+        rewrite=Rewrite(same, None, np.searchsorted(rows, plan.device).astype(np.int64), rows[:, None]),
+    )
 
 
 def _faster(problem: Problem, device: IntArray, numbers: FloatArray) -> Plan:

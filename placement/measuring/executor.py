@@ -108,7 +108,7 @@ class Executor:
         self._problem = Problem(self.graph, cluster)
         self._limit_s = float(limit_s)
         self._pool = WorkerPool(
-            TimedModel(model, functional(program), positional, keywords, inputs, loss, steps, dropped), cores
+            TimedModel(model, functional(program), positional, keywords, inputs, cluster, loss, steps, dropped), cores
         )
         self._known: dict[tuple[bytes, ...], Execution] = {}
 
@@ -172,7 +172,7 @@ class Executor:
                 f"{self.cluster.n_devices}; make an Executor on a cluster of {asked.devices}."
             )
         check_allowed(self.graph, self.cluster, asked)
-        return self._run((b"strategy", asked.text.encode()), Rewriting(asked.text, self.cluster))
+        return self._run((b"strategy", asked.text.encode()), Rewriting(asked.text))
 
     def scorer(self, problem: Problem) -> BatchScorer:
         """The `env.gym.batch.ScorerFactory` of this executor: give ``executor.scorer`` wherever there is a ``scorer=``.
@@ -241,16 +241,16 @@ class Executed:
 
 def _arrangement(schedule: Schedule) -> Arrangement:
     """On as many devices as are used, the first of them used first: as `placement.apply` numbers its processes."""
-    used, device = np.unique(schedule.device, return_inverse=True)
-    order = [schedule.order[schedule.device[schedule.order] == number].tolist() for number in used.tolist()]
-    return Arrangement(device.tolist(), order, schedule.op_start_s.tolist())
+    row = np.unique(schedule.device, return_inverse=True)[1]
+    return Arrangement(row.tolist(), schedule.order.tolist())
 
 
 def _key(arrangement: Arrangement) -> tuple[bytes, ...]:
     """The same for placements that run alike. On one device the plain model runs, in its own order."""
-    if len(arrangement.order) == 1:
+    if arrangement.n_ranks == 1:
         return ()
-    return tuple(np.array(ops, dtype=np.int64).tobytes() for ops in arrangement.order)
+    order, row = np.array(arrangement.order, dtype=np.int64), np.array(arrangement.row)
+    return tuple(order[row[order] == rank].tobytes() for rank in range(arrangement.n_ranks))
 
 
 def cores_of(cluster: Cluster) -> list[int]:

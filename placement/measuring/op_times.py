@@ -31,7 +31,7 @@ from placement.runtime.program.functional import functional
 from placement.runtime.program.layout import DeviceLayout, Key
 from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.routines import Routine, compile_routines
-from placement.runtime.ranks.ranks import add_gradients
+from placement.runtime.ranks.gradients import add_gradients
 from placement.runtime.sharded.in_halves import Imagined, StepInHalves
 from placement.runtime.sharded.in_parts import Nobody, StepInParts
 

@@ -26,13 +26,10 @@ from placement.measuring.machine import measure_step
 from placement.measuring.workers import begin_on_core
 from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
 from placement.runtime.program.functional import Functional
-from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.program.named_tensors import NamedTensors
+from placement.runtime.ranks.gradients import add_gradients
 from placement.runtime.ranks.launch import met_store, reason_of
-from placement.runtime.ranks.local_tensors import keepers
-from placement.runtime.ranks.passes import CompiledPass, Pass
 from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.ranks.ranks import add_gradients
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -52,6 +49,7 @@ class TimedModel:
         step: its captured program.
         args, kwargs: of one step.
         inputs: tensors among them by path.
+        cluster: that has a device for each process.
         loss: of a training step.
         steps, dropped: how many to run, and how many of them warm up.
     """
@@ -61,6 +59,7 @@ class TimedModel:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     inputs: Mapping[str, torch.Tensor]
+    cluster: Cluster
     loss: Loss | None
     steps: int
     dropped: int
@@ -68,24 +67,27 @@ class TimedModel:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Where and in which order ops run, on devices 0 to k - 1, all of which are used; fields as in `DeviceLayout`."""
+    """A placement that processes are to run.
 
-    device: list[int]
-    order: list[list[int]]
-    start_s: list[float]
+    Attributes:
+        row: of each op the process that runs it: 0 to k - 1, all of which run some.
+        order: the ops in the order in which they are to start.
+    """
+
+    row: list[int]
+    order: list[int]
+
+    @property
+    def n_ranks(self) -> int:
+        """How many processes take part."""
+        return max(self.row, default=0) + 1
 
 
 @dataclass(frozen=True)
 class Rewriting:
-    """A strategy that processes are to run.
-
-    Attributes:
-        strategy: as text.
-        cluster: that has the devices of the processes.
-    """
+    """A strategy that processes are to run; as text."""
 
     strategy: str
-    cluster: Cluster
 
 
 class WorkerPool:
@@ -207,7 +209,7 @@ def samples_s(
         found = _rewritten(model, arrangement, group)
         group.drain()
         return found
-    n_used = len(arrangement.order)
+    n_used = arrangement.n_ranks
     if n_used == 1:
         return _plain(model) if rank == 0 else []
     assert group is not None
@@ -215,7 +217,7 @@ def samples_s(
         for _ in range(model.steps):
             group.barrier()
         return []
-    found = _placed(model, arrangement, group)
+    found = _placed(model, arrangement, group.of_first(n_used), group)
     group.drain()
     return found
 
@@ -245,29 +247,29 @@ def _plain(model: TimedModel) -> list[float]:
     return list(times.samples_s)
 
 
-def _placed(model: TimedModel, arrangement: Arrangement, group: ProcessGroup) -> list[float]:
+def _placed(model: TimedModel, arrangement: Arrangement, ranks: ProcessGroup, everybody: ProcessGroup) -> list[float]:
+    """A rank's share of a placement, run on the whole model, of which it reads and changes its own parameters alone."""
+    from placement.runtime.sharded.of_placement import of_placement  # these load all transforms
+    from placement.runtime.sharded.rank_program import RankProgram
+
     module, train = model.module, model.step.program.train
-    places = [_CPU] * len(arrangement.order)
-    layout = DeviceLayout(model.step, arrangement.device, arrangement.order, arrangement.start_s, places)
-    compiled, tensors = CompiledPass(layout, "step" if train else "forward"), NamedTensors(module)
-    own = []
-    if train:
-        home = {name: ranks[0] for name, ranks in keepers(module, layout).items()}
-        own = [p for name, p in module.named_parameters() if p.requires_grad and home[name] == group.rank]
+    plan = of_placement(model.step, model.cluster, range(arrangement.n_ranks), arrangement.row, arrangement.order)
+    program = RankProgram(plan, ranks, _CPU, NamedTensors(module).get)
+    own = [module.get_parameter(state.name) for state in plan.states[ranks.rank] if state.trained]
     optimizer = _optimizer(own) if own else None
 
     def step() -> None:
-        run = Pass(group, compiled, tensors, model.inputs)
         if not train:
-            run.forward()
+            program.run(model.inputs)
             return
         for parameter in own:
             parameter.grad = None
-        add_gradients(module, run.step()[1])
+        given = program.run(model.inputs)
+        add_gradients(module, {key[1]: value for key, value in given.items() if key[0] == "gradient"})
         if optimizer is not None:
             optimizer.step()
 
-    times = measure_step(step, steps=model.steps, dropped=model.dropped, barrier=group.barrier)
+    times = measure_step(step, steps=model.steps, dropped=model.dropped, barrier=everybody.barrier)
     module.zero_grad()
     return list(times.samples_s)
 
@@ -281,7 +283,7 @@ def _rewritten(model: TimedModel, rewriting: Rewriting, group: ProcessGroup) -> 
     from placement.runtime.sharded.values import Values
 
     program, train = model.step.program, model.step.program.train
-    values = Values(model.step, applied(program.graph, rewriting.cluster, Strategy.parse(rewriting.strategy)))
+    values = Values(model.step, applied(program.graph, model.cluster, Strategy.parse(rewriting.strategy)))
     module = StrategyModule(copy.deepcopy(model.module), StrategyPlan(values), group, _CPU)
     own = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = _optimizer(own) if train and own else None

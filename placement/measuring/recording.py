@@ -2,65 +2,54 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from graphs.opgraph import Phase
 from placement.measuring.op_clock import Stretch, recorded
-from placement.runtime.ranks.ranks import RankModule
+from placement.runtime.sharded.module import StrategyModule
 
 if TYPE_CHECKING:
-    from placement.runtime.program.layout import DeviceLayout
-    from placement.runtime.ranks.passes import CompiledPass, Pass
+    from placement.runtime.program.routines import Routine
     from placement.runtime.ranks.process_group import ProcessGroup
+    from placement.runtime.sharded.rank_program import RankProgram
 
 # What JSON can hold of a span: what, number of the op, start_s, end_s, rank at the other end (-1: none).
 Row = tuple[str, int, float, float, int]
 
 
-class RecordingModule(RankModule):
-    """As `RankModule`; `rows_of` runs with a look at the clock after every op and transfer."""
+class RecordingModule(StrategyModule):
+    """As `StrategyModule`; `rows_of` runs with a look at the clock after every op and transfer."""
 
-    _rows: list[Row] | None = None  # None: run as always
+    _recorded: RankProgram | None = None
+    _rows: list[Row]
 
     def rows_of(self, run: Callable[[], object]) -> list[Row]:
-        """The spans of the passes that ``run`` runs on this rank, by the host's clock."""
-        rows = self._rows = []
+        """The spans of the planned steps that ``run`` runs on this rank, by the host's clock."""
+        plain = self._program
+        rows: list[Row] = []
+        if self._recorded is None:
+            self._recorded = plain.changed(self._with_clock)
+        self._program, self._rows = self._recorded, rows
         try:
             run()
         finally:
-            self._rows = None
+            self._program = plain
         return rows
 
-    def _pass(self, layout: DeviceLayout, kind: str, inputs: Mapping[str, torch.Tensor]) -> Pass:
-        made = super()._pass(layout, kind, inputs)
-        if self._rows is not None:
-            made.compiled = self._recorded(made.compiled)
-        return made
+    def _with_clock(self, routine: Routine) -> Routine:
+        graph, exchanged = self._plan.values.graph, self._plan.values.applied.exchanged
+        origins = exchanged.origin[self._plan.ops(self.rank)].tolist()
+        own = [self._plan.values.source[op] for op in origins if graph.phase[op] != Phase.UPDATE]
+        return recorded(routine, partial(self._write, own))
 
-    def _recorded(self, compiled: CompiledPass) -> CompiledPass:
-        """A pass with clock readings in the code of this rank."""
-        known: dict[CompiledPass, CompiledPass] = self.__dict__.setdefault("_recorded_passes", {})
-        if compiled not in known:
-            known[compiled] = found = copy.copy(compiled)
-            sections = [list(section) for section in compiled.routines.sections]
-            for section in sections:
-                own = section[self.rank]
-                section[self.rank] = recorded(own, partial(self._write, compiled, own.ops))
-            found.routines = dataclasses.replace(compiled.routines, sections=tuple(map(tuple, sections)))
-        return known[compiled]
-
-    def _write(self, compiled: CompiledPass, ops: Sequence[int], spans: Sequence[Stretch]) -> None:
-        assert self._rows is not None
+    def _write(self, ops: Sequence[int], spans: Sequence[Stretch]) -> None:
         for span in whole(spans, ops):
             op, peer = span.number, -1
             if span.what != "op":
-                transfer = compiled.routines.transfers[span.number]
+                transfer = self._program.transfers[span.number]
                 op, peer = transfer.op, transfer.target if span.what == "send" else transfer.source
             self._rows.append((span.what, op, span.start_s, span.end_s, peer))
 

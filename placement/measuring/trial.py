@@ -295,8 +295,7 @@ def _measured(
         return single, run("by_module", "the placement", description, places[:1], single_s)
     if len(places) == 1 and result.strategy.is_none:
         return single, run("compiled", "the compiled model", description, places, step_s)
-    kind = "placed" if result.strategy.is_none else "rewritten"
-    return single, run(kind, "the placement", description, places, step_s)
+    return single, run("ranked", "the placement", description, places, step_s)
 
 
 def _run(

@@ -1,6 +1,6 @@
 """The work of the processes of a trial.
 
-`plain` runs the model as it is, `compiled` the same under torch.compile, `placed` a rank's share of it, `by_module` all
+`plain` runs the model as it is, `compiled` the same under torch.compile, `ranked` a rank's share of it, `by_module` all
 of one that is placed by module.
 """
 
@@ -152,48 +152,14 @@ def compiled(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, A
     return found | {"compared": compared, "kept_bytes": _own_bytes(model)}
 
 
-def placed(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]:
-    """Steps of a rank's share, and whether it computes what the model does."""
+def ranked(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]:
+    """Steps of a rank's share, and whether it computes its parts of what the model does."""
     keep_freed_memory()
     example = _example(description)
-    train = description["train"]
-    result = Result.load(description["placement"])
-    layout = layout_of(_program(example, train, result), result, description["devices"])
-    module = RecordingModule(example.model, layout, group)
-    if description["is_compiled"]:
-        module.compile()
-    torch.manual_seed(description["seed"])
-    if train:
-        computed = {"loss": module.step(*example.args, **example.kwargs)} | _gradients(module)
-    else:
-        computed = _outputs(module, example)
-    compared = _compared(computed, load_file(description["reference"]))
-    del computed
-
-    optimizer = _optimizer(module) if train else None
-    run = _run_of(module, example, optimizer, lambda: module.step(*example.args, **example.kwargs))
-    found = _timed(_with_update(run, optimizer), description, group)
-    found |= {"compared": compared, "kept_bytes": _own_bytes(module)}
-    if description["recorded"]:
-        update = None if optimizer is None else optimizer.step
-        found["recorded"] = record_steps(module, run, update, group, description["recorded"])
-    return found
-
-
-def rewritten(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any]:
-    """Steps of a rank's share under a strategy, and whether it computes its parts of what the model does."""
-    from placement.runtime.sharded.module import StrategyModule  # loads all transforms
-
-    keep_freed_memory()
-    example = _example(description)
-    train = description["train"]
-    result = Result.load(description["placement"])
-    module = StrategyModule(
-        example.model,
-        plan_of(_program(example, train, result), result),
-        group,
-        torch.device(list(description["devices"].values())[group.rank]),
-    )
+    train, result = description["train"], Result.load(description["placement"])
+    plan = plan_of(_program(example, train, result), result)
+    place = torch.device(list(description["devices"].values())[group.rank])
+    module = RecordingModule(example.model, plan, group, place)
     if description["is_compiled"]:
         module.compile()
     torch.manual_seed(description["seed"])
@@ -208,7 +174,11 @@ def rewritten(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, 
     optimizer = _optimizer(module) if train else None
     run = _run_of(module, example, optimizer, lambda: module.step(*example.args, **example.kwargs))
     found = _timed(_with_update(run, optimizer), description, group)
-    return found | {"compared": compared, "kept_bytes": _own_bytes(module)}
+    found |= {"compared": compared, "kept_bytes": _own_bytes(module)}
+    if description["recorded"] and plan.is_placement:
+        update = None if optimizer is None else optimizer.step
+        found["recorded"] = record_steps(module, run, update, group, description["recorded"])
+    return found
 
 
 def _own_part(module: StrategyModule, name: str, tensor: Tensor) -> Tensor | None:

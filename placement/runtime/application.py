@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -142,16 +143,23 @@ def layout_of(program: Program, result: Result, devices: Devices | None = None) 
 
 
 def plan_of(program: Program, result: Result) -> StrategyPlan:
-    """What each process does under the strategy of a result.
+    """What each process does under the strategy of a result, or its placement: a process for each device it uses.
 
     Raises:
         MismatchError: the result is for another program.
         StrategyError: the strategy cannot be run.
     """
-    from placement.runtime.sharded.plan import StrategyPlan  # these load all transforms and the simulator
+    from placement.runtime.sharded.of_placement import of_placement  # these load all transforms and the simulator
+    from placement.runtime.sharded.plan import StrategyPlan
     from placement.runtime.sharded.values import Values
     from placement.solving.strategies.row import carried_out_again
 
+    if result.strategy.is_none:
+        _check_arguments(program, result.graph)
+        check_same(program.graph, result.graph)
+        devices, row = np.unique(result.device_numbers(), return_inverse=True)
+        order = result.schedule()[1].order.tolist()
+        return of_placement(functional(program), result.cluster, devices.tolist(), row.tolist(), order)
     rewritten = carried_out_again(program.graph, result)
     # Files of earlier versions do not say in which order ops start.
     start_s = result.schedule()[1].op_start_s if result.decisions is None else result.decisions.order_of(result.graph)

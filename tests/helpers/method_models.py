@@ -12,7 +12,6 @@ from torch import nn
 from graphs.capture import capture_program
 from graphs.errors import MismatchError
 from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.ranks.ranks import RankModule
 
 TOKENS = torch.arange(12).reshape(3, 4)
 
@@ -67,14 +66,14 @@ class Words(Base):
 
 def on_a_rank(description: None, group: ProcessGroup) -> dict[str, Any]:
     """All ranks call a method that calls the model, and one that calls a module; then tokens of another length."""
-    from rank_work import chosen
+    from rank_work import chosen, share
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Words().eval()
     twin = copy.deepcopy(model)
     program = capture_program(model, (TOKENS,))
-    placed: Any = RankModule(model, chosen(program, [op % 2 for op in range(program.graph.n_ops)]), group)
+    placed: Any = share(model, chosen(program, [op % 2 for op in range(program.graph.n_ops)]), group)
     calls: list[str] = []
     for path, module in model.named_modules():
         if path:

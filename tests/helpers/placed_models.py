@@ -21,6 +21,8 @@ from graphs.capture.record import default_loss, output_tensors
 from placement.runtime.in_process.module import PlacedModule
 from placement.runtime.program.functional import functional as functional_of
 from placement.runtime.program.layout import DeviceLayout
+from placement.runtime.sharded.of_placement import of_placement
+from placement.runtime.sharded.plan import StrategyPlan
 
 
 @contextmanager
@@ -50,6 +52,13 @@ def random_layout(program: Program, n_devices: int, seed: int) -> DeviceLayout:
     order = [[int(op) for op in schedule.order if device[op] == d] for d in range(n_devices)]
     places = [torch.device("cpu")] * n_devices
     return DeviceLayout(functional_of(program), device.tolist(), order, schedule.op_start_s.tolist(), places)
+
+
+def rank_plan(layout: DeviceLayout) -> StrategyPlan:
+    """The same placement for a process on each device."""
+    n, ops = len(layout.places), range(layout.step.program.graph.n_ops)
+    order = sorted(ops, key=lambda op: layout.start_s[op])
+    return of_placement(layout.step, cpus(n), range(n), layout.device, order)
 
 
 def placed_at_random(

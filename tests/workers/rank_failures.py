@@ -12,12 +12,11 @@ import time
 from pathlib import Path
 
 import torch
-from rank_work import chosen
+from rank_work import chosen, share
 from torch import nn
 
 from graphs.capture import capture_program
 from placement.runtime.ranks.process_group import ProcessGroup, join
-from placement.runtime.ranks.ranks import RankModule
 
 
 def _act(how: str) -> None:
@@ -82,11 +81,12 @@ def failure(description: dict[str, str], group: ProcessGroup) -> float:
     global _todo, _folder
     how, _folder = description["how"], Path(description["folder"])
     (_folder / f"{group.rank}.pid").write_text(str(os.getpid()))
+    torch.manual_seed(0)
     model, x = Chain(), torch.ones(2, 4)
     program = capture_program(model, (x,))
     names = program.graph.op_names
     layout = chosen(program, [int("act" in name or "second" in name) for name in names])
-    placed = RankModule(model, layout, group)
+    placed = share(model, layout, group)
     with torch.no_grad():
         placed(x)
         _todo = how if group.rank == 1 else ""
@@ -99,14 +99,15 @@ def failure(description: dict[str, str], group: ProcessGroup) -> float:
 
 
 def mixed(description: None, group: ProcessGroup) -> None:
-    """One rank trains a step and the other one calls the model."""
+    """One rank trains a step and the other one evaluates the model."""
+    torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.ones(2, 4)
     program = capture_program(model, (x,), train=True)
-    placed = RankModule(model, chosen(program, [int(path == "1") for path in program.graph.modules]), group)
+    placed = share(model, chosen(program, [int(path == "1") for path in program.graph.modules]), group)
     if group.rank == 0:
         placed.step(x)
     else:
-        placed(x)
+        placed.eval()(x)
 
 
 def listening(pid: int) -> list[str]:

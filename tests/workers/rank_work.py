@@ -17,7 +17,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from placed_models import random_layout as layout_of
-from placed_models import strided
+from placed_models import rank_plan, strided
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -26,7 +26,7 @@ from graphs.zoo import build
 from placement.runtime.program.functional import functional
 from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.ranks.ranks import RankModule
+from placement.runtime.sharded.module import StrategyModule
 from placement.runtime.transport import nccl
 from placement.runtime.transport.gloo import gloo_group
 
@@ -73,6 +73,13 @@ def chosen(program: Program, device: Sequence[int]) -> DeviceLayout:
 
 def loss_of(outputs: Any) -> torch.Tensor:
     return outputs["logits"].square().mean() + outputs["parts"][1][0].sin().mean()
+
+
+def share(
+    model: nn.Module, layout: DeviceLayout, group: ProcessGroup, loss: Callable[[Any], torch.Tensor] | None = None
+) -> StrategyModule:
+    """A rank's share of a placed model."""
+    return StrategyModule(model, rank_plan(layout), group, layout.places[min(group.rank, len(layout.places) - 1)], loss)
 
 
 def equality(folder: str, group: ProcessGroup) -> dict[str, Any]:
@@ -126,7 +133,7 @@ def _zoo(group: ProcessGroup) -> dict[str, list[bool]]:
         net = build(name, device="cpu", small=True)
         single = copy.deepcopy(net.model).eval()
         program = capture_program(net.model, net.args)
-        placed = RankModule(net.model.eval(), layout_of(program, group.size, 1), group)
+        placed = share(net.model.eval(), layout_of(program, group.size, 1), group)
         with torch.no_grad():
             found[name] = [_close(single(*net.args), placed(*net.args)) for _ in range(2)]
     return found
@@ -136,32 +143,26 @@ def _nested(group: ProcessGroup) -> dict[str, Any]:
     model, args, kwargs = tiny()
     single = copy.deepcopy(model)
     program = capture_program(model, args, kwargs, train=True, loss=loss_of)
-    placed = RankModule(model, layout_of(program, group.size, 2), group, loss_of)
+    placed = share(model, layout_of(program, group.size, 2), group, loss_of)
     found: dict[str, Any] = {"keys": sorted(placed.state_dict()), "all_keys": sorted(single.state_dict())}
     found["bytes"] = sum(p.nbytes for p in placed.parameters())
     found["all_bytes"] = sum(p.nbytes for p in single.parameters())
-    placed(*args, **kwargs)  # a forward pass whose backward pass never comes
-    single(*args, **kwargs)
-    for kind in ("backward", "step", "twice"):
+    for n_steps in (1, 2):
         for module in (single, placed):
             module.zero_grad()
         torch.manual_seed(9)
-        outputs = single(*args, **kwargs)
-        loss_of(outputs).backward()
-        if kind == "twice":
-            loss_of(single(*args, **kwargs)).backward()
+        losses = []
+        for _ in range(n_steps):
+            losses.append(loss_of(single(*args, **kwargs)))
+            losses[-1].backward()
         torch.manual_seed(9)
-        if kind == "backward":
-            mine = placed(*args, **kwargs)
-            loss_of(mine).backward()
-            same = _close(outputs["logits"], mine["logits"]) and _close(outputs["parts"][1][0], mine["parts"][1][0])
-        elif kind == "step":
-            same = _close(placed.step(*args, **kwargs), loss_of(outputs))
-        else:
-            for _ in range(2):
-                loss_of(placed(*args, **kwargs)).backward()
-            same = True
-        found[kind] = [same, *_same_gradients(single, placed), *_same_buffers(single, placed)]
+        same = [_close(placed.step(*args, **kwargs), loss) for loss in losses]
+        found[f"steps: {n_steps}"] = [*same, *_same_gradients(single, placed), *_same_buffers(single, placed)]
+    found["norms"] = [
+        float(torch.nn.utils.clip_grad_norm_(single.parameters(), 0.1)),
+        float(placed.clip_grad_norm_(0.1)),
+    ]
+    found["clipped"] = _same_gradients(single, placed)
     placed.eval()
     single.eval()
     with torch.no_grad():
@@ -183,21 +184,21 @@ def _nested(group: ProcessGroup) -> dict[str, Any]:
 
 
 def _strided(group: ProcessGroup) -> list[bool]:
-    """Arguments and gradients of outputs with other strides than captured."""
+    """Arguments with other strides than captured."""
     found = []
     for train in (False, True):
         model, calls, loss = strided()
-        program = capture_program(model, calls[0], train=train, loss=torch.sum)
+        program = capture_program(model, calls[0], train=train, loss=loss)
         for seed in range(4):
             single, own = copy.deepcopy(model).train(train), copy.deepcopy(model).train(train)
-            placed = RankModule(own, layout_of(program, group.size, seed), group, torch.sum)
+            placed = share(own, layout_of(program, group.size, seed), group, loss)
             for args in calls:
-                with torch.set_grad_enabled(train):
-                    expected, mine = single(*args), placed(*args)
-                found.append(_close(expected, mine))
                 if train:
-                    loss(expected).backward()
-                    loss(mine).backward()
+                    expected = loss(single(*args))
+                    expected.backward()
+                    found.append(_close(expected, placed.step(*args)))
+                else:
+                    found.append(_close(single(*args), placed(*args)))
             found += _same_gradients(single, placed)
     return found
 
@@ -211,7 +212,7 @@ def _curve(group: ProcessGroup, folder: Path) -> dict[str, Any]:
     single = copy.deepcopy(model)
     program = capture_program(model, (x,), train=True, loss=_squares)
     layout = layout_of(program, group.size, 5)
-    placed = RankModule(model, layout, group)
+    placed = share(model, layout, group)
     curves = []
     for module in (single, placed):
         torch.manual_seed(6)
@@ -235,6 +236,12 @@ def _curve(group: ProcessGroup, folder: Path) -> dict[str, Any]:
                 placed.load(folder / "model.safetensors")
                 adam = torch.optim.Adam(placed.parameters(), lr=1e-2)
                 placed.load_optimizer(folder / "adam.safetensors", adam)
+                placed.save_run(folder / "run", adam, step=step)
+                with torch.no_grad():
+                    for parameter in placed.parameters():
+                        parameter.zero_()
+                adam = torch.optim.Adam(placed.parameters(), lr=1e-3)
+                assert placed.load_run(folder / "run", adam) == {"step": step}
         curves.append(losses)
     found = {"curves": curves}
     if group.rank == 0:
@@ -260,7 +267,7 @@ def _meta(group: ProcessGroup, folder: Path) -> dict[str, Any]:
     with torch.device("meta"):
         empty = Tiny().eval()
     program = capture_program(empty, args, kwargs)
-    placed = RankModule(empty, layout_of(program, group.size, 7), group)
+    placed = share(empty, layout_of(program, group.size, 7), group)
     try:
         placed(*args, **kwargs)
         refused = ""
@@ -303,7 +310,7 @@ def _limited(group: ProcessGroup) -> dict[str, Any]:
 def _placed_steps(
     model: nn.Module, layout: DeviceLayout, x: torch.Tensor, group: ProcessGroup
 ) -> tuple[list[float], int]:
-    placed = RankModule(model, layout, group)
+    placed = share(model, layout, group)
     _fill(placed)
     losses = _losses(placed.parameters(), lambda: placed.step(x), N_STEPS)
     own_bytes = sum(parameter.nbytes for parameter in placed.parameters())
@@ -349,15 +356,15 @@ def _wrong(group: ProcessGroup) -> list[str]:
     """Sentences for what is wrong on every rank."""
     model, args, kwargs = tiny()
     program = capture_program(model, args, kwargs)
-    placed = RankModule(model, layout_of(program, group.size, 7), group)
+    placed = share(model, layout_of(program, group.size, 7), group)
     found = []
     for act in (
         lambda: placed(args[0][:, :2], **kwargs),
         lambda: placed.step(*args, **kwargs),
         lambda: placed.save("/nowhere/model.safetensors"),
         lambda: placed.load("/nowhere/model.safetensors"),
-        lambda: RankModule(model, layout_of(program, group.size + 1, 7), group),
-        lambda: RankModule(model, layout_of(program, group.size, group.rank), group),
+        lambda: share(model, layout_of(program, group.size + 1, 7), group),
+        lambda: share(model, layout_of(program, group.size, group.rank), group),
         lambda: _twins(group),
         lambda: placed.save_optimizer("/nowhere/adam.safetensors", torch.optim.Adam([torch.ones(2)])),
         lambda: copy.deepcopy(placed),
@@ -375,7 +382,7 @@ def _twins(group: ProcessGroup) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = nn.Parameter(model[0].weight.data)
     program = capture_program(model, (torch.ones(2, 4),), train=True)
-    RankModule(model, layout_of(program, group.size, 0), group)
+    share(model, layout_of(program, group.size, 0), group)
 
 
 def _close(one: Any, other: Any) -> bool:

@@ -36,7 +36,7 @@ class Request:
         places: gives the torch device of each device that the placement uses, by name; it may be told the names of the
             devices in the order of the processes.
         layout: captures the model, checks that it is the one that was placed, and says where each op runs and when.
-        plan: likewise of a strategy, what each process does.
+        plan: likewise, what each process does.
         mesh: of the script's own; None where it has none.
     """
 
@@ -85,7 +85,9 @@ def backend_of(request: Request) -> str:
 
 
 def _is_distributed(request: Request) -> bool:
-    """Whether the devices of a placement are processes, of which this is one."""
+    """Whether the devices are processes, of which this is one."""
+    if request.is_strategy or request.by_module:
+        return request.is_strategy
     # A script for torchrun gets a process's share, whatever the number; and one process is too few for two devices.
     return _is_launched() or (request.n_devices > 1 and _is_initialized())
 
@@ -117,13 +119,6 @@ def _modules(request: Request) -> nn.Module:
     return place_modules(request.model, request.result, request.places())
 
 
-def _ranks(request: Request) -> nn.Module:
-    """This process's share, one process for each device."""
-    from placement.runtime.ranks.ranks import rank_module
-
-    return rank_module(request.model, request.layout(), loss=request.loss)
-
-
 def _plain(request: Request) -> nn.Module:
     """The model itself, moved to the one device it is placed on."""
     (place,) = request.layout().places
@@ -138,15 +133,15 @@ def _threads(request: Request) -> nn.Module:
     return PlacedModule(request.model, request.layout(), request.loss)
 
 
-def _strategy(request: Request) -> nn.Module:
-    """This process's share of a model under a strategy, one process for each device."""
+def _ranks(request: Request) -> nn.Module:
+    """This process's share of a model under a strategy or a placement, one process for each device."""
     from placement.runtime.ranks.process_group import join
     from placement.runtime.sharded.device_mesh import check_mesh
     from placement.runtime.sharded.module import StrategyModule
 
     strategy = request.result.strategy
-    n_ranks = strategy.devices
-    if n_ranks > 1 and not _is_launched():
+    n_ranks = strategy.devices if request.is_strategy else request.n_devices
+    if request.is_strategy and n_ranks > 1 and not _is_launched():
         raise MismatchError(
             f"strategy {show(strategy.text)} runs in {n_ranks} processes, one for each device; start the script with "
             f"torchrun --nproc-per-node={n_ranks}."
@@ -156,15 +151,14 @@ def _strategy(request: Request) -> nn.Module:
         check_mesh(request.mesh, strategy)
     plan = request.plan()
     places = request.places(plan.device_names)
-    return StrategyModule(request.model, plan, group, places[plan.device_names[group.rank]])
+    return StrategyModule(request.model, plan, group, places[plan.device_names[group.rank]], request.loss)
 
 
 # The first that fits is taken.
 MODULES = "modules"  # the backend of placements by module
 BACKENDS: Mapping[str, Backend] = {
-    "strategy": Backend(lambda request: request.is_strategy, _strategy),
-    MODULES: Backend(lambda request: request.by_module, _modules),
     "ranks": Backend(_is_distributed, _ranks),
+    MODULES: Backend(lambda request: request.by_module, _modules),
     "plain": Backend(lambda request: request.n_devices == 1, _plain),
     "threads": Backend(lambda request: True, _threads),
 }

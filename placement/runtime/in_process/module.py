@@ -17,6 +17,7 @@ from placement.inputs.call_arguments import as_captured, check_data, check_tange
 from placement.runtime.in_process.threads import StepTransfers, Team
 from placement.runtime.in_process.wrapper import OpByOpWrapper
 from placement.runtime.program.compiled_runs import Compile, compiled_routines
+from placement.runtime.program.derived_layout import nearest, same_ops
 from placement.runtime.program.drawing import draw
 from placement.runtime.program.layout import DeviceLayout, Key
 from placement.runtime.program.named_tensors import NamedTensors, move_tensors
@@ -32,14 +33,15 @@ class PlacedModule(OpByOpWrapper):
     """
 
     def __init__(self, model: nn.Module, layout: DeviceLayout, loss: Loss | None = None) -> None:
-        super().__init__(model, layout)
-        self._loss = loss
+        super().__init__(model, layout.step.program)
+        self._layout, self._loss = layout, loss
         self._team = Team(layout.places)
         self._tensors = NamedTensors(model)
         self._steps: dict[tuple[DeviceLayout, Compile | None], _Step] = {}
-        self._variants = Variants(model, layout, loss)
+        self._variants = Variants(model, layout.step.program, layout, same_ops, nearest, loss)
         self._capturing = threading.RLock()  # while the model is captured, others must not read its parameters
-        self._take_mode()
+        if not layout.step.program.train:  # the only mode that was placed
+            self.eval()
         move_tensors(layout, self._tensors)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -57,6 +59,17 @@ class PlacedModule(OpByOpWrapper):
         tensors = differentiable(run, *parameters) if is_differentiated else run.forward(with_backward=False)
         assert trace.outputs is not None
         return trace.outputs.filled(tensors)
+
+    def train(self, mode: bool = True) -> PlacedModule:
+        """As of any module; evaluation captures inference when it first runs.
+
+        Raises:
+            MismatchError: training of a model that was placed for inference.
+        """
+        if mode and not self._layout.step.program.train:
+            raise MismatchError("the model was placed for inference; capture it with train=True to train it.")
+        super().train(mode)
+        return self
 
     # -- as the model itself ----------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MethodType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -12,19 +12,19 @@ from torch import nn
 from graphs.errors import MismatchError
 from placement.runtime.in_process.methods import Methods
 from placement.runtime.program.compiled_runs import Compile, compiler
-from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.program.named_tensors import NamedTensors
+
+if TYPE_CHECKING:
+    from graphs.capture import Program
 
 
 class ModelWrapper(nn.Module):
     """A module that has the modules, parameters and buffers of a model under their own keys.
 
-    What is none of these is looked up in the model itself.
+    Everything else is looked up in the model itself.
     """
 
     _model: nn.Module
-    _tensors: NamedTensors
-    _frozen: list[str]  # parameters that were frozen when the model was placed
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -52,6 +52,37 @@ class ModelWrapper(nn.Module):
                 raise
             return getattr(self.__dict__["_model"], name)
 
+
+class OpByOpWrapper(ModelWrapper):
+    """A model that runs op by op, as placed; so do methods of its class, where they call the whole model.
+
+    Args:
+        program: as the model was captured.
+
+    Raises:
+        MismatchError: two parameters share their memory.
+    """
+
+    _tensors: NamedTensors
+    _compile_run: Compile | None = None
+
+    def __init__(self, model: nn.Module, program: Program) -> None:
+        super().__init__(model)
+        self._methods = Methods(model)
+        _check_parameters(model, program)
+        # Those that were frozen when the model was placed.
+        self._frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if isinstance(found, MethodType) and found.__self__ is self.__dict__.get("_model"):
+            return self._methods.bound(found, self)
+        return found
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Run the ops of each device between two transfers under torch.compile, whose options it takes."""
+        self._compile_run = compiler(**kwargs)
+
     def _check_gradients(self, inputs: Mapping[str, torch.Tensor]) -> None:
         for path, tensor in inputs.items():
             if tensor.requires_grad:
@@ -65,49 +96,11 @@ class ModelWrapper(nn.Module):
                 raise MismatchError(f"parameter {name!r} was frozen when the model was placed; place it again.")
 
 
-class OpByOpWrapper(ModelWrapper):
-    """A model that runs op by op, as placed; so do methods of its class, where they call the whole model."""
-
-    _compile_run: Compile | None = None
-
-    def __init__(self, model: nn.Module, layout: DeviceLayout) -> None:
-        super().__init__(model)
-        self._layout = layout
-        self._methods = Methods(model)
-        self._check_parameters()
-        self._frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-
-    def train(self, mode: bool = True) -> Self:
-        """As of any module; evaluation captures inference when it first runs.
-
-        Raises:
-            MismatchError: training of a model that was placed for inference.
-        """
-        if mode and not self._layout.step.program.train:
-            raise MismatchError("the model was placed for inference; capture it with train=True to train it.")
-        return super().train(mode)
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Run the ops of each device between two transfers under torch.compile, whose options it takes."""
-        self._compile_run = compiler(**kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        if isinstance(found, MethodType) and found.__self__ is self.__dict__.get("_model"):
-            return self._methods.bound(found, self)
-        return found
-
-    def _take_mode(self) -> None:
-        """Be in the mode that the model is in, or in the only one that was placed."""
-        if not self._layout.step.program.train:
-            self.eval()
-
-    def _check_parameters(self) -> None:
-        trace = self._layout.step.program.trace
-        known = {state.name for state in trace.states.values()}
-        for name, parameter in self._model.named_parameters():
-            if trace.gradients and parameter.requires_grad and name not in known:
-                raise MismatchError(
-                    f"parameter {name!r} shares its memory with another parameter; to tie them make them one "
-                    "nn.Parameter, then capture and place the model."
-                )
+def _check_parameters(model: nn.Module, program: Program) -> None:
+    known = {state.name for state in program.trace.states.values()}
+    for name, parameter in model.named_parameters():
+        if program.trace.gradients and parameter.requires_grad and name not in known:
+            raise MismatchError(
+                f"parameter {name!r} shares its memory with another parameter; to tie them make them one "
+                "nn.Parameter, then capture and place the model."
+            )

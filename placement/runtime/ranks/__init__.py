@@ -1,1 +1,1 @@
-"""A placed model in one process for each device: starting them, watching them, their passes and checkpoints."""
+"""One process for each device: starting them, watching them, their end of transfers and files."""

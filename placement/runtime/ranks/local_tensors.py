@@ -1,19 +1,16 @@
-"""The parameters and buffers that are local to a rank: which these are, and letting go of the others."""
+"""The parameters and buffers of a model by name, whether they have values, and their twins on ``meta``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from graphs.errors import MismatchError
-
-if TYPE_CHECKING:
-    from placement.runtime.program.layout import DeviceLayout
 
 
 class Unfilled(NamedTuple):
@@ -22,48 +19,6 @@ class Unfilled(NamedTuple):
     name: str
     made: torch.Tensor
     version: int
-
-
-def keepers(model: nn.Module, layout: DeviceLayout) -> dict[str, tuple[int, ...]]:
-    """The ranks that keep each parameter and buffer, by dotted name, the one it is at home on first.
-
-    What is learned or written is on one rank only, a read-only buffer on every rank that reads it. Names that share
-    memory are together; what no op uses is on rank 0.
-    """
-    of_name: dict[str, tuple[int, ...]] = {}
-    for index, state in enumerate(layout.step.program.states):
-        of_name.update(dict.fromkeys(state.names, layout.keepers(index)))
-    tensors = dict(entries(model))
-    of_memory = {memory_of(tensors[name]): ranks for name, ranks in of_name.items() if name in tensors}
-    return {name: of_name.get(name, of_memory.get(memory_of(tensor), (0,))) for name, tensor in tensors.items()}
-
-
-def keep_local(
-    model: nn.Module, keepers: Mapping[str, tuple[int, ...]], rank: int, place: torch.device
-) -> list[Unfilled]:
-    """Take from a model what other ranks keep, and free it; what it keeps goes to its place.
-
-    Own tensors on ``meta`` get memory there, floating-point ones filled with NaN.
-
-    Returns:
-        Those that were on ``meta``, for `check_filled`.
-    """
-    made: dict[int, torch.Tensor] = {}  # tied ones stay tied
-    new: list[Unfilled] = []
-    for name, tensor in list(entries(model)):
-        owner, kind, last = slot_of(model, name)
-        if rank not in keepers[name]:
-            owner.__dict__[kind][last] = None
-            if not tensor.is_meta:
-                tensor.data = tensor.data.new_empty(0)  # whoever else holds it (nn.LSTM's list) lets go too
-        elif tensor.is_meta:
-            if id(tensor) not in made:
-                made[id(tensor)] = _with_memory(tensor, place)
-            owner.__dict__[kind][last] = made[id(tensor)]
-            new.append(Unfilled(name, made[id(tensor)], made[id(tensor)]._version))
-        elif tensor.device != place:
-            tensor.data = tensor.data.to(place)
-    return new
 
 
 def outlines_of(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -125,12 +80,6 @@ def _like(tensor: torch.Tensor, place: torch.device) -> torch.Tensor:
     """Another tensor of the same layout, a parameter if it is one."""
     data = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
     return nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
-
-
-def _with_memory(tensor: torch.Tensor, place: torch.device) -> torch.Tensor:
-    made = _like(tensor, place)
-    made.detach().fill_(math.nan if made.is_floating_point() else 0)
-    return made
 
 
 def memory_of(tensor: torch.Tensor) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import json
 import os
 import signal
@@ -99,6 +100,12 @@ class ProcessGroup:
         _joined = cls(store, rank, size, is_quiet, parent)
         return _joined
 
+    def of_first(self, size: int) -> ProcessGroup:
+        """The first processes of this group, of which this is one, by the same connections; the others rest."""
+        found = copy.copy(self)
+        found.size = size
+        return found
+
     # -- transfers --------------------------------------------------------------------------------------------
 
     def transport_to(self, rank: int) -> Transport:
@@ -181,11 +188,6 @@ class ProcessGroup:
             activity.waits_for = ()
             activity.progress += 1
             self.waited_s += time.perf_counter() - began
-
-    @property
-    def is_sending(self) -> bool:
-        """Whether memory of this process's own is still being sent or received."""
-        return bool(self._pending)
 
     def drain(self, memory: set[int] | None = None) -> None:
         """Wait for the transfers that nobody waits for; with ``memory``: those in the storages at these addresses."""

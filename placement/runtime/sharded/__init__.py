@@ -1,1 +1,1 @@
-"""A strategy as one program for each device: parts of tensors, calls on them, exchanges, the code of a rank."""
+"""A strategy or placement as one program for each device: parts of tensors, calls on them, exchanges, code of ranks."""

@@ -36,8 +36,8 @@ def check_same_plan(group: ProcessGroup, plan: StrategyPlan) -> None:
     digest = hashlib.sha256(text.encode()).hexdigest()
     if len(set(group.all_gather(digest, "its plan"))) > 1:
         raise MismatchError(
-            "the ranks have different strategies or models; find the strategy once, save the result, and give every "
-            "rank that file."
+            "the ranks have different placements, strategies or models; find one result, save it, and give every rank "
+            "that file."
         )
 
 

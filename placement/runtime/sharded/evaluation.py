@@ -1,4 +1,4 @@
-"""`Evaluation`: the forward pass alone, under the strategy of a training step, on the parts that ranks store for it."""
+"""`OtherStep`: a step that was not planned, such as the forward pass alone, on the parts that ranks store."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from graphs.capture import Program, capture_program
 from graphs.errors import MismatchError, PlacementError
 from placement.runtime.program.functional import functional
+from placement.runtime.program.layout import Key
 from placement.runtime.sharded.layouts import PartLayout
 from placement.runtime.sharded.plan import StrategyPlan
 from placement.runtime.sharded.rank_program import RankProgram
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
     from placement.runtime.sharded.storing.rank_states import RankStates
 
 
-class Evaluation:
-    """One captured forward pass of a model that is trained.
+class OtherStep:
+    """A step beside the one that was planned: the forward pass alone, or other sizes.
 
-    A rank reads what it stores where that is what the forward pass needs; parts that ZeRO has split, or that another
+    A rank reads what it stores where that is what the step needs; parts that ZeRO has split, or that another
     stage stores, are gathered, and again after they have changed.
 
     Args:
-        plan: of the forward pass, as `evaluation_plan` makes it.
+        plan: of the step, on the same ranks.
         group: the processes.
         place: the torch device of this one.
         states: what the ranks store.
@@ -58,10 +59,14 @@ class Evaluation:
         self._program = RankProgram(plan, group, place, self._stored)
 
     def outputs(self, leaves: Mapping[str, Any]) -> Any:
-        """What the model returns, on every rank; ``leaves`` are what is in the arguments, by path."""
+        """The model's return value, on every rank; ``leaves`` are what is in the arguments, by path."""
+        return self._program.outputs(self.run(leaves))
+
+    def run(self, leaves: Mapping[str, Any]) -> dict[Key, Any]:
+        """The results of this rank, by key."""
         given = self._program.checked(leaves)
         self._gather()
-        return self._program.outputs(self._program.run(given))
+        return self._program.run(given)
 
     def compile(self, compile_run: Compile) -> None:
         """As `RankProgram.compile`."""

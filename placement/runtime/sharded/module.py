@@ -1,24 +1,27 @@
-"""`StrategyModule`: the share of a model under a strategy that one process runs, one process for each device."""
+"""`StrategyModule`: the share of a model under a strategy or a placement that one process runs, one for each device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from graphs.capture.record import argument_leaves
+from graphs.capture.record import Loss, argument_leaves
 from graphs.errors import MismatchError
 from placement.inputs.call_arguments import check_call, tensors_of
-from placement.runtime.in_process.wrapper import ModelWrapper
-from placement.runtime.program.compiled_runs import Compile, compiler
+from placement.runtime.in_process.wrapper import OpByOpWrapper
+from placement.runtime.program.layout import Key
 from placement.runtime.program.named_tensors import NamedTensors
+from placement.runtime.program.variants import Variants
+from placement.runtime.ranks.gradients import add_gradients
 from placement.runtime.ranks.local_tensors import lent, outlines_of
 from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.ranks.ranks import add_gradients, refuse_copy
 from placement.runtime.ranks.tensor_files import Path
-from placement.runtime.sharded.evaluation import Evaluation, evaluation_plan, forward_program
+from placement.runtime.sharded.evaluation import OtherStep, evaluation_plan, forward_program
+from placement.runtime.sharded.of_placement import of_other_ops, of_other_sizes
 from placement.runtime.sharded.plan import StrategyPlan
 from placement.runtime.sharded.rank_program import RankProgram
 from placement.runtime.sharded.storing.rank_states import RankStates
@@ -26,7 +29,7 @@ from placement.runtime.sharded.storing.samples import OwnSamples, set_own_sample
 from placement.runtime.sharded.storing.states import stored
 
 
-class StrategyModule(ModelWrapper):
+class StrategyModule(OpByOpWrapper):
     """A drop-in for the model in a program that runs once per device.
 
     It has the model's modules, and of its parameters and buffers what this rank stores, under their own keys:
@@ -34,18 +37,21 @@ class StrategyModule(ModelWrapper):
     batch, the same on all ranks, or this rank's own samples of it (`placement.shard_of`). With one seed on all ranks
     dropout draws for each sample what it draws on one device.
 
+    Under a placement other batch sizes and lengths are captured when they first come, as far as the model runs the same
+    ops for them; a strategy is for the sizes that it was made for.
+
     Args:
         model: gives what it has to this module; with its parameters on ``meta``, each process makes only its own.
         plan: what all ranks do.
         group: the processes.
         place: the torch device of this one.
+        loss: the model was captured with.
     """
 
-    _compile_run: Compile | None = None
-
-    def __init__(self, model: nn.Module, plan: StrategyPlan, group: ProcessGroup, place: torch.device) -> None:
-        super().__init__(model)
-        self._frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    def __init__(
+        self, model: nn.Module, plan: StrategyPlan, group: ProcessGroup, place: torch.device, loss: Loss | None = None
+    ) -> None:
+        super().__init__(model, plan.values.step.program)
         self._plan, self._group, self._place = plan, group, place
         self._is_trained = plan.values.step.program.train
         self._tensors = NamedTensors(model)
@@ -53,7 +59,10 @@ class StrategyModule(ModelWrapper):
         self._outlines = outlines_of(model)
         self._states = RankStates(model, plan.states, group, place)
         self._names = {name: state.name for state in self._states.table[group.rank] for name in state.names}
-        self._evaluations: dict[str, Evaluation] = {}  # by what is no tensor among the arguments
+        self._evaluations: dict[str, OtherStep] = {}  # by what is no tensor among the arguments
+        given, program = partial(lent, model, self._outlines), plan.values.step.program
+        self._variants = Variants(model, program, plan, of_other_sizes, of_other_ops, loss, given)
+        self._placed_steps: dict[StrategyPlan, OtherStep] = {}
         set_own_samples(OwnSamples.of(self._program.input_parts))
         if not self._is_trained:
             self.eval()
@@ -73,19 +82,23 @@ class StrategyModule(ModelWrapper):
             raise MismatchError("the model was captured for inference; capture it with train=True to train it.")
         super().train(mode)
         if mode:
-            for evaluation in self._evaluations.values():
-                evaluation.free()
+            for step in (*self._evaluations.values(), *self._placed_steps.values()):
+                step.free()
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        refuse_copy()
+        raise MismatchError(
+            "a process's share of a model cannot be copied or pickled; save() writes the model, gathered_state_dict() "
+            "gives its tensors."
+        )
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Run the ops between two exchanges under torch.compile, whose options it takes."""
-        self._compile_run = compiler(**kwargs)
+        super().compile(*args, **kwargs)
+        assert self._compile_run is not None
         self._program.compile(self._compile_run)
-        for evaluation in self._evaluations.values():
-            evaluation.compile(self._compile_run)
+        for step in (*self._evaluations.values(), *self._placed_steps.values()):
+            step.compile(self._compile_run)
 
     # -- running ----------------------------------------------------------------------------------------------
 
@@ -102,12 +115,12 @@ class StrategyModule(ModelWrapper):
             RankError: the run has failed, here or on another rank.
         """
         if not self._is_trained:
-            raise MismatchError("the strategy is for inference; step() expects one of a training step (train=True).")
+            raise MismatchError("the result is for inference; step() expects one of a training step (train=True).")
         if not self.training:
             raise MismatchError("the model is in evaluation mode; step() trains it, call train() first.")
         leaves = self._leaves(args, kwargs)
         self._check_gradients(tensors_of(leaves))
-        given = self._program.run(self._program.checked(leaves))
+        given = self._run(args, kwargs, leaves)
         gradients = {self._own_name(key[1]): value for key, value in given.items() if key[0] == "gradient"}
         # One that was frozen since gets none, as without a strategy.
         trained = {name: value for name, value in gradients.items() if self.get_parameter(name).requires_grad}
@@ -118,32 +131,53 @@ class StrategyModule(ModelWrapper):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of the model for the global batch, on every rank; of a training step in evaluation mode only.
 
+        They have no gradients: `step` runs both passes, and the loss that the model was captured with.
+
         Raises:
             MismatchError: training mode, other arguments than captured, or the strategy cannot run evaluation.
             RankError: the run has failed, here or on another rank.
         """
         if self._is_trained and self.training:
             raise MismatchError(
-                "the strategy is for training, and step() runs its forward and backward passes together; to run the "
-                "model alone, call eval() first, or apply a strategy for inference."
+                "in training mode step() runs the forward and backward passes together, with the loss that the model "
+                "was captured with; to run the model alone call eval() first, or apply a result for inference."
             )
         leaves = self._leaves(args, kwargs)
-        if self._is_trained:
-            return self._evaluation(args, kwargs, leaves).outputs(leaves)
+        other = self._other_step(args, kwargs, leaves)
+        if other is not None:
+            return other.outputs(leaves)
         return self._program.outputs(self._program.run(self._program.checked(leaves)))
 
-    def _evaluation(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any]) -> Evaluation:
-        """The forward pass for these arguments, captured when it is first needed."""
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any]) -> dict[Key, Any]:
+        """The results of the planned step, or of the one that goes with these arguments."""
+        other = self._other_step(args, kwargs, leaves)
+        return self._program.run(self._program.checked(leaves)) if other is None else other.run(leaves)
+
+    def _other_step(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any]
+    ) -> OtherStep | None:
+        """The step for these arguments in this mode, captured when it is first needed; None for the planned one."""
+        if not self._plan.is_placement:
+            return self._evaluation(args, kwargs, leaves) if self._is_trained and not self.training else None
+        plan = self._variants.get(args, kwargs, leaves, self.training)
+        if plan is not self._plan and plan not in self._placed_steps:
+            self._placed_steps[plan] = self._beside(plan)
+        return self._placed_steps.get(plan)
+
+    def _evaluation(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any]) -> OtherStep:
+        """The forward pass under a strategy."""
         settings = repr([(path, leaf) for path, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)])
         if settings not in self._evaluations:
             given = lent(self._model, self._outlines)
             program = forward_program(self._model, args, kwargs, leaves, self._program.input_parts, given)
-            plan = evaluation_plan(program, self._plan)
-            made = Evaluation(plan, self._group, self._place, self._states, self._tensors)
-            if self._compile_run is not None:
-                made.compile(self._compile_run)
-            self._evaluations[settings] = made
+            self._evaluations[settings] = self._beside(evaluation_plan(program, self._plan))
         return self._evaluations[settings]
+
+    def _beside(self, plan: StrategyPlan) -> OtherStep:
+        made = OtherStep(plan, self._group, self._place, self._states, self._tensors)
+        if self._compile_run is not None:
+            made.compile(self._compile_run)
+        return made
 
     def _own_name(self, name: str) -> str:
         """The name under which this rank's module has a parameter of the plan."""

@@ -88,6 +88,11 @@ class StrategyPlan:
         return len(self.values.rewrite.devices)
 
     @property
+    def is_placement(self) -> bool:
+        """Whether stages are devices and nothing is cut: a placement of single ops."""
+        return self.values.applied.strategy.is_none
+
+    @property
     def n_ranks(self) -> int:
         return self.n_rows * self.places
 
@@ -166,7 +171,7 @@ class StrategyPlan:
         found: dict[Crossing, int] = {}
         for e in np.flatnonzero(rows[consumers] != rows[producers]).tolist():
             op, producer = int(consumers[e]), int(producers[e])
-            if producer in values.from_inputs or values.is_gate(e):
+            if producer in values.from_inputs or values.is_gate(e) or self._reads_no_data(op):
                 continue
             for batch in self.batches(op):
                 variant = values.wanted_by_edge(e, op, batch).have
@@ -175,6 +180,18 @@ class StrategyPlan:
                     crossing = Crossing(variant._replace(batch=one), int(rows[producer]), int(rows[op]), producer)
                     found.setdefault(crossing, len(found) * self.places)
         return found
+
+    def _reads_no_data(self, op: int) -> bool:
+        """Whether op j looks at the shape of what it reads alone: memory like another's, or random numbers."""
+        return op_kind(self.values.graph.kinds[op]).reads_shape_only or self.values.source[op] in self._random_ops
+
+    @cached_property
+    def _random_ops(self) -> frozenset[int]:
+        """The captured ops of which all that they make is drawn before the step."""
+        step = self.values.step
+        return frozenset(step.made_by[node] for node in step.random if node in step.made_by) - frozenset(
+            op for node, op in step.made_by.items() if node not in step.random
+        )
 
     def batches(self, op: int) -> tuple[int, ...]:
         """The micro-batches for which op j runs apart."""
@@ -204,12 +221,12 @@ class StrategyPlan:
         return found
 
     def transfer(self, crossing: Crossing, place: int) -> Transfer:
-        """A crossing at a place."""
-        dtype = self.values.root(crossing.variant).layout.dtype
-        shape = self.values.layout(crossing.variant, place).local_shape
+        """A crossing at a place. A whole tensor travels as it was captured, strides and all."""
+        root, part = self.values.root(crossing.variant), self.values.layout(crossing.variant, place)
+        info = root if self.places == 1 and part.is_whole else dense(part.local_shape, root.layout.dtype)
         ends = self.rank(crossing.source, place), self.rank(crossing.target, place)
         tag = self.crossings[crossing] + place
-        return Transfer(tag, *ends, self.values.source[crossing.op], dense(shape, dtype))
+        return Transfer(tag, *ends, self.values.source[crossing.op], info)
 
     # -- exchanges --------------------------------------------------------------------------------------------
 
@@ -427,6 +444,32 @@ class StrategyPlan:
         return OutputParts(
             node, variant, tuple(part if row in rows else None for row in range(self.n_rows) for part in parts)
         )
+
+    def sender_of(self, number: int) -> int | None:
+        """The first rank that has all of an output, where every rank has all of it or nothing; else None."""
+        output = self.outputs[number]
+        held = [rank for rank, part in enumerate(output.parts) if part is not None]
+        is_summed = output.variant is not None and SUM in output.variant.codes
+        is_all = all(part is None or part.is_whole for part in output.parts)
+        return held[0] if is_all and held and not is_summed else None
+
+    def output_transfers(self, number: int) -> dict[int, Transfer]:
+        """How an output that `sender_of` a rank has gets to those that have nothing of it: by their ranks."""
+        source, output = self.sender_of(number), self.outputs[number]
+        if source is None:
+            return {}
+        info = info_of(output.node)
+        assert info is not None
+        assert output.variant is not None
+        first = len(self.crossings) * self.places + len(self.borders) * self.places + number * self.n_ranks
+        op = -1
+        if output.variant.tensor >= 0:
+            op = self.values.source[int(self.values.graph.tensor_producer[output.variant.tensor])]
+        return {
+            rank: Transfer(first + rank, source, rank, op, info)
+            for rank, part in enumerate(output.parts)
+            if part is None
+        }
 
     def gives_output(self, number: int, rank: int) -> bool:
         """Whether a rank is the first of those that have its part of an output."""

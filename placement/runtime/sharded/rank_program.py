@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -10,11 +12,12 @@ from typing import Any
 import torch
 
 from graphs.capture.trace import value_of
-from placement.inputs.call_arguments import check_data, check_kinds, tensors_of
+from placement.inputs.call_arguments import as_captured, check_data, check_kinds, tensors_of
 from placement.runtime.program.compiled_runs import Compile, compiled_routine
 from placement.runtime.program.drawing import draw
 from placement.runtime.program.layout import Key
-from placement.runtime.program.routines import sent_tags
+from placement.runtime.program.routines import Routine, sent_tags
+from placement.runtime.program.transfers import Transfer
 from placement.runtime.ranks.endpoint import RankEndpoint
 from placement.runtime.ranks.meeting import check_size
 from placement.runtime.ranks.process_group import ProcessGroup
@@ -26,7 +29,7 @@ from placement.runtime.sharded.storing.samples import own_arguments
 from placement.runtime.sharded.writing.writer import write
 from placement.runtime.transport.channels import channels_of
 
-_FIRST_TAG = 7 << 24  # beyond those of placements
+_TRAINING_TAG, _FORWARD_TAG = 7 << 24, 8 << 24  # ranks of which one trains and one evaluates must not go on
 
 
 class RankProgram:
@@ -52,8 +55,9 @@ class RankProgram:
         self._program = plan.values.step.program
         self._code = write(plan, group.rank)
         self._op_names = tuple(self._program.graph.op_names)
-        self._channels = channels_of(self._code.transfers, self._op_names, _FIRST_TAG)
-        self._sent = sent_tags(self._code.routine)
+        first_tag = _TRAINING_TAG if self._program.train else _FORWARD_TAG
+        self._channels = channels_of(self._code.transfers, self._op_names, first_tag)
+        self._coming = self._tags_coming()
         self._collectives = Collectives(group, self._code.exchanges, place)
         self._pairs = group.pairs(place)
         drawing = [torch.device(value_of(node).layout.device) for _, node in plan.values.step.draws]
@@ -63,6 +67,22 @@ class RankProgram:
     def compile(self, compile_run: Compile) -> None:
         """Have the ops between two exchanges compiled."""
         self._code = replace(self._code, routine=compiled_routine(self._code.routine, compile_run))
+
+    def changed(self, change: Callable[[Routine], Routine]) -> RankProgram:
+        """The same with other code for this rank, which exchanges the same."""
+        found = copy.copy(self)
+        found._code = replace(self._code, routine=change(self._code.routine))
+        return found
+
+    @property
+    def transfers(self) -> Mapping[int, Transfer]:
+        """By tag, those of this rank."""
+        return self._code.transfers
+
+    def _tags_coming(self) -> list[int]:
+        """What comes to this rank, the transfers of each other rank in the order in which that sends them."""
+        told = self._group.all_gather(json.dumps(sent_tags(self._code.routine)), "what it sends in a step")
+        return [tag for text in told for tag in json.loads(text) if tag in self._channels]
 
     @cached_property
     def input_parts(self) -> dict[str, PartLayout]:
@@ -91,7 +111,7 @@ class RankProgram:
         group, routine = self._group, self._code.routine
         group.drain()
         endpoint = RankEndpoint(group, self._channels, self._place, self._pairs)
-        endpoint.begin(self._sent)
+        endpoint.begin(self._coming)
         self._start.begin(given)
         drawn = draw(self._plan.values.step)
         taken = [self._taken(key, inputs, drawn) for key in routine.takes]
@@ -110,7 +130,9 @@ class RankProgram:
     def _taken(self, key: Key, inputs: Mapping[str, torch.Tensor], drawn: Mapping[int, torch.Tensor]) -> torch.Tensor:
         kind, name = key
         if kind == "input":
-            return inputs[name].to(self._place)
+            part, node = self.input_parts[name], self._program.trace.arguments[name]
+            # Views in the code are of a tensor that lies as the captured one did.
+            return as_captured(inputs[name], node, self._place) if part.is_whole else inputs[name].to(self._place)
         if kind == "drawn":
             return drawn[name].to(self._place)
         found = self._stored(name)

@@ -104,6 +104,7 @@ class Ranks:
             thread.join(120)
         if failures:
             raise failures[0]
+        assert [tag for tag in tags if not queues[tag].empty()] == [], "was sent and not received"
         return given
 
 
@@ -148,8 +149,13 @@ def run_in_threads(
 ) -> Run:
     """One step by all ranks of a strategy; ``program`` is the model's step if it is captured already."""
     program = program or capture_program(model, args, kwargs or {}, train, loss=loss)
-    ranks = Ranks(planned(program, strategy), model, argument_leaves(model, args, kwargs or {}))
-    plan, states, given = ranks.plan, ranks.states, ranks.step()
+    return run_plan(planned(program, strategy), model, args, kwargs)
+
+
+def run_plan(plan: StrategyPlan, model: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> Run:
+    """One step by all ranks of a plan."""
+    ranks, train = Ranks(plan, model, argument_leaves(model, args, kwargs or {})), plan.values.step.program.train
+    states, given = ranks.states, ranks.step()
     run = Run(given[0].get(("loss", 0)))
     for rank in range(1, plan.n_ranks if train else 1):
         assert run.loss is not None

@@ -28,11 +28,11 @@ from graphs.capture.trace import Layout, TensorInfo
 from graphs.errors import MismatchError, RankError
 from placement.processes import stopped
 from placement.runtime.ranks import watchdog as watchdogs
-from placement.runtime.ranks.checkpoints import Entry
 from placement.runtime.ranks.launch import launch
-from placement.runtime.ranks.local_tensors import check_filled, entries, keep_local
+from placement.runtime.ranks.local_tensors import check_filled
 from placement.runtime.ranks.process_group import join
 from placement.runtime.ranks.watchdog import Activity, Watchdog
+from placement.runtime.sharded.storing.states import completed, local_states
 from placement.runtime.transport import nccl
 from placement.runtime.transport.mailbox import Mailbox
 from placement.runtime.transport.packing import Packing
@@ -65,7 +65,7 @@ def test_without_shared_memory_it_is_gloo_and_all_the_same(runs_by_gloo: list[di
 
 
 def check_nested(found: dict[str, Any]) -> None:
-    for kind in ("backward", "step", "twice"):
+    for kind in ("steps: 1", "steps: 2", "clipped"):
         assert all(found[kind]), kind
     assert found["evaluation"]
     assert found["half_a_batch_trains"]
@@ -107,10 +107,17 @@ def test_models_of_the_zoo_give_their_own_outputs_on_every_rank(runs: list[dict[
         assert all(all(equal) for equal in run["zoo"].values()), run["zoo"]
 
 
-@pytest.mark.parametrize("kind", ["backward", "step", "twice"])
-def test_outputs_gradients_and_buffers_are_those_of_the_model(runs: list[dict[str, Any]], kind: str) -> None:
+@pytest.mark.parametrize("kind", ["steps: 1", "steps: 2"])
+def test_losses_gradients_and_buffers_are_those_of_the_model(runs: list[dict[str, Any]], kind: str) -> None:
     for run in runs:
         assert all(run["nested"][kind])
+
+
+def test_gradients_are_clipped_by_the_norm_of_all_of_them(runs: list[dict[str, Any]]) -> None:
+    for run in runs:
+        expected, found = run["nested"]["norms"]
+        assert found == pytest.approx(expected, rel=1e-5)
+        assert all(run["nested"]["clipped"])
 
 
 def test_evaluation_and_other_batch_sizes_are_captured_when_they_come(runs: list[dict[str, Any]]) -> None:
@@ -156,7 +163,7 @@ def test_what_was_on_meta_must_be_written() -> None:
     with torch.device("meta"):
         model = nn.BatchNorm1d(3)
         model.register_buffer("ids", torch.arange(3), persistent=False)
-    new = keep_local(model, {name: (0,) for name, _ in entries(model)}, 0, torch.device("cpu"))
+    new = local_states(model, completed(((),), model), 0, torch.device("cpu"))
     for parameter in model.parameters():
         parameter.data.fill_(1.0)
     model.reset_running_stats()
@@ -164,13 +171,6 @@ def test_what_was_on_meta_must_be_written() -> None:
         check_filled(model, new)
     model.ids.copy_(torch.arange(3))  # type: ignore[operator, union-attr]
     check_filled(model, new)
-
-
-def test_checkpoints_arrive_on_the_cpu_whatever_the_default_device() -> None:
-    with torch.device("meta"):
-        entry = Entry("weight", 1, "BF16", (2, 3))
-        assert entry.size_bytes == 12
-        assert entry.channel().packing.empty().device.type == "cpu"
 
 
 def test_what_is_wrong_is_one_sentence(runs: list[dict[str, Any]]) -> None:
@@ -259,8 +259,8 @@ def test_a_stopped_process_is_noticed_where_it_is_the_only_one(monkeypatch: pyte
 
 
 def test_ranks_that_wait_for_each_other_end_the_run() -> None:
-    waits = r"rank (\d) is waiting for op '.*' of rank (\d)"
-    with pytest.raises(RankError, match=rf"^{waits}, {waits}: all processes must make the same calls of the model"):
+    waits = r"rank 0 is waiting for op '.*' of rank 1, rank 1 is waiting for a message"
+    with pytest.raises(RankError, match=rf"^{waits}: all processes must make the same calls of the model"):
         launch("rank_failures:mixed", None, ["cpu", "cpu"], limit_s=LIMIT_S)
 
 

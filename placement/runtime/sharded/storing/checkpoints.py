@@ -17,9 +17,9 @@ from torch import nn
 
 from graphs.disk import check_target
 from graphs.errors import MismatchError
-from placement.runtime.ranks.checkpoints import SCALARS, check_own, check_slots, kept_by, optimizer_state
 from placement.runtime.ranks.tensor_files import DTYPE_OF, Path, agree, opened, write
 from placement.runtime.sharded.storing.gathering import Spread, arriving, spread_slots, spread_states
+from placement.runtime.sharded.storing.optimizer_slots import SCALARS, check_own, check_slots, kept_by, optimizer_state
 from placement.runtime.sharded.storing.states import StatePart, StateTable
 
 if TYPE_CHECKING:

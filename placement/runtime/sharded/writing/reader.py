@@ -29,6 +29,10 @@ from placement.runtime.sharded.writing.glue import Join, TakePart, as_captured, 
 _IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
 
 
+def _is_copy(node: fx.Node) -> bool:
+    return node.target is torch.ops.aten.clone.default
+
+
 class Reader:
     """Writes the lines by which a rank gets what its ops read."""
 
@@ -156,6 +160,8 @@ class Reader:
 
     def _view(self, node: fx.Node, wanted: Wanted) -> fx.Node:
         """A node that is a root in some form, or a view of it."""
+        if node in self._step.counted and self._values.layout(wanted.want, self._place).is_whole:
+            return self._literal(node)
         if node in self._step.made_by or node in self._step.state_of or node in self._step.state_writes:
             return self._result(node, wanted)
         key = node, wanted, self._run_of if self._is_overwritten(node) else None
@@ -301,6 +307,10 @@ class Reader:
                 )
             else:
                 inputs = {n: self._literal(n) for n in node.all_input_nodes}
+                first = node.args[0] if node.args else None
+                if node in self._step.overwrites and isinstance(first, fx.Node) and not _is_copy(node):
+                    # A counter goes on from the value that it had when the step began, for all its readers.
+                    inputs[first] = self._code.call_function(torch.ops.aten.clone.default, (inputs[first],))
                 found = self._emitted(node, LocalCall(node.target, node.args, dict(node.kwargs)), inputs)  # type: ignore[arg-type]
             self._literals[node] = found
         return self._literals[node]

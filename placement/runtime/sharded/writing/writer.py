@@ -20,7 +20,7 @@ from graphs.transforms.splitting.synchronised import STATISTICS
 from placement.runtime.program.fast_calls import with_fast_calls
 from placement.runtime.program.functional import after, draws_by_data, uninitialised
 from placement.runtime.program.routines import Routine
-from placement.runtime.program.transfers import Transfer, expect, receive
+from placement.runtime.program.transfers import Transfer, expect, receive, send
 from placement.runtime.sharded.exchanging.exchanges import Exchange, Member
 from placement.runtime.sharded.layouts import PartLayout, whole
 from placement.runtime.sharded.plan import Gradient, OutputParts, StrategyPlan
@@ -209,7 +209,7 @@ class Writer(WithExtras):
         if draws_by_data(node):
             raise StrategyError(
                 f"op {name!r} draws random numbers by what it reads ({node.target}), and parts would draw others than "
-                "one device does; draw them with torch.rand and compare, or use strategy 'none'."
+                "one device does; draw them with torch.rand and compare, or run it on one device."
             )
         if self._values.is_again(op) and node in self._step.state_writes and not signature(node.target).statistics:
             raise StrategyError(
@@ -349,7 +349,9 @@ class Writer(WithExtras):
                 self._gives.append((("output", number), self._literal(output.node)))
                 continue
             value = self._own_output(number, output)
-            if self._plan.n_ranks > 1:
+            if self._plan.sender_of(number) is not None:
+                value = self._sent_output(number, value)
+            elif self._plan.n_ranks > 1:
                 exchange = self._plan.output_exchange(number)
                 (member,) = exchange.members
                 part = member.given(self._rank)
@@ -359,6 +361,21 @@ class Writer(WithExtras):
                 value = self._arrived(("whole output", number))
             assert value is not None
             self._gives.append((("output", number), value))
+
+    def _sent_output(self, number: int, value: fx.Node | None) -> fx.Node:
+        """An output that one rank sends to those that have nothing of it."""
+        transfers = self._plan.output_transfers(number)
+        for transfer in transfers.values():
+            if self._rank == transfer.source:
+                assert value is not None
+                self._transfers[transfer.tag] = transfer
+                self._code.call_function(send, (self._endpoint, transfer.tag, value))
+        if self._rank not in transfers:
+            assert value is not None
+            return value
+        tag = transfers[self._rank].tag
+        self._transfers[tag] = transfers[self._rank]
+        return self._code.call_function(receive, (self._endpoint, tag))
 
     def _own_output(self, number: int, output: OutputParts) -> fx.Node | None:
         """The part of an output that is here; None where none is."""

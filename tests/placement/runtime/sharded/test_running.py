@@ -17,7 +17,7 @@ from torch.nn import functional
 from graphs.capture import capture_program
 from graphs.errors import StrategyError
 from graphs.zoo import build
-from placement.runtime.ranks.ranks import add_gradients
+from placement.runtime.ranks.gradients import add_gradients
 from placement.runtime.sharded.writing.glue import begin, finish
 from placement.runtime.sharded.writing.writer import write
 

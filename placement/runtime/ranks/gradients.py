@@ -1,0 +1,36 @@
+"""`add_gradients`: what a step has computed, added to ``grad`` of parameters as autograd does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+
+def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor], in_whole: bool = False) -> None:
+    """Add gradients to ``grad`` of the parameters of those names.
+
+    Args:
+        in_whole: they are parts of whole gradients, and may keep the memory of these.
+    """
+    counts: dict[int, int] = {}
+    for gradient in gradients.values():
+        if gradient.layout is torch.strided:
+            memory = gradient.untyped_storage().data_ptr()
+            counts[memory] = counts.get(memory, 0) + 1
+    for name, gradient in gradients.items():
+        parameter = model.get_parameter(name)
+        if parameter.grad is not None:
+            parameter.grad += gradient
+            continue
+        if gradient.layout is not torch.strided:
+            parameter.grad = gradient
+            continue
+        storage = gradient.untyped_storage()
+        is_alone = counts[storage.data_ptr()] == 1 and (in_whole or storage.nbytes() == gradient.nbytes)
+        # As autograd: the gradient itself where nothing else is in its memory, and strides like the parameter's.
+        if is_alone and gradient.stride() == parameter.stride():
+            parameter.grad = gradient
+        else:
+            parameter.grad = torch.empty_like(parameter).copy_(gradient)
