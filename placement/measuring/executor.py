@@ -208,8 +208,8 @@ class Executor:
 class Executed:
     """`env.gym.batch.BatchScorer`: memory as simulated, step times as measured of what fits; and of strategies.
 
-    What does not fit is not run. What fits but could not be run is infeasible, its step time the time it was given;
-    `Executor.run` says why at once.
+    Placements that do not fit are not run. One that fits but could not be run is infeasible, its step time the time it
+    was given; `Executor.run` says why at once.
     """
 
     def __init__(self, executor: Executor, problem: Problem, failed_s: float) -> None:

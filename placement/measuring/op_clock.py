@@ -67,8 +67,8 @@ class ClockedRoutine:
 def clocked(routine: Routine, read: Callable[[], Any]) -> ClockedRoutine:
     """Put readings into a copy of a routine.
 
-    What readers make on the spot (views, memory without content) counts to the op that reads it first, and so does what
-    is freed after an op count to that op; what comes after the last op counts to the last op.
+    Tensors that readers make on the spot (views, memory without content) count to the op that reads them first, and
+    freeing after an op counts to that op; work after the last op counts to the last op.
     """
     module, labels = _with_readings(routine, read)
     return ClockedRoutine(with_fast_calls(module), labels)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from placement.runtime.ranks.process_group import ProcessGroup
     from placement.runtime.sharded.rank_program import RankProgram
 
-# What JSON can hold of a span: what, number of the op, start_s, end_s, rank at the other end (-1: none).
+# A span as JSON can hold it: what, number of the op, start_s, end_s, rank at the other end (-1: none).
 Row = tuple[str, int, float, float, int]
 
 

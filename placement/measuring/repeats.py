@@ -65,7 +65,7 @@ class Repeats:
     def expected(self, times_s: Sequence[float]) -> int:
         """How many steps it will be in all, warm-up included, if the next ones take as long as the last one.
 
-        Of short steps it may become more, where they differ.
+        Short steps that differ may need more.
         """
         last_s, done = times_s[-1], self.warm_up(times_s)
         left_s = self.dropped_s - sum(times_s)

@@ -182,7 +182,7 @@ def ranked(description: Mapping[str, Any], group: ProcessGroup) -> dict[str, Any
 
 
 def _own_part(module: StrategyModule, name: str, tensor: Tensor) -> Tensor | None:
-    """What a rank has of something that the plain model computed; None for a gradient of what others store."""
+    """A rank's part of a tensor that the plain model computed; None for a gradient of a parameter that others store."""
     parameter = name.removeprefix(GRADIENT)
     return module.own_part(parameter, tensor) if parameter != name else tensor  # roundings among the latter
 
@@ -281,7 +281,7 @@ def _outputs(model: nn.Module, example: Example) -> dict[str, Tensor]:
 
 
 def _compared(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, tuple[bool, float]]:
-    """Of each tensor that was computed here whether it is what the model computed, and its largest difference.
+    """Whether each tensor that was computed here is the model's, and its largest difference.
 
     That is relative to the largest number in the model's, of a small gradient to `NEGLIGIBLE` of the largest one;
     infinite where the model has no such tensor, and NaN where the model's has no finite number, so that nothing can be

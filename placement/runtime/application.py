@@ -60,8 +60,8 @@ def apply(
             ``cuda:n`` and every other one is the CPU.
         mesh: of a strategy: one that the script has made of its processes; it must be the strategy's.
         stack: ``"eager"``, op by op; ``"compiled"``: under torch.compile, the model itself where one device has all
-            of it, else the ops of each device between two transfers or exchanges. Whatever stack the result was found
-            on, its values are the same.
+            of it, else the ops of each device between two transfers or exchanges. The values are the same for every
+            stack on which the result was found.
 
     Raises:
         UnknownNameError: no such stack.
@@ -143,7 +143,7 @@ def layout_of(program: Program, result: Result, devices: Devices | None = None) 
 
 
 def plan_of(program: Program, result: Result) -> StrategyPlan:
-    """What each process does under the strategy of a result, or its placement: a process for each device it uses.
+    """The work of each process under the strategy of a result, or its placement: one process for each device.
 
     Raises:
         MismatchError: the result is for another program.

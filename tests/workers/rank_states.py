@@ -20,9 +20,9 @@ from graphs.capture import capture_program
 from graphs.errors import MismatchError
 from placement.runtime.ranks.process_group import ProcessGroup
 from placement.runtime.sharded.module import StrategyModule
+from placement.runtime.sharded.states import stored
 from placement.runtime.sharded.storing.checkpoints import own_tensors
 from placement.runtime.sharded.storing.rank_states import RankStates
-from placement.runtime.sharded.storing.states import stored
 
 
 class Share:

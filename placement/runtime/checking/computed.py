@@ -37,7 +37,7 @@ _TOO_LARGE = "the programs of its ranks are too many to be written here"
 def computed(
     graph: OpGraph, program: Program, cluster: Cluster, strategy: Strategy, known: Mapping[str, str]
 ) -> tuple[Checked, dict[str, str]]:
-    """What is found of a strategy, and the verdicts of the uses that were new.
+    """Findings about a strategy, and the verdicts of the uses that were new.
 
     Args:
         known: verdicts by the signature of the use.
@@ -64,7 +64,7 @@ def computed(
 
 
 def verdicts(uses: Sequence[Use]) -> list[str]:
-    """Of each use, `NOT_COMPUTED` for one that ends the process that computes it.
+    """Verdict of each use, `NOT_COMPUTED` for one that ends the process that computes it.
 
     They are fewer where there is no answer in time, or this process cannot start others.
     """

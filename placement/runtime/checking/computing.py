@@ -180,7 +180,7 @@ class _Trial:
         return SAME if all(_is_close(one, expected) for one, expected in compared) else DIFFERS
 
     def _part(self, place: UsePart) -> list[Any]:
-        """What one part makes."""
+        """Results of one part."""
         given = {node: self._operand(node, operand) for node, operand in place.operands.items()}
         parts = {node: operand.part for node, operand in place.operands.items()}
         extras = self._extras(place, parts, given)
@@ -222,7 +222,7 @@ class _Trial:
     def _extras(
         self, place: UsePart, parts: Mapping[fx.Node, PartLayout], given: dict[fx.Node, torch.Tensor]
     ) -> Extras:
-        """What a part is given beside its arguments, entered into ``given`` under nodes of its own."""
+        """Extras of a part beside its arguments, entered into ``given`` under nodes of its own."""
         found: dict[str, fx.Node] = {}
         weight = label_weight_call(self._node, parts)
         if weight is not None:

@@ -1,4 +1,4 @@
-"""What checks have found, kept on disk from run to run: many models make the same uses.
+"""Findings of checks, kept on disk from run to run: many models make the same uses.
 
 The file lies where captured graphs do (`graphs.zoo.cache`) and may be deleted at any time. One that cannot be read is
 made anew; that of another version of torch or of this package is never read.
@@ -35,7 +35,7 @@ class Remembered:
 
 
 def load() -> Remembered:
-    """What is known; nothing where the file is none of ours."""
+    """Known findings; none where the file is none of ours."""
     if not _path().is_file():  # a pipe would wait for a writer
         return Remembered()
     try:

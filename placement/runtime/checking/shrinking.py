@@ -1,8 +1,8 @@
 """Smaller calls of the same form: sizes are divided as far as the stretches that parts have stay whole numbers.
 
 Equal sizes stay equal. Where a call needs it, as views do, a product of sizes is the product of the smaller ones, or
-the sizes of images stay. Where parts are uneven, longer ones stay longer. Which smaller call can be made shows when it
-is.
+the sizes of images stay. Where parts are uneven, longer ones stay longer. Making a smaller call shows whether it can be
+made.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Smaller:
     products: bool = False
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Of a tensor."""
+        """The smaller shape of a tensor."""
         return tuple(self.sizes.get(size, size) for size in shape)
 
     def argument(self, value: Any) -> Any:
@@ -134,7 +134,7 @@ def _outer(cut: PartCut) -> tuple[int, int]:
 
 
 def shapes_of(use: Use) -> list[tuple[int, ...]]:
-    """Of all tensors of a call."""
+    """Shapes of all tensors of a call."""
     infos = [leaf for node in (*use.node.all_input_nodes, use.node) for leaf in flat(value_of(node))]
     return [info.layout.shape for info in infos if type(info) is TensorInfo]
 
@@ -150,7 +150,7 @@ def _smaller(cuts: Mapping[int, set[PartCut]], fixed: set[int], *, products: boo
     found: dict[int, int] = {}
     ends: dict[int, dict[int, int]] = {}
     for size in sorted(cuts):
-        # What a smaller size is a multiple of; as a product of others it leaves the stretches in it to them.
+        # The unit of smaller sizes; as a product of others it leaves the stretches in it to them.
         unit = math.lcm(*(size // cut.unit for cut in cuts[size] if cut.period == size or not products))
         if size in fixed:
             found[size] = size
@@ -169,7 +169,7 @@ def _smaller(cuts: Mapping[int, set[PartCut]], fixed: set[int], *, products: boo
 
 
 def _products(size: int, found: Mapping[int, int]) -> Iterator[int]:
-    """What a size becomes as the product of two or three others, or of a small number and another."""
+    """Smaller values of a size that is the product of two or three others, or of a small number and another."""
     known = {1: 1} | dict(found)
     for one, two in itertools.combinations_with_replacement(sorted(known, reverse=True), 2):
         rest, remainder = divmod(size, one * two)

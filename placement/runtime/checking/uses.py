@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ReadPart(NamedTuple):
-    """What a part reads of an argument.
+    """The part of an argument that one place reads.
 
     Attributes:
         part: of it, that is here.
@@ -95,7 +95,7 @@ class KindOfUse(NamedTuple):
 def uses_of(plan: StrategyPlan) -> Iterator[KindOfUse]:
     """Each kind of use that the ranks make of an operator, once; programs are written for it.
 
-    Of every stage the program of its first rank is written; what others would call shows where uses are computed.
+    The program of each stage's first rank is written; calls of the others show where uses are computed.
 
     Raises:
         StrategyError: a program cannot be written.
@@ -113,7 +113,7 @@ def uses_of(plan: StrategyPlan) -> Iterator[KindOfUse]:
 
 
 def _name(node: fx.Node) -> str:
-    """Of an operator and its module, for people."""
+    """Name of an operator and its module, for people."""
     module = str(node.meta.get("module") or "")
     return f"{node.target} of module {module!r}" if module else str(node.target)
 
@@ -175,7 +175,7 @@ class _Uses:
         return UsePart({base: ReadPart(part)}, outputs, ((place,),) * len(outputs))
 
     def _place(self, node: fx.Node, op: int, place: int, batch: int) -> UsePart:
-        """What one rank has of a call for a micro-batch."""
+        """One rank's part of a call for a micro-batch."""
         at, puts_together = self._at[place], self._writer.has_statistics(op)
         outputs, operands, halo = at.made(node, op, batch), {}, []
         for argument in node.all_input_nodes:
@@ -204,7 +204,7 @@ class _Uses:
         return form.tensor >= 0 and form.batch >= 0 and chunks is not None and int(chunks.written[form.tensor]) == SUM
 
     def _groups(self, node: fx.Node, op: int, place: int, batch: int) -> tuple[tuple[int, ...], ...]:
-        """Of each flat result the coordinates of a place, without those along which places add it up."""
+        """Coordinates of a place for each flat result, without those along which places add it up."""
         values = self._values
         infos, first = flat(value_of(node)), values.anchors[node]
         own = (*values.coordinates(place), max(batch, 0))

@@ -40,7 +40,7 @@ def place_modules(model: nn.Module, result: Result, places: Mapping[str, torch.d
 
 
 def _check_modules(model: nn.Module, graph: OpGraph) -> None:
-    """Refuse another model. Which modules run may depend on data, so it cannot be captured again to be compared."""
+    """Refuse another model. The modules that run may depend on data, so it cannot be captured again and compared."""
     known = dict(model.named_modules())
     for i in _forward(graph):
         path, kind = graph.modules[i], graph.kinds[i]
@@ -70,7 +70,7 @@ class ModulePlaced(ModelWrapper):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        # What an earlier call left behind when it failed is gone.
+        # Callers that an earlier call left behind when it failed are gone.
         self._callers[:] = [given[0].device if given else None]
         return self._model(*args, **kwargs)
 

@@ -80,7 +80,7 @@ class PlacedModule(OpByOpWrapper):
         return copied
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PlacedModule:
-        """Whatever moves a model to one device (``to``, ``cuda``) leaves this one where it was placed.
+        """Leave the model where it was placed, whatever would move it to one device (``to``, ``cuda``).
 
         Raises:
             MismatchError: another dtype than captured.

@@ -40,7 +40,7 @@ class StepTransfers:
         tensor: torch.Tensor
         tensor, copied = found
         if copied is not None and tensor.is_cuda:
-            # What is computed next on the device waits, not the thread that feeds it.
+            # The next computation on the device waits, not the thread that feeds it.
             stream = torch.cuda.current_stream(tensor.device)
             stream.wait_event(copied)
             tensor.record_stream(stream)

@@ -46,8 +46,8 @@ def compiled_routines(routines: Routines, compile_run: Compile | None) -> Routin
 def compiled_routine(routine: Routine, compile_run: Compile) -> Routine:
     """The same work, with all ops between two exchanges compiled together.
 
-    What writes in place, draws random numbers, or is no operator of PyTorch runs as before, and parts runs as an
-    exchange does: the memory that is written, and the order of what others see, stay what they were planned to be.
+    An op that writes in place, draws random numbers, or is no operator of PyTorch runs as before, and parts runs as an
+    exchange does: the memory that is written and the order that others see stay as planned.
 
     Args:
         compile_run: makes the code of one run.

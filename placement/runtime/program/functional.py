@@ -240,7 +240,7 @@ class _Rewriter:
         return made
 
     def _held(self, node: fx.Node) -> fx.Node:
-        """What a view by strides looks into: the tensor that holds that memory as a whole, not a view of it."""
+        """The tensor into whose memory a view by strides looks: the one that holds it as a whole, not a view of it."""
         viewed, memory = node.args[0], self._program.memory.get(node)
         assert isinstance(viewed, fx.Node)
         info = value_of(viewed)
@@ -328,7 +328,7 @@ class _Rewriter:
                     self.result.redraws[node] = original
 
 
-# Of their second argument they read the sizes alone, which are known.
+# They read the sizes alone of their second argument, which are known.
 _BROADCAST = torch.ops.aten.broadcast_tensors.default
 _SIZED: dict[Any, Any] = {
     torch.ops.aten.expand_as.default: torch.ops.aten.expand.default,
@@ -340,7 +340,7 @@ _FILLING = {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_"
 
 
 def _with_entries(tensors: Any) -> list[fx.Node]:
-    """Of tensors put side by side those that have entries; none where all have, or where their number format counts."""
+    """Tensors put side by side that have entries; none where all have, or where their number format counts."""
     full = [one for one in tensors if value_of(one).layout.n_elements]
     formats = {value_of(one).layout.dtype for one in tensors}
     return full if len(full) < len(tensors) and len(formats) == 1 else []

@@ -43,7 +43,7 @@ class DeviceLayout:
         start_s: when each op is planned to start, n of them.
         places: the torch device that each device number stands for, D of them.
         kept: the devices that have each parameter and buffer, by name, its home first; by default those whose ops need
-            it. Of a layout that stands in for another one it is what that one has.
+            it. A layout that stands in for another one has that one's.
     """
 
     step: Functional
@@ -74,7 +74,7 @@ class DeviceLayout:
         names, constants = self.step.program.states[state].names, self.step.program.constants
         if self.kept is None or any(name in constants for name in names):
             return None
-        # What no op of the other layout uses is on the first device.
+        # A tensor that no op of the other layout uses is on the first device.
         return next((self.kept[name] for name in names if name in self.kept), (0,))
 
     @cached_property

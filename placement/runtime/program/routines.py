@@ -76,18 +76,18 @@ def under_autocast(settings: tuple[Any, ...], target: Callable[..., Any], *args:
         return target(*args, **kwargs)
 
 
-# What returns its argument where nothing is differentiated.
+# Operators that return their argument where nothing is differentiated.
 _IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
 
 
-# What is a view where strides allow it. What is written through one has the strides that it was captured with.
+# Operators that are views where strides allow it. A tensor written through one has its captured strides.
 _VIEWS = {
     torch.ops.aten.view.default,
     torch.ops.aten._unsafe_view.default,
     torch.ops.aten._reshape_alias.default,
     torch.ops.aten.unflatten.int,
 }
-# What gives something else, or an error, where its first argument has other strides.
+# Operators that give something else, or an error, where their first argument has other strides.
 _BY_STRIDES = {
     torch.ops.aten.view.dtype,
     torch.ops.aten.view_as_complex.default,
@@ -324,7 +324,7 @@ class _Writer:
         if node in self._step.overwrites:
             is_copy, is_ours = node.target is torch.ops.aten.clone.default, self._may_overwrite(node)
             if is_copy:
-                # What is written through views lies as these were made for.
+                # A tensor written through views lies as these were made for.
                 stride = value_of(node.all_input_nodes[0]).layout.stride
                 return self._graph.call_function(as_captured if is_ours else copied, (*args, stride))
             if not is_ours:

@@ -30,7 +30,7 @@ class RankEndpoint:
         self._coming: dict[int, Any] = {}
 
     def __del__(self) -> None:
-        # What was expected and is not wanted any more (a pass that has failed) comes all the same.
+        # Tensors expected and not wanted any more (after a pass that has failed) come all the same.
         for tag, coming in self._coming.items():
             channel = self._channels[tag]
             self._group.drop(self._transport(channel.source), channel, coming)

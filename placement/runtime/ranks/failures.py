@@ -1,4 +1,4 @@
-"""What an error of another library, in a rank, is in one sentence."""
+"""Errors of other libraries in a rank, in one sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GLOO_ADVICE = " This is typically caused"
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in a line, without what gloo and torch put before and behind it."""
+    """An error's message in a line, without the words that gloo and torch put before and behind it."""
     if isinstance(error, PlacementError):
         return str(error)
     text = re.sub(r"^\[\S+:\d+\] ", "", str(error).strip())  # gloo's source line

@@ -54,7 +54,7 @@ def launch(
         report: told what the first of them gives `ProcessGroup.report`.
 
     Returns:
-        What each process returned, by rank.
+        The values that each process returned, by rank.
 
     Raises:
         RankError: a process has died, stalled or failed; the message says rank, op and reason, and all have ended.

@@ -56,7 +56,7 @@ def check_filled(model: nn.Module, new: Sequence[Unfilled]) -> None:
     for name, made, version in new:
         if tensors.get(name) is not made or made._version != version or not made.numel():
             continue
-        # What is written through `.data` counts no version, and only NaN tells.
+        # A write through `.data` counts no version, and only NaN tells.
         if not made.is_floating_point() or math.isnan(float(made.detach().flatten()[0])):
             raise MismatchError(
                 f"{name!r} was on meta and has no values yet; load a checkpoint, or write them before the first step."

@@ -363,7 +363,7 @@ class ProcessGroup:
         raise RankError(self._watchdog.claim(sentence)) from None
 
     def _ended(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        """Which of these ranks has ended; all of them where that cannot be told."""
+        """The rank among these that has ended; all of them where that cannot be told."""
         found, end = ranks, time.monotonic() + TELL_S
         # Its connections close before it is gone, and what it said last is read within that time.
         while time.monotonic() < end and not self._watchdog.failure:

@@ -293,7 +293,7 @@ class Watchdog(threading.Thread):
                 f"rank {self._rank} has lost the run's store, and with it whoever keeps it, while it waited for "
                 f"{self._activity.wanted} of {named(waits_for)}."
             )
-        # Whoever waits is to blame last.
+        # A rank that waits is to blame last.
         for rank, beat in sorted(known.beats.items(), key=lambda item: item[1].state == "wait"):
             peer = self._peers.setdefault(rank, _PeerState(beat, now))
             if beat != peer.beat:
@@ -339,7 +339,7 @@ class Watchdog(threading.Thread):
         of_it = " of it" if activity.waits_for == (rank,) else " with it" if is_awaited else ""
         if beat.state == "left":
             peer.ended_s = peer.ended_s or now
-            # What it sent last may be here, and this process has not had a core yet to take it.
+            # Its last message may be here, and this process has not had a core yet to take it.
             if is_awaited and now - max(peer.ended_s, self._own.still_since_s) > SILENCE_S:
                 return f"rank {rank} has ended{mine}{of_it}: every process must call the model equally often."
             return ""

@@ -18,8 +18,8 @@ from placement.runtime.program.layout import Key
 from placement.runtime.sharded.layouts import PartLayout
 from placement.runtime.sharded.plan import StrategyPlan
 from placement.runtime.sharded.rank_program import RankProgram
+from placement.runtime.sharded.states import StatePart, stored
 from placement.runtime.sharded.storing.samples import own_arguments
-from placement.runtime.sharded.storing.states import StatePart, stored
 from placement.runtime.sharded.values import Values
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class OtherStep:
 
 
 def evaluation_plan(program: Program, plan: StrategyPlan) -> StrategyPlan:
-    """What all ranks do in a forward pass, under the strategy of a training step.
+    """Plan of all ranks in a forward pass, under the strategy of a training step.
 
     Raises:
         MismatchError: the strategy cannot run it.
@@ -151,7 +151,7 @@ def forward_program(
 
 
 def _missing(plan: StrategyPlan, states: RankStates) -> list[str]:
-    """What some rank needs and does not store, in one order for all ranks."""
+    """Tensors that some rank needs and does not store, in one order for all ranks."""
     return sorted(
         {state.name for rank, row in enumerate(plan.states) for state in row if not _is_stored(state, states, rank)}
     )

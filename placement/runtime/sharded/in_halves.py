@@ -1,8 +1,8 @@
 """One half of the step of a model whose weights are cut in two, which tells how much longer it takes than half as long.
 
-A product with half the output channels is half the work, and yet may take 0.6 of the time. What its part of the rest
-of an op's time t (beside what is fixed) takes in full is e, where the half has the share s of the work: it takes
-(e + (1 - e) s) of the rest.
+A product with half the output channels is half the work, and yet may take 0.6 of the time. Model: t_half = fixed + (e +
+(1 - e) s) (t - fixed), with s, the half's share of the work, and e, the share of the remaining time that every part
+pays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from placement.runtime.program.routines import Routine
 from placement.runtime.sharded.exchanging.exchanges import Exchange
 from placement.runtime.sharded.in_parts import of_unit_times
 from placement.runtime.sharded.layouts import PartLayout, take
-from placement.runtime.sharded.storing.states import StatePart, stored
+from placement.runtime.sharded.states import StatePart, stored
 
 _AXIS = Axis("tp", 2)
 _STRATEGY = "tp2 | statistics=local"
@@ -50,7 +50,7 @@ class StepInHalves:
 
     @staticmethod
     def of(step: Functional) -> StepInHalves | None:
-        """Of a whole step; None where no weights can be cut, or the code not be run on parts."""
+        """Halves of a whole step; None where no weights can be cut, or the code not be run on parts."""
         from baselines.strategies.applied import applied  # it loads all transforms
         from graphs.transforms.strategy import Strategy
         from placement.runtime.sharded.plan import StrategyPlan
@@ -67,7 +67,7 @@ class StepInHalves:
         return StepInHalves(code.routine, code.exchanges, states, inputs)
 
     def parts_of(self, values: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
-        """What this device has of whole tensors, in memory of its own where that is not all."""
+        """This device's parts of whole tensors, in memory of its own where a part is not all."""
         found = {}
         for kind, name in self.routine.takes:
             if kind == "drawn":

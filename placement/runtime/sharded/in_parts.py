@@ -42,7 +42,7 @@ class StepInParts:
 
     @staticmethod
     def of(step: Functional) -> StepInParts | None:
-        """Of a whole step; None where its batch is unknown, or too small, or cannot be cut."""
+        """Parts of a whole step; None where its batch is unknown, or too small, or cannot be cut."""
         from baselines.strategies.applied import applied  # it loads all transforms
         from graphs.transforms.strategy import Strategy
         from placement.runtime.sharded.plan import StrategyPlan

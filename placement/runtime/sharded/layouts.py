@@ -100,7 +100,7 @@ class PartLayout:
 
     @property
     def share(self) -> float:
-        """Of the elements of the whole tensor."""
+        """Fraction of the whole tensor's elements."""
         return math.prod((cut.n_units / cut.extent for cut in self.cuts), start=1.0)
 
     def holds(self, other: PartLayout) -> bool:
@@ -230,7 +230,7 @@ def _in_digit(cut: PartCut, dim: int, unit: int, length: int) -> PartCut | None:
 
 
 def overlapping(shape: tuple[int, ...], dim: int) -> StrategyError:
-    """What to say where a dimension is cut along two stretches of which neither lies in a unit of the other."""
+    """Error for a dimension that is cut along two stretches of which neither lies in a unit of the other."""
     sizes = "x".join(map(str, shape))
     return StrategyError(f"dimension {dim} of a tensor of {sizes} is cut along two stretches that overlap; {_PLACES}.")
 
@@ -269,7 +269,7 @@ def compact(tensor: torch.Tensor) -> torch.Tensor:
     """A part without gaps between its entries.
 
     Some kernels read memory as if there were none: those of the backward pass of a layer norm its statistics, for one.
-    What ``expand`` made stays as it is, and so does a layout with channels last.
+    A result of ``expand`` stays as it is, and so does a layout with channels last.
     """
     if tensor.is_contiguous() or 0 in tensor.stride():
         return tensor

@@ -29,7 +29,7 @@ def lists_read(values: Values, entry: int, op: int, batch: int, place: int) -> L
         entry: of ``graph.inputs``, by which op j reads where the groups end.
 
     Returns:
-        Of each part the stretches of its tokens among those that are here, as ``(start, stop)``; empty where the tokens
+        Stretches of each part's tokens among those that are here, as ``(start, stop)``; empty where the tokens
         are of one list.
     """
     tensor = int(values.graph.inputs[1][entry])

@@ -24,9 +24,9 @@ from placement.runtime.sharded.evaluation import OtherStep, evaluation_plan, for
 from placement.runtime.sharded.of_placement import of_other_ops, of_other_sizes
 from placement.runtime.sharded.plan import StrategyPlan
 from placement.runtime.sharded.rank_program import RankProgram
+from placement.runtime.sharded.states import stored
 from placement.runtime.sharded.storing.rank_states import RankStates
 from placement.runtime.sharded.storing.samples import OwnSamples, set_own_samples
-from placement.runtime.sharded.storing.states import stored
 
 
 class StrategyModule(OpByOpWrapper):
@@ -184,7 +184,7 @@ class StrategyModule(OpByOpWrapper):
         return next(own for own, first in self._names.items() if first == self._names.get(name, name))
 
     def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """What is in the arguments, by path, once this rank's parameters are there."""
+        """Leaves of the arguments, by path, once this rank's parameters are there."""
         self._states.check_filled()
         check_call(self._model, args, kwargs)
         return argument_leaves(self._model, args, kwargs)
@@ -213,7 +213,7 @@ class StrategyModule(OpByOpWrapper):
         return self._states.whole(name)
 
     def own_part(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What this rank stores of a tensor like a parameter or buffer; None for one that others store."""
+        """This rank's part of a tensor like a parameter or buffer; None for one that others store."""
         state = next((state for state in self._states.table[self.rank] if name in state.names), None)
         return None if state is None else stored(tensor, state)
 

@@ -60,7 +60,7 @@ def sequence(
         found.extend(members.get(op, (op,)))
         for other in followers[first[op] : first[op + 1]]:
             waiting[other] -= 1
-            # What is not in the plan, an exchange, comes right after what it waits for last.
+            # An op that is not in the plan, an exchange, comes right after the last one that it waits for.
             key[other] = max(key[other], now)
             if waiting[other] == 0:
                 heapq.heappush(ready, (key[other], other))

@@ -30,7 +30,7 @@ from placement.runtime.sharded.exchanging.exchanges import Exchange, Member
 from placement.runtime.sharded.layouts import PartCut, PartLayout, whole
 from placement.runtime.sharded.lists import are_ends_of_groups
 from placement.runtime.sharded.order import sequence
-from placement.runtime.sharded.storing.states import StatePart, StateTable
+from placement.runtime.sharded.states import StatePart, StateTable
 from placement.runtime.sharded.values import ALL, ONCE, SUMMED, Anchor, Form, Values, info_of
 
 
@@ -69,7 +69,7 @@ class Border(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StrategyPlan:
-    """What all ranks do.
+    """The program of all ranks under a strategy.
 
     Attributes:
         values: the captured step under the strategy.
@@ -98,7 +98,7 @@ class StrategyPlan:
 
     @cached_property
     def device_names(self) -> tuple[str, ...]:
-        """Of each rank the name of its device."""
+        """Name of each rank's device."""
         devices = self.values.applied.problem.cluster.devices
         return tuple(devices[d].name for d in self.values.rewrite.devices.reshape(-1).tolist())
 
@@ -145,7 +145,7 @@ class StrategyPlan:
 
     @cached_property
     def input_paths(self) -> tuple[str, ...]:
-        """Of the arguments that ops read."""
+        """Paths of the arguments that ops read."""
         step = self.values.step
         return tuple(name for node, name in step.names.items() if node in step.made_by)
 
@@ -386,7 +386,7 @@ class StrategyPlan:
 
     @cached_property
     def gradients(self) -> tuple[Gradient, ...]:
-        """Of every parameter with a gradient: who it is, its node, and where an update reads it."""
+        """Gradients of all parameters that have one: the parameter, its node, and where an update reads it."""
         values = self.values
         step, graph = values.step, values.graph
         index = {name: op for op, name in enumerate(graph.op_names)}
@@ -420,7 +420,7 @@ class StrategyPlan:
 
     @cached_property
     def outputs(self) -> tuple[OutputParts, ...]:
-        """What a step that is no training step returns, each tensor with the part that every rank has."""
+        """Outputs of a step that is no training step, each tensor with the part that every rank has."""
         if self.values.step.program.train:
             return ()
         return tuple(self._output(self.values.step.new[node]) for node in self.values.step.program.trace.results)
@@ -584,7 +584,7 @@ class StrategyPlan:
 
     @cached_property
     def states(self) -> StateTable:
-        """What each rank stores."""
+        """Table of the states that each rank stores."""
         return tuple(tuple(self._stored(rank)) for rank in range(self.n_ranks))
 
     def _stored(self, rank: int) -> Iterator[StatePart]:
@@ -618,7 +618,7 @@ class OutputParts(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the output, which may be the real view of a complex tensor."""
+        """Dtype of the output, which may be the real view of a complex tensor."""
         info = info_of(self.node)
         assert info is not None
         return info.layout.dtype

@@ -21,10 +21,10 @@ from placement.runtime.program.transfers import Transfer
 from placement.runtime.ranks.endpoint import RankEndpoint
 from placement.runtime.ranks.meeting import check_size
 from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.sharded.agreement import SameStart, check_same_plan
 from placement.runtime.sharded.exchanging.collectives import Collectives
 from placement.runtime.sharded.layouts import PartLayout
 from placement.runtime.sharded.plan import StrategyPlan
+from placement.runtime.sharded.storing.agreement import SameStart, check_same_plan
 from placement.runtime.sharded.storing.samples import own_arguments
 from placement.runtime.sharded.writing.writer import write
 from placement.runtime.transport.channels import channels_of
@@ -33,7 +33,7 @@ _TRAINING_TAG, _FORWARD_TAG = 7 << 24, 8 << 24  # ranks of which one trains and 
 
 
 class RankProgram:
-    """What one rank runs; all ranks make it at the same time, and run it together.
+    """Program of one rank; all ranks make theirs at the same time, and run them together.
 
     Args:
         plan: what all ranks do.
@@ -80,7 +80,7 @@ class RankProgram:
         return self._code.transfers
 
     def _tags_coming(self) -> list[int]:
-        """What comes to this rank, the transfers of each other rank in the order in which that sends them."""
+        """Transfers that come to this rank, those of each other rank in the order in which it sends them."""
         told = self._group.all_gather(json.dumps(sent_tags(self._code.routine)), "what it sends in a step")
         return [tag for text in told for tag in json.loads(text) if tag in self._channels]
 
@@ -122,7 +122,7 @@ class RankProgram:
         return dict(zip(routine.gives, results, strict=True))
 
     def outputs(self, results: Mapping[Key, Any]) -> Any:
-        """What the model returns, of the results of a step that is no training step."""
+        """Output of the model, made of the results of a step that is no training step."""
         outputs = self._program.trace.outputs
         assert outputs is not None
         return outputs.filled([results["output", number] for number in range(len(outputs.nodes))])

@@ -1,4 +1,4 @@
-"""What each value of a captured step is under a strategy: which part of it is where, and what its readers want.
+"""Values of a captured step under a strategy: the part of each at every place, and the parts that its readers want.
 
 A captured step is made of nodes; the graph of a strategy is made of ops, tensors and states. `Values` ties them
 together: of every node the tensor or state that it is, or is a view of, and of every tensor, place and micro-batch the
@@ -39,7 +39,7 @@ ONCE, SUMMED, ALL = -1, -2, -3  # instead of a micro-batch: for the whole step, 
 
 
 class Anchor(NamedTuple):
-    """What a node is, or is a view of: result ``slot`` of captured op ``op``, or state ``state`` of the program."""
+    """The value that a node is, or is a view of: result ``slot`` of captured op ``op``, or ``state`` of the program."""
 
     op: int = -1
     slot: int = -1
@@ -69,7 +69,7 @@ class Form(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What an op reads.
+    """An input as an op reads it.
 
     Attributes:
         have: the form in which exchanges leave the tensor.
@@ -101,13 +101,13 @@ class Values:
 
     @cached_property
     def source(self) -> list[int]:
-        """Of each op j the captured op i."""
+        """The captured op i of each op j."""
         found: list[int] = self.rewrite.again.origin.tolist()
         return found
 
     @cached_property
     def first_run(self) -> Mapping[int, int]:
-        """Of each captured op i the op j that runs it first."""
+        """The op j that runs each captured op i first."""
         found: dict[int, int] = {}
         for op, source in enumerate(self.source):
             found.setdefault(source, op)
@@ -151,7 +151,7 @@ class Values:
 
     @cached_property
     def rows(self) -> list[int]:
-        """Of each op j the row of devices where it runs: its stage's rank."""
+        """The row of devices, its stage's rank, where each op j runs."""
         found: list[int] = self.rewrite.row.tolist()
         return found
 
@@ -163,7 +163,7 @@ class Values:
 
     @cached_property
     def anchors(self) -> Mapping[fx.Node, Anchor]:
-        """Of each node what it is or views; those of literals and sizes have none."""
+        """Anchor of each node: the value that it is or views; literals and sizes have none."""
         found: dict[fx.Node, Anchor] = {}
         for node in self.step.graph.nodes:
             state = self.step.state_of.get(node)
@@ -201,12 +201,12 @@ class Values:
 
     @cached_property
     def _copied(self) -> Mapping[fx.Node, Anchor]:
-        """Of each copy that an op writes into through a view, what it is once that is done."""
+        """Value of each copy that an op writes into through a view, once that is done."""
         return {node.all_input_nodes[0]: anchor for node, anchor in self._written.items()}
 
     @cached_property
     def _written(self) -> Mapping[fx.Node, Anchor]:
-        """Of each argument that an op has written in place: a result of that op, or beyond its results."""
+        """Value of each argument that an op has written in place: a result of that op, or beyond its results."""
         found: dict[fx.Node, Anchor] = {}
         counts: dict[int, int] = {}
         for node in self.step.graph.nodes:
@@ -261,7 +261,7 @@ class Values:
 
     @cached_property
     def _inputs(self) -> list[dict[int, int]]:
-        """Of each op j: captured tensor -> place among its inputs, in ``graph.inputs``."""
+        """For each op j: captured tensor -> place among its inputs, in ``graph.inputs``."""
         ptr, tensors = self.graph.inputs
         counts = np.diff(self.rewrite.again.source.output_ptr).tolist()
         found: list[dict[int, int]] = []
@@ -387,7 +387,7 @@ class Values:
 
     @cached_property
     def _layouts(self) -> dict[tuple[Form, int], PartLayout]:
-        """What `layout` has worked out: writers ask for the same parts again and again."""
+        """Results of `layout`: writers ask for the same parts again and again."""
         return {}
 
     def _layout(self, variant: Form, place: int) -> PartLayout:
@@ -470,7 +470,7 @@ class Values:
         return variant._replace(codes=tuple(codes))
 
     def wanted(self, anchor: Anchor, op: int, batch: int) -> Wanted:
-        """What the copy of op j for a micro-batch reads of an anchor.
+        """Part of an anchor that the copy of op j for a micro-batch reads.
 
         Raises:
             StrategyError: an exchange of states that no transform plans.
@@ -509,7 +509,7 @@ class Values:
         return Wanted(left, right, not is_first)
 
     def _taken(self, whole_step: Form, entry: int, batch: int) -> Form:
-        """Of a tensor that is there for all micro-batches the stretch that one of them reads, as its row says."""
+        """The stretch that one micro-batch reads of a tensor that is there for all of them, as its row says."""
         if self.chunks is None or whole_step.batch not in (ONCE, ALL) or int(self.chunks.read[entry]) <= SUM:
             return whole_step
         return whole_step._replace(batch=batch, taken=int(self.chunks.read[entry]))

@@ -39,7 +39,7 @@ PIPE_BYTES = 1 << 20
 # Then the core is left to others.
 _SPIN_S = 2e-3
 _NAP_MS = 50  # between two looks at whether the run has failed
-# What a receiver takes before it gives back what it is done with.
+# Tensors that a receiver takes before it gives back those it is done with.
 _MOST_RECEIVED, _MOST_RECEIVED_BYTES = 64, 8 << 20
 
 

@@ -106,7 +106,7 @@ def new_group(store: Any, number: int, place: torch.device, size: int = 2) -> An
 class NcclTransport:
     """`placement.runtime.transport.channels.Transport` between processes that have a GPU each.
 
-    What a rank sends first must be asked for first, as nothing says which tensor it is that comes.
+    Tensors must be asked for in the order in which a rank sends them, as none says which one it is.
 
     Args:
         pairs: this process and each of the others, by their rank.

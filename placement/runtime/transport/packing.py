@@ -35,7 +35,7 @@ class Packing:
 
     @classmethod
     def flat(cls, n_elements: int, dtype: torch.dtype) -> Packing:
-        """Of a one-dimensional tensor without gaps."""
+        """Packing of a one-dimensional tensor without gaps."""
         return cls((n_elements,), (1,), Layout((n_elements,), (1,), dtype, "cpu"))
 
     @cached_property

@@ -21,7 +21,7 @@ from placement.runtime.program.drawing import draw
 from placement.runtime.program.functional import functional
 from placement.runtime.sharded.layouts import take
 from placement.runtime.sharded.plan import StrategyPlan
-from placement.runtime.sharded.storing.states import put_together, stored
+from placement.runtime.sharded.states import put_together, stored
 from placement.runtime.sharded.values import Values
 from placement.runtime.sharded.writing.writer import RankCode, write
 from tests.helpers.placed_models import cpus

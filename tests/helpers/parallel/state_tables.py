@@ -12,7 +12,7 @@ from torch import nn
 from graphs.rows import Shard
 from placement.runtime.ranks.local_tensors import entries
 from placement.runtime.sharded.layouts import PartLayout, whole
-from placement.runtime.sharded.storing.states import (
+from placement.runtime.sharded.states import (
     StatePart,
     StateTable,
     completed,

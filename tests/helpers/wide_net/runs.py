@@ -17,7 +17,7 @@ from graphs.capture.record import argument_leaves, default_loss, output_tensors
 from graphs.errors import GraphError, PlacementError
 from graphs.transforms.strategy import Strategy
 from placement.runtime.in_process.module import PlacedModule
-from placement.runtime.sharded.storing.states import put_together
+from placement.runtime.sharded.states import put_together
 from tests.helpers.parallel.sharded_models import Ranks, planned
 from tests.helpers.placed_models import random_layout
 

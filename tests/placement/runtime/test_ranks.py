@@ -32,7 +32,7 @@ from placement.runtime.ranks.launch import launch
 from placement.runtime.ranks.local_tensors import check_filled
 from placement.runtime.ranks.process_group import join
 from placement.runtime.ranks.watchdog import Activity, Watchdog
-from placement.runtime.sharded.storing.states import completed, local_states
+from placement.runtime.sharded.states import completed, local_states
 from placement.runtime.transport import nccl
 from placement.runtime.transport.mailbox import Mailbox
 from placement.runtime.transport.packing import Packing

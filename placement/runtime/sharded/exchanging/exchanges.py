@@ -124,10 +124,8 @@ class Exchange:
                 )
 
     def kept(self, place: int, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """What a rank needs of the tensors that it gives until it has its results.
-
-        Of a reduce-scatter that is its own piece alone; where it is not in place, in memory of its own, so that the
-        rest can be freed.
+        """The part of its given tensors that a rank needs until it has its results. For a reduce-scatter that is its
+        own piece alone; where it is not in place, in memory of its own, so that the rest can be freed.
         """
         if self.kind != "reduce_scatter":
             return tuple(tensors)

@@ -1,7 +1,7 @@
 """`local_call`: what a call of a captured program becomes where only parts of its tensors are.
 
 Most calls are the same operator on local tensors, with the sizes among its arguments made local. Where that does not
-do, functions of this room stand in. What a call would make is worked out without data beforehand, so that a call that
+do, functions of this room stand in. The results of a call are worked out without data beforehand, so that a call that
 cannot run on parts is refused when a program is written, never while it runs.
 """
 
@@ -46,11 +46,11 @@ __all__ = ["Extras", "LocalCall", "bn_sums_call", "borders_needed", "label_weigh
 _TABLES = (VIEWS, SHAPES, LOSSES, TABLES, DISPATCHES, GROUPS, NORMS, WINDOWS, ATTENTION)
 _HANDLERS = {name: handler for table in _TABLES for name, handler in table.by_name.items()}
 _BAGS = {"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"}
-# What they compute with may be places in a list of which each part has its own (`graphs.capture.rows.dispatch`).
+# Operators whose input may be places in a list of which each part has its own (`graphs.capture.rows.dispatch`).
 _BY_PLACES = {"sort", "argsort", "histc", "bincount", "index", "index_put", "index_put_", "_index_put_impl_"}
 _BY_PLACES |= {"_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward", *_BAGS}
 _BY_PLACES |= {"_embedding_bag_backward"}
-# Whose rule for tensors without data is one of another device, with other number formats or shapes.
+# Operators whose rule for tensors without data is another device's, with other number formats or shapes.
 _WITH_DATA = {"_grouped_mm", *_BAGS}
 _NOTHING = Extras()
 
@@ -61,7 +61,7 @@ def local_call(
     outputs: Sequence[PartLayout | None],
     extras: Extras = _NOTHING,
 ) -> LocalCall:
-    """What to call on local tensors.
+    """The call on local tensors.
 
     Args:
         node: a call of a captured program.
@@ -114,7 +114,7 @@ def _with_wanted(call: PartCall) -> PartCall:
     given = call.operands
     if len(call.outputs) != len(outputs):
         raise call.refused(f"it has {len(outputs)} results, not {len(call.outputs)}")
-    # Of a result that nobody reads, no part is asked for.
+    # No part is asked for of a result that nobody reads.
     results = [part or PartLayout(()) for part, one in zip(call.outputs, outputs, strict=True) if one is not None]
     parts = [*(operand.have for operand in given), *results]
     wanted, left = parts[: len(given)], {(slot, cut) for slot, part in enumerate(parts) for cut in part.coarse_cuts}
@@ -158,7 +158,7 @@ def _want(
 
 
 def _inner(a: PartCut, b: PartCut) -> PartCut | None:
-    """Of two cuts of a stretch the one that lies in the other; None where neither does."""
+    """The one of two cuts of a stretch that lies in the other; None where neither does."""
     (a_low, a_high), (b_low, b_high) = ((cut.low * cut.unit, cut.high * cut.unit) for cut in (a, b))
     if b_low <= a_low and a_high <= b_high:
         return a

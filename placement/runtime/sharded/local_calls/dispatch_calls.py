@@ -1,8 +1,8 @@
 """Dispatch to experts: each part sorts its own tokens, and works with places in its own list.
 
-What is followed through the graph when rows are made (`graphs.capture.rows.dispatch`, `graphs.capture.rows.counted`)
-holds here: an operator on local places is the same operator. But numbers that are counted out, not sorted, are those of
-the whole list, or of all samples.
+Facts followed through the graph when rows are made (`graphs.capture.rows.dispatch`, `graphs.capture.rows.counted`) hold
+here: an operator on local places is the same operator. But numbers that are counted out, not sorted, are those of the
+whole list, or of all samples.
 """
 
 from __future__ import annotations

@@ -128,6 +128,6 @@ def _experts(call: PartCall) -> tuple[int, int]:
 
 
 def _n_tokens(call: PartCall) -> int:
-    """Of the tokens that are here."""
+    """Number of the tokens that are here."""
     is_of_weights = len(call.operands[1].layout.shape) == 2
     return call.operands[is_of_weights].part.local_shape[0]

@@ -67,7 +67,7 @@ _BACKWARD = ("nll_loss_backward", "nll_loss2d_backward")
 
 
 def label_weight(target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int) -> torch.Tensor:
-    """What a mean over labels is divided by: their number, or the sum of the weights of their classes, in float64.
+    """Divisor of a mean over labels: their number, or the sum of the weights of their classes, in float64.
 
     Args:
         target: integers of any shape.

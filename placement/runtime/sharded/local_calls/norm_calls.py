@@ -49,7 +49,7 @@ def bn_forward(
         sums: of `bn_sums` of all parts.
 
     Returns:
-        What ``native_batch_norm`` returns: result, mean and reciprocal of the standard deviation.
+        As ``native_batch_norm``: result, mean and reciprocal of the standard deviation.
     """
     total, squares, count = _split(sums)
     mean = total / count

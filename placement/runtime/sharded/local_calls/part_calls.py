@@ -1,4 +1,4 @@
-"""What is known of one call on parts of its tensors, and the form in which its local call is handed over."""
+"""Facts about one call on parts of its tensors, and the form in which its local call is handed over."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LocalCall:
 
 @dataclass(frozen=True)
 class Extras:
-    """What a call needs beside its arguments.
+    """Needs of a call beside its arguments.
 
     Attributes:
         label_weight: the weight of all labels, where a loss over a part of them is divided by it.
@@ -78,7 +78,7 @@ class PartCall:
 
     @property
     def name(self) -> str:
-        """Of the operator, e.g. ``"conv2d"``; "" for what is none."""
+        """Name of the operator, e.g. ``"conv2d"``; "" for another call."""
         target = self.node.target
         return target._schema.name.partition("::")[2] if isinstance(target, OpOverload) else ""
 

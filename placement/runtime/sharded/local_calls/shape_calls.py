@@ -49,7 +49,7 @@ _NEW |= {"full_like": aten.new_full.default, "empty_like": aten.new_empty.defaul
 
 @SHAPES.on(*_NEW)
 def _like(call: PartCall) -> LocalCall:
-    """Of an argument that may be cut in another way."""
+    """Call on an argument that may be cut in another way."""
     size = call.output.local_shape
     if call.first.have.local_shape == size:
         return call.plain()

@@ -72,7 +72,7 @@ class BagsHere:
     __name__ = "bags_here"
 
     def __call__(self, x: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        # Of a stretch of each sample's bags, the first index of a bag in the whole tells nothing of its place here.
+        # The first index of a bag in the whole tells nothing of its place in a stretch of each sample's bags.
         count = offsets.shape[0]
         size = indices.shape[0] // max(count, 1)
         here = torch.arange(count, dtype=offsets.dtype, device=offsets.device) * size

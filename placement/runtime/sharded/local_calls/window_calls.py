@@ -195,7 +195,7 @@ def _with_entry(values: Any, i: int, value: int) -> list[int]:
 
 
 def _local_groups(call: PartCall) -> int:
-    """Of the groups of channels, those that are here."""
+    """Number of the groups of channels that are here."""
     groups: int = call["groups"]
     channels = call["input"].part
     return groups * channels.local_shape[1] // channels.shape[1] if groups > 1 else groups
@@ -287,7 +287,7 @@ def _pool(call: PartCall) -> LocalCall:
 
 
 def _factors(call: PartCall, window: _Window, dim: int) -> tuple[float, ...]:
-    """What makes means over windows that reach beyond the image means over what counts; empty where none do."""
+    """Factors that correct means over windows that reach beyond the image; empty where none do."""
     if call["divisor_override"]:
         return ()
     margin = window.before if call["count_include_pad"] else 0

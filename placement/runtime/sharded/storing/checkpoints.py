@@ -18,9 +18,9 @@ from torch import nn
 from graphs.disk import check_target
 from graphs.errors import MismatchError
 from placement.runtime.ranks.tensor_files import DTYPE_OF, Path, agree, opened, write
+from placement.runtime.sharded.states import StatePart, StateTable
 from placement.runtime.sharded.storing.gathering import Spread, arriving, spread_slots, spread_states
 from placement.runtime.sharded.storing.optimizer_slots import SCALARS, check_own, check_slots, kept_by, optimizer_state
-from placement.runtime.sharded.storing.states import StatePart, StateTable
 
 if TYPE_CHECKING:
     from placement.runtime.ranks.process_group import ProcessGroup
@@ -134,7 +134,7 @@ def loading_optimizer(
 
 
 def own_tensors(row: Sequence[StatePart], model: nn.Module) -> dict[str, torch.Tensor]:
-    """What a rank stores of the state dict of a model, by dotted name."""
+    """A rank's part of the state dict of a model, by dotted name."""
     names = {name for state in row for name in state.names}
     return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name in names}
 
@@ -245,7 +245,7 @@ def _key(file: Any, keys: set[str], state: StatePart, path: Path) -> str:
 
 
 def _slot(file: Any, key: str, state: StatePart, path: Path) -> torch.Tensor:
-    """What an optimizer keeps for what a rank stores of a parameter."""
+    """State that an optimizer keeps for a rank's part of a parameter."""
     shape = tuple(file.get_slice(key).get_shape())
     # Beside a parameter that is one number they look like what is kept for each element.
     if shape == state.part.shape and (shape or key.rpartition("/")[2] not in SCALARS):
@@ -259,7 +259,7 @@ def _slot(file: Any, key: str, state: StatePart, path: Path) -> torch.Tensor:
 
 
 def _read(file: Any, key: str, state: StatePart) -> torch.Tensor:
-    """What a rank stores of a tensor of a file; only the rows that it needs are read."""
+    """A rank's part of a tensor of a file; only the rows that it needs are read."""
     part = state.part
     if state.is_whole:
         return torch.as_tensor(file.get_tensor(key))
@@ -282,7 +282,7 @@ def _read(file: Any, key: str, state: StatePart) -> torch.Tensor:
 
 
 def _runs(runs: Sequence[tuple[int, int]], first: int, last: int) -> list[tuple[int, int, int]]:
-    """Of stretches of a dimension that are put one after the other the entries ``first <= i < last``.
+    """Entries ``first <= i < last`` of stretches of a dimension that are put one after the other.
 
     Returns:
         Start and stop in the whole tensor, and where that is in the result.

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from graphs.errors import MismatchError
-from placement.runtime.sharded.storing.states import Piece, StateTable, pieces_of, stored
+from placement.runtime.sharded.states import Piece, StateTable, pieces_of, stored
 
 Talk = Callable[[str], list[str]]
 """Gives every rank the text of each, by rank; ``ProcessGroup.all_gather``, say."""
 
 Counted = Mapping[str, "torch.Tensor | None"]
-"""Of what a rank stores the entries that count, by name: bool, of the shape stored; None for all."""
+"""Entries of the stored tensors that count, by name: bool, of the shape stored; None for all."""
 
 
 def counted(table: StateTable, rank: int) -> Counted:

@@ -13,7 +13,7 @@ import torch
 from graphs.errors import MismatchError
 from placement.runtime.ranks.tensor_files import DTYPE_OF, Outline, describe
 from placement.runtime.sharded.layouts import whole
-from placement.runtime.sharded.storing.states import Piece, StatePart, StateTable, pieces_of, put_together
+from placement.runtime.sharded.states import Piece, StatePart, StateTable, pieces_of, put_together
 from placement.runtime.transport.channels import Channel
 from placement.runtime.transport.packing import Packing
 
@@ -48,7 +48,7 @@ class Spread:
         return tuple(Outline(key, self.dtype, self.shape) for key in self.keys)
 
     def channel(self, piece: Piece, target: int) -> Channel:
-        """Of a piece to a rank."""
+        """Channel of a piece to a rank."""
         packing = Packing.flat(piece.state.n_stored, DTYPE_OF[self.dtype])
         return Channel(packing, piece.rank, target, _TAG, f"tensor {self.keys[0]!r}")
 
@@ -58,7 +58,7 @@ def spread_states(group: ProcessGroup, table: StateTable, own: Mapping[str, torc
 
     Args:
         table: of `completed`.
-        own: what this rank has, by dotted name. What no rank hands in is left out, and so are its keys.
+        own: what this rank has, by dotted name. A tensor that no rank hands in is left out, and so are its keys.
 
     Raises:
         MismatchError: on every rank: a rank has something else than its table says.
@@ -137,7 +137,7 @@ def whole_tensor(group: ProcessGroup, table: StateTable, own: Mapping[str, torch
 
 
 def _index(group: ProcessGroup, own: Mapping[str, torch.Tensor]) -> _Index:
-    """What each rank has."""
+    """Keys and pieces that each rank has."""
     text = json.dumps({key: describe(tensor, key)[1:] for key, tensor in own.items()})
     return [
         {key: (dtype, tuple(shape)) for key, (dtype, shape) in json.loads(each).items()}

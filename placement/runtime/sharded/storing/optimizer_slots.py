@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from placement.runtime.ranks.process_group import ProcessGroup
 
 _KIND, _WITHOUT = "optimizer", "without"  # what a file says: whose state it is, and parameters that have none
-# What torch's optimizers keep for each entry of a parameter, and once for each parameter.
+# State of torch's optimizers for each entry of a parameter, and once for each parameter.
 _ENTRYWISE = frozenset(
     ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg", "grad_avg", "acc_delta", "prev")
 )
@@ -47,7 +47,7 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 
 
 def kept_by(group: ProcessGroup, optimizer: torch.optim.Optimizer | None, without: Sequence[str]) -> dict[str, str]:
-    """What the file of an optimizer's state says of itself: its kind, and parameters for which it keeps nothing.
+    """Metadata in the file of an optimizer's state: its kind, and the parameters for which it keeps nothing.
 
     All ranks call it.
 

@@ -11,11 +11,11 @@ from torch import nn
 
 from placement.runtime.ranks.local_tensors import check_filled
 from placement.runtime.ranks.tensor_files import Path
-from placement.runtime.sharded.agreement import check_same_parameters, check_same_start, first_values
+from placement.runtime.sharded.states import StateTable, completed, local_states
 from placement.runtime.sharded.storing import checkpoints, runs
+from placement.runtime.sharded.storing.agreement import check_same_parameters, check_same_start, first_values
 from placement.runtime.sharded.storing.clipping import clip_grad_norm_, counted
 from placement.runtime.sharded.storing.gathering import gathered, whole_tensor
-from placement.runtime.sharded.storing.states import StateTable, completed, local_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class RankStates:
-    """What a rank stores of a model; all ranks make the same calls.
+    """A rank's part of a model; all ranks make the same calls.
 
     Any optimizer takes ``model.parameters()``. One that treats every entry by itself does on parts what it does on
     whole tensors, fused or not: SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, ASGD, RMSprop, Rprop. One
-    that looks at whole tensors or at all of them does not: Adafactor (means of rows and columns), Muon (matrices),
+    that looks at whole tensors or at several does not: Adafactor (means of rows and columns), Muon (matrices),
     LBFGS, and LAMB and its like (norms of tensors).
 
     Args:
@@ -128,7 +128,7 @@ class RankStates:
         checkpoints.save_optimizer(self._group, path, self.table, self._model, optimizer)
 
     def load_optimizer(self, path: Path, optimizer: torch.optim.Optimizer | None) -> None:
-        """Read back what `save_optimizer` wrote; the strategy may be another one by now."""
+        """Read back what `save_optimizer` wrote; the strategy may have changed."""
         self.loading_optimizer(path, optimizer)()
 
     def loading_optimizer(self, path: Path, optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:

@@ -115,7 +115,7 @@ def _told(group: ProcessGroup, value: Any) -> list[Any]:
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
-    """What `run.json` says; None where there is none.
+    """Content of `run.json`; None where there is none.
 
     Raises:
         MismatchError: it is not one.
@@ -200,7 +200,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _settings(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]] | None:
-    """What an optimizer's groups say beside their parameters, as far as that is plain data."""
+    """Settings of an optimizer's groups beside their parameters, as far as they are plain data."""
     if optimizer is None:
         return None
     found = []

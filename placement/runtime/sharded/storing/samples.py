@@ -1,4 +1,4 @@
-"""Which samples of the global batch are a process's own, for `placement.shard_of`, data loaders and steps."""
+"""A process's own samples of the global batch, for `placement.shard_of`, data loaders and steps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class OwnSamples:
         return [i for start, stop in runs for i in range(start, stop)]
 
     def part(self, size: int) -> PartLayout:
-        """Which of so many entries are here.
+        """The part of so many entries that is here.
 
         Raises:
             MismatchError: the global batch has another size.
@@ -102,7 +102,7 @@ def shard_of(batch: Any, own: OwnSamples | None = None) -> Any:
 
 
 class ShardSampler:
-    """Of the batches of a sampler the samples that are this process's own.
+    """This process's own samples in each batch of a sampler.
 
     Every process draws the same global batches, so give the sampler a generator with one seed:
 
@@ -135,7 +135,7 @@ def _followed() -> OwnSamples:
 
 
 def own_arguments(layouts: Mapping[str, PartLayout], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a rank needs of the arguments of a step, of which it is given all or its own part, dimension by dimension.
+    """A rank's parts of the arguments of a step, of which it is given all or its own part, dimension by dimension.
 
     Args:
         layouts: the part of each argument that ops on this rank read, by path; those of no interest here are left out.

@@ -46,7 +46,7 @@ class WithExtras(Reader):
         return Extras(label_weight=labels, sums=self._sums_of(op), borders=borders, lists=self._lists(node, op, batch))
 
     def _lists(self, node: fx.Node, op: int, batch: int) -> Lists:
-        """Of a product by groups, the lists of tokens that it reads together."""
+        """Lists of tokens that a product by groups reads together."""
         if not op_kind(self._graph.kinds[op]).is_grouped:
             return ()
         for argument in node.all_input_nodes:
@@ -155,7 +155,7 @@ class WithExtras(Reader):
         return found
 
     def _count_labels(self) -> None:
-        """What losses are divided by: the labels of all parts, known before the step."""
+        """Count the labels of all parts, by which losses are divided, before the step."""
         for number, (op, node) in enumerate(self._plan.losses):
             if self._values.rows[op] != self._row:
                 continue
@@ -198,7 +198,7 @@ class WithExtras(Reader):
         return self._statistics.get(op)
 
     def _sums_shape(self, op: int) -> tuple[int, ...]:
-        """Of the statistics of op j: two numbers a channel, and how many entries a channel has."""
+        """Shape of the statistics of op j: two numbers a channel, and how many entries a channel has."""
         node = self._nodes_of[self._values.source[op]][0]
         part = next(
             part for part in self._parts_read(node, op, self._plan.batches(op)[0]).values() if len(part.shape) > 1

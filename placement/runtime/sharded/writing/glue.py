@@ -1,4 +1,4 @@
-"""What the code of a rank calls between the ops of a model."""
+"""Functions that the code of a rank calls between the ops of a model."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _BY_ORDER = {
 class AsCaptured:
     """Calls an operator that looks at how its first argument lies in memory, with one that lies as the captured one.
 
-    What was gathered, received or cut may lie otherwise.
+    A tensor that was gathered, received or cut may lie otherwise.
     """
 
     target: Callable[..., Any]
@@ -109,7 +109,7 @@ class StridedAsCaptured:
 
 
 def as_captured(node: fx.Node, target: Callable[..., Any]) -> Callable[..., Any]:
-    """What to call for a node: its target, heeding how the captured argument lay in memory where that matters."""
+    """Function to call for a node: its target, heeding how the captured argument lay in memory if that matters."""
     if node.target in _BY_ORDER:
         layout = value_of(node.all_input_nodes[0]).layout
         return AsCaptured(target, layout.stride == row_major(layout.shape))

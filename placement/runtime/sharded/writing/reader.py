@@ -194,7 +194,7 @@ class Reader:
         return any(self._is_overwritten(n) for n in node.all_input_nodes if n in self._values.anchors)
 
     def _result(self, node: fx.Node, wanted: Wanted) -> fx.Node:
-        """What an op made, or a state; of a tensor that a call wrote through a view, that view."""
+        """An op's result, or a state; for a tensor that a call wrote through a view, that view."""
         return self._seen_through(node.args[0], wanted) if self._step.is_view(node) else self._read(wanted)  # type: ignore[arg-type]
 
     def _seen_through(self, view: fx.Node, wanted: Wanted) -> fx.Node:
@@ -269,7 +269,7 @@ class Reader:
         )
 
     def _side_by_side(self, variant: Form) -> fx.Node:
-        """What all micro-batches wrote, put together."""
+        """Results of all micro-batches, put together."""
         every = [variant._replace(batch=batch) for batch in range(self._values.micro_batches)]
         parts = tuple(self._values.layout(one, self._place) for one in every)
         values = [self._value(one) for one in every]
@@ -349,9 +349,8 @@ class Reader:
 
     @cached_property
     def _exchange_of(self) -> dict[Form, tuple[int, int]]:
-        """What exchanges of this rank make of integers that come from arguments alone -> number and micro-batch.
-
-        What losses are divided by is counted before the step, and all ranks count in the same order.
+        """Results of this rank's exchanges of integers that come from arguments alone -> number and micro-batch.
+        Divisors of losses are counted before the step, and all ranks count in the same order.
         """
         found = {}
         for op in self._plan.ops(self._rank):
@@ -388,7 +387,7 @@ class Reader:
             if node not in wanted:
                 wanted.add(node)
                 stack += node.all_input_nodes
-                # What is written through a view is seen through that view of all of the memory.
+                # A write through a view is seen through that view of all of the memory.
                 stack += [user for user in node.users if user.target is after and self._step.is_view(node)]
         found: dict[int, list[fx.Node]] = {}
         for node in step.graph.nodes:
@@ -442,7 +441,7 @@ class Reader:
         return Form(member.number, -1, member.after, number, member.is_again)
 
     def _given(self, member: Exchanged, batch: int) -> tuple[fx.Node, Any]:
-        """What this rank gives to an exchange, and what the result is."""
+        """This rank's input to an exchange, and the key of its result."""
         if member.what == "statistics":
             sums = self._sums_of(member.number)
             assert sums is not None
@@ -486,5 +485,5 @@ class Reader:
         raise NotImplementedError
 
     def _sums_shape(self, op: int) -> tuple[int, ...]:
-        """Of the statistics of op j."""
+        """Shape of the statistics of op j."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Which tensors that a rank gives to an exchange nobody else reads, so that the sum may take their place."""
+"""Tensors that a rank gives to an exchange and nobody else reads, so that the sum may take their place."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def write(plan: StrategyPlan, rank: int) -> RankCode:
 
 @dataclass(frozen=True, eq=False)
 class RankCode:
-    """What one rank runs.
+    """Code of one rank.
 
     Attributes:
         routine: its code; it takes an `Endpoint`, `Collectives` and ``("state", name)``, ``("input", path)``,

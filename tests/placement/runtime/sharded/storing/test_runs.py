@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch.optim.lr_scheduler import StepLR
 
 from graphs.errors import MismatchError
+from placement.runtime.sharded.states import StateTable
 from placement.runtime.sharded.storing import checkpoints
 from placement.runtime.sharded.storing.rank_states import RankStates
-from placement.runtime.sharded.storing.states import StateTable
 
 
 class Rank:

@@ -29,10 +29,10 @@ from torch import nn
 from graphs.rows import Shard
 from placement.runtime.ranks.local_tensors import check_filled
 from placement.runtime.sharded.layouts import whole
+from placement.runtime.sharded.states import StateTable, completed, local_states
 from placement.runtime.sharded.storing.checkpoints import loading, loading_optimizer, own_tensors, save, save_optimizer
 from placement.runtime.sharded.storing.clipping import clip_grad_norm_, counted
 from placement.runtime.sharded.storing.gathering import gathered, whole_tensor
-from placement.runtime.sharded.storing.states import StateTable, completed, local_states
 
 SEEDS = st.integers(0, 10**9)
 SIZES = st.integers(1, 4)

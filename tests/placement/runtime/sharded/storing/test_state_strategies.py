@@ -18,10 +18,10 @@ from parallel.transformer import Transformer, batch
 import placement
 from graphs.capture import Program, capture_program
 from placement.runtime.sharded.plan import StrategyPlan
+from placement.runtime.sharded.states import StateTable, completed
 from placement.runtime.sharded.storing.checkpoints import loading, loading_optimizer, save, save_optimizer
 from placement.runtime.sharded.storing.clipping import clip_grad_norm_, counted
 from placement.runtime.sharded.storing.samples import OwnSamples, own_arguments
-from placement.runtime.sharded.storing.states import StateTable, completed
 
 STRATEGIES = [
     "dp2",

@@ -28,7 +28,7 @@ from graphs.errors import MismatchError, StrategyError
 from graphs.rows import Shard
 from placement.runtime.ranks.local_tensors import check_filled, entries
 from placement.runtime.sharded.layouts import whole
-from placement.runtime.sharded.storing.states import StateTable, completed, local_states, pieces_of, put_together
+from placement.runtime.sharded.states import StateTable, completed, local_states, pieces_of, put_together
 
 
 @given(st.integers(0, 10**9), st.integers(1, 4))

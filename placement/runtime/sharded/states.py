@@ -18,7 +18,7 @@ from placement.runtime.sharded.layouts import PartLayout, join, take, whole
 
 @dataclass(frozen=True)
 class StatePart:
-    """What one rank stores of a parameter or buffer.
+    """One rank's part of a parameter or buffer.
 
     Attributes:
         names: its dotted paths, those of tied ones together; the first is its name.
@@ -58,18 +58,18 @@ class StatePart:
 
 
 StateTable = tuple[tuple[StatePart, ...], ...]
-"""What each rank stores, by rank. Every rank has the same table."""
+"""The tensors that each rank stores, by rank; every rank has the same table."""
 
 
 class Piece(NamedTuple):
-    """What one rank stores of a tensor, as one of the pieces of which it is put together."""
+    """One rank's part of a tensor, as one of the pieces of which it is put together."""
 
     rank: int
     state: StatePart
 
 
 def stored(tensor: torch.Tensor, state: StatePart) -> torch.Tensor:
-    """What a rank stores of a whole tensor, in memory of its own; the tensor itself where that is all of it."""
+    """A rank's part of a whole tensor, in memory of its own; the tensor itself where that is all of it."""
     if state.is_whole:
         return tensor
     found = take(tensor, state.part)
@@ -82,7 +82,7 @@ def stored(tensor: torch.Tensor, state: StatePart) -> torch.Tensor:
 def pieces_of(table: StateTable) -> dict[str, tuple[Piece, ...]]:
     """The pieces of which each parameter and buffer is put together, by name, in the order of their ranks.
 
-    Of ranks that store the same the first counts. A piece that is the whole tensor needs no others.
+    The first of ranks that store the same counts. A piece that is the whole tensor needs no others.
 
     Raises:
         StrategyError: no rank stores some of a tensor.
@@ -123,7 +123,7 @@ def put_together(pieces: Sequence[tuple[StatePart, torch.Tensor]]) -> torch.Tens
 def completed(table: StateTable, model: nn.Module) -> StateTable:
     """A table with every parameter and buffer of a model, which is whole or on ``meta``.
 
-    What shares the memory of one that is in the table is tied to it. What no rank reads is on rank 0.
+    A tensor that shares the memory of one in the table is tied to it. One that no rank reads is on rank 0.
     """
     tensors = dict(entries(model))
     named = {name for row in table for state in row for name in state.names}
@@ -147,7 +147,7 @@ def completed(table: StateTable, model: nn.Module) -> StateTable:
 
 
 def _view(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What tied tensors have in common."""
+    """Key that tied tensors have in common."""
     return memory_of(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
 
 
@@ -159,8 +159,8 @@ def _with_names(state: StatePart, tied: dict[str, list[str]]) -> StatePart:
 def local_states(model: nn.Module, table: StateTable, rank: int, place: torch.device) -> list[Unfilled]:
     """Make a model that of rank: its parameters and buffers become what the rank stores, the rest is freed.
 
-    Names, modules and `nn.Parameter` objects stay; what other ranks store is None. Tied ones stay tied. What was on
-    ``meta`` gets memory, floating-point tensors filled with NaN.
+    Names, modules and `nn.Parameter` objects stay; what other ranks store is None. Tied ones stay tied. Tensors on
+    ``meta`` get memory, floating-point ones filled with NaN.
 
     Args:
         model: whole, or on ``meta``.
@@ -192,7 +192,7 @@ def local_states(model: nn.Module, table: StateTable, rank: int, place: torch.de
 
 
 def _memory(tensor: torch.Tensor, state: StatePart, place: torch.device) -> torch.Tensor:
-    """What a rank stores, at its place; the tensor's own memory where nothing is to be done."""
+    """A rank's part at its place; the tensor's own memory where nothing is to be done."""
     if tuple(tensor.shape) != state.part.shape:
         raise StrategyError(
             f"{state.name!r} has shape {tuple(tensor.shape)}; expected {state.part.shape}, the strategy is for another "

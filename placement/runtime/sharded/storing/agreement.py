@@ -1,4 +1,4 @@
-"""What ranks must have in common, so that none computes something else unseen: plan, parameters, batch, chance."""
+"""Checks of the common state of ranks, so that none computes something else unseen: plan, parameters, batch, chance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from graphs.errors import MismatchError
-from placement.runtime.sharded.storing.states import StateTable
+from placement.runtime.sharded.states import StateTable
 from placement.runtime.transport.channels import Channel
 from placement.runtime.transport.packing import Packing
 
@@ -44,7 +44,7 @@ def check_same_plan(group: ProcessGroup, plan: StrategyPlan) -> None:
 def check_same_parameters(group: ProcessGroup, table: StateTable, own: Mapping[str, torch.Tensor]) -> None:
     """Refuse a parameter that ranks store alike with other values, as models made under different seeds have.
 
-    All ranks call it. Of each one the first entries are compared.
+    All ranks call it. The first entries of each one are compared.
 
     Args:
         own: what this rank stores, by dotted name.
@@ -61,7 +61,7 @@ def check_same_parameters(group: ProcessGroup, table: StateTable, own: Mapping[s
 
 
 def first_values(model: nn.Module) -> dict[str, int]:
-    """What the parameters of a whole model begin with, by dotted name; those on ``meta`` have nothing yet."""
+    """First entries of the parameters of a whole model, by dotted name; those on ``meta`` have none yet."""
     named = model.named_parameters()
     return {name: _first(each) for name, each in named if each.numel() and not each.is_meta}
 
@@ -101,7 +101,7 @@ class SameStart:
     """Compares what ranks begin a step with, each rank with the rank before it, while the step runs.
 
     That is what they draw random numbers from, and in the first steps the whole numbers of the batch, of which the
-    first entries are compared. Of arguments of which a rank has its own part alone, nothing is.
+    first entries are compared. Arguments of which a rank has its own part alone are not compared.
 
     Args:
         device: that draws random numbers; None where a step draws none.
@@ -164,7 +164,7 @@ class SameStart:
 
 
 def _of_argument(tensor: torch.Tensor | None, whole: tuple[int, ...]) -> int:
-    """What whole numbers begin with, never 0; 0 for what is no whole tensor of them.
+    """Hash of the first entries of whole numbers, never 0; 0 for all else than a whole tensor of them.
 
     Fractions are not compared: a GPU that prepares them need not come to the same bits on every rank.
     """
