@@ -24,7 +24,7 @@ class Imported(Mapping[str, T_co]):
     """
 
     def __init__(self, entries: Mapping[str, str]) -> None:
-        self._entries = dict(entries)
+        self._entries = entries
 
     def __getitem__(self, name: str) -> T_co:
         found: T_co = imported(self._entries[name])

@@ -214,6 +214,7 @@ def test_one_sequence_serves_every_part_of_a_mesh() -> None:
         origins=np.tile(single.origins, 2),
         part=np.repeat([0, 1], len(ops)),
         micro_batch=np.tile(single.micro_batch, 2),
+        along=np.tile(single.along, 2),
     )
     derived, _ = sequenced(doubled, stage, pipeline_order("1f1b", 2, 2).sequences)
     producer, consumer, _ = derived.graph.edge_list
