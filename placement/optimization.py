@@ -158,6 +158,11 @@ class Question:
         return (self.method, self.objective, self.priority) == (AUTO, LATENCY, Priority.LONGEST_PATH.value)
 
     @property
+    def fixes_strategy(self) -> bool:
+        """A strategy rewrites the graph as the user says."""
+        return self.strategy is not None and not self.strategy.is_none
+
+    @property
     def searches_strategies(self) -> bool:
         """Nothing fixes or excludes strategies, and there are some."""
         return self.strategy is None and self.is_usual and has_strategies(self.graph)
@@ -185,8 +190,7 @@ class Way:
 def _by_workers(question: Question) -> Result:
     """Strategies scored side by side, or placements searched on islands."""
     assert question.workers is not None
-    is_fixed = question.strategy is not None and not question.strategy.is_none
-    if question.method not in (AUTO, LOCAL_SEARCH) or not question.is_simulated or is_fixed:
+    if question.method not in (AUTO, LOCAL_SEARCH) or not question.is_simulated or question.fixes_strategy:
         raise MismatchError(
             f"workers search by {AUTO} or {LOCAL_SEARCH} and the simulator, over all strategies or none; leave out "
             "workers, or method, scorer and strategy."
@@ -251,9 +255,7 @@ def _placement(question: Question) -> Result:
 # The first that fits is taken.
 WAYS: Mapping[str, Way] = {
     "by workers": Way(lambda question: question.workers is not None, _by_workers),
-    "fixed strategy": Way(
-        lambda question: not (question.strategy is None or question.strategy.is_none), _fixed_strategy
-    ),
+    "fixed strategy": Way(lambda question: question.fixes_strategy, _fixed_strategy),
     "measured": Way(lambda question: not question.is_simulated, _measured),
     "all strategies": Way(lambda question: question.searches_strategies, _all_strategies),
     "placement": Way(lambda question: True, _placement),

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class SearchSettings:
     """How a search over strategies spends its budget, and what it takes for promising.
 
-    None of them changes what a strategy's score is. Set by `benchmarks/strategies.py` on the zoo; a benchmark varies
-    one with `dataclasses.replace`.
+    None of them changes what a strategy's score is. `search_strategies` takes them as an argument, for a benchmark to
+    vary; those from `scoring_share` on, which share a budget with placements, always have their defaults.
 
     Attributes:
         sketch_share, climb_share, grid_share: of the time, when each part of the estimating ends.
