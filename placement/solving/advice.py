@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from env.objectives import THROUGHPUT
 from graphs.formatting import format_bytes, format_seconds, show_line
-from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, on_one_device, single_s
+from placement.solving.alternatives import (
+    ONE_DEVICE,
+    PLACEMENT,
+    Alternative,
+    Rung,
+    best_of_each,
+    on_one_device,
+    single_s,
+)
 from placement.solving.methods import AUTO
 from placement.solving.result import Result
 from placement.solving.stacks import stack_word
@@ -12,6 +20,7 @@ from placement.solving.strategy_words import family_in_words, in_words
 
 _OTHERS = 2  # next best ways that are told
 _FAR = 4.0  # times the answer: slower ways are none to choose from
+_SAFER = 0.1  # share of the memory that a safer way needs less
 _STEPS = 5  # that tell which of two ways is faster
 _SAME = 1.005  # speed-ups below are none, for a reader
 FIRST_LINE = 100  # characters of an answer's first line at most
@@ -166,6 +175,57 @@ def beside(result: Result) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join([*map(str.ljust, row[:2], widths), *map(str.rjust, row[2:], widths[2:])]) for row in rows)
     return [line.rstrip() for line in lines]
+
+
+def ladder_rows(result: Result) -> list[str]:
+    """The steps from replicas to the answer, a line each: name, strategy, step time, memory, and what the step buys."""
+    answer, rows, before = result.answer, [], None
+    steps = list(result.ladder)
+    if answer is not None and steps and not result.strategy.is_none:
+        peak = max(answer.peak_bytes.values(), default=0)
+        steps = [one for one in steps if one.strategy != result.strategy or one is not steps[-1]]
+        steps.append(Rung("best", result.strategy, answer.objective_s, peak, fits=True, is_estimated=False))
+    for one in steps:
+        about = "about " if one.is_estimated else ""
+        took = f"{about}{format_seconds(one.step_time_s)}"
+        needs = f"{about}{format_bytes(one.peak_bytes)}" + ("" if one.fits else ", does not fit")
+        rows.append((one.name, show_line(one.strategy.text), took, needs, _bought(before, one)))
+        before = one
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _bought(before: Rung | None, one: Rung) -> str:
+    """What a step of the ladder saves and costs."""
+    if before is None or before.strategy == one.strategy:
+        return ""
+    less, slower = 1 - one.peak_bytes / max(before.peak_bytes, 1), one.step_time_s / (before.step_time_s or 1.0) - 1
+    memory = f"{abs(less):.0%} {'less' if less > 0 else 'more'} memory"
+    return f"{memory}, {abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
+
+
+def safer(result: Result) -> str:
+    """The fastest way that needs clearly less memory than the answer, and its cost; empty where there is none.
+
+    Args:
+        result: as of `advice`.
+    """
+    answer = result.answer
+    if answer is None:
+        return ""
+    held = max(answer.peak_bytes.values(), default=0)
+    enough = [
+        one
+        for one in result.alternatives
+        if one.step_time_s is not None and one.peak_bytes is not None and one.peak_bytes <= (1 - _SAFER) * held
+    ]
+    one = min(enough, key=lambda one: one.step_time_s or 0.0, default=None)
+    if one is None:
+        return ""
+    what = family_in_words(one.name) if one.strategy.is_none else one.strategy.text
+    cost = (one.step_time_s or 0.0) / answer.objective_s - 1
+    much = f"{cost:.0%} slower" if cost >= _SAME - 1 else "as fast"
+    return f"{what} needs {format_bytes(one.peak_bytes or 0)}, {much}"
 
 
 def _row(one: Alternative, one_s: float | None) -> tuple[str, ...]:

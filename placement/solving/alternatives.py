@@ -43,6 +43,26 @@ class Alternative:
         return single_s / self.step_time_s if self.step_time_s > 0 else 1.0
 
 
+@dataclass(frozen=True)
+class Rung:
+    """One step of the ladder from plain replicas to the answer.
+
+    Attributes:
+        name: in `baselines.strategies.searching.ladder.RUNGS`.
+        step_time_s: seconds.
+        peak_bytes: memory of the fullest device, which it needs.
+        fits: whether every device has as much.
+        is_estimated: the figures are estimates, and no scores.
+    """
+
+    name: str
+    strategy: Strategy
+    step_time_s: float
+    peak_bytes: int
+    fits: bool
+    is_estimated: bool
+
+
 def listed(found: Iterable[Alternative]) -> tuple[Alternative, ...]:
     """Fastest first, each once; what does not fit comes last."""
     return tuple(sorted(dict.fromkeys(found), key=lambda one: (one.step_time_s is None, one.step_time_s or 0.0)))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from baselines.strategies.decisions import Decisions
-from env.cluster import Cluster
+from env.cluster import UNLIMITED_BYTES, Cluster
 from env.device import Device
 from env.objectives import THROUGHPUT
 from env.plan import Plan
@@ -27,7 +27,7 @@ from graphs.origin import EAGER
 from graphs.records import LANE
 from graphs.transforms.coverage import repeats_first
 from graphs.transforms.strategy import Strategy
-from placement.solving.alternatives import Alternative
+from placement.solving.alternatives import Alternative, Rung
 from placement.solving.answer import Answer, agreed_bound_s, check_answer, relative_gap
 from placement.solving.utilisation import Utilisation, basis, uncertainty, utilisation
 
@@ -66,6 +66,7 @@ class Result:
         note: what the method has to say that a placement cannot (replication factors, for one), or "".
         alternatives: where strategies were searched, the best of each family, one device and the best placement of the
             graph as it is among them, fastest first.
+        ladder: where strategies of a training step were searched, the steps from plain replicas towards the answer.
         bounds: of a strategy, or where strategies were searched, seconds that no strategy can beat: under ``"all"``,
             which is `lower_bound_s`, and by family as far as a family can exist
             (`baselines.strategies.searching.bound`). ``"this graph"``: no placement of `graph` can beat, rewritten as
@@ -100,6 +101,7 @@ class Result:
     strategy: Strategy = field(default_factory=Strategy)
     note: str = ""
     alternatives: Sequence[Alternative] = ()
+    ladder: Sequence[Rung] = ()
     bounds: Mapping[str, float] = field(default_factory=dict)
     stage_cuts: Sequence[str] = ()
     samples: int | None = None
@@ -334,17 +336,20 @@ class Result:
         if repeats:
             head = f"not shared   {show_line(repeats)}\n{head}"
         if self.alternatives:
-            from placement.solving.advice import advice_lines, beside, ties
+            from placement.solving.advice import advice_lines, beside, ladder_rows, safer, ties
 
             first, *more = advice_lines(self)
             head = "\n".join([first, *(f"also         {rest}" for rest in more), head])
             others = [f"{'best of each' if k == 0 else '':<13}{row}" for k, row in enumerate(beside(self))]
-            others += [f"ties         {show_line(line)}" for line in (ties(self),) if line]
+            others += [f"{'ladder' if k == 0 else '':<13}{row}" for k, row in enumerate(ladder_rows(self))]
+            others += [
+                f"{name:<13}{show_line(line)}" for name, line in (("safer", safer(self)), ("ties", ties(self))) if line
+            ]
         lines = [
             head,
             f"step time    {', '.join(filter(None, (f'{format_seconds(answer.step_time_s)} on {used}', rates)))}",
             f"lower bound  {format_seconds(self.lower_bound_s)}, gap {answer.gap:.1%} {self.scope}",
-            f"peak memory  {', '.join(peaks)}",
+            f"peak memory  {', '.join(peaks)}{self._room()}",
             f"moved        {format_bytes(answer.bytes_moved)} between devices",
         ]
         if self.objective == THROUGHPUT:
@@ -360,6 +365,15 @@ class Result:
         if self.interrupted:
             lines.append("interrupted: the best found so far")
         return "\n".join(lines)
+
+    def _room(self) -> str:
+        """What the fullest device reserves and has left, in words; empty where its memory is not modelled."""
+        peaks = self.answered().peak_bytes
+        device = max((d for d in self.cluster.devices if d.name in peaks), key=lambda d: peaks[d.name] - d.usable_bytes)
+        if device.memory_bytes >= UNLIMITED_BYTES:
+            return ""
+        left = format_bytes(device.usable_bytes - peaks[device.name])
+        return f"; of {format_bytes(device.memory_bytes)}, {format_bytes(device.reserved_bytes)} reserved, {left} left"
 
     def _used_devices(self) -> list[Device]:
         """Devices that compute; where one place of each stage stands for all, those places alone."""

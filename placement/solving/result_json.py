@@ -19,13 +19,13 @@ from graphs.errors import ClusterError, GraphError, MismatchError, StrategyError
 from graphs.files import graph_from_document, graph_to_json, packed_graph
 from graphs.transforms.strategy import NONE, Strategy
 from placement.inputs.cluster_json import cluster_from_dict, cluster_to_dict
-from placement.solving.alternatives import Alternative
+from placement.solving.alternatives import Alternative, Rung
 from placement.solving.answer import Answer
 from placement.solving.packed_answer import is_packed, packed_answer, unpacked_answer, without_answer_columns
 from placement.solving.result import Result
 
 SCHEMA = "placement.result"
-VERSION = 9
+VERSION = 10
 _PROBLEM = ("graph", "cluster")
 _ANSWER = tuple(f.name for f in fields(Answer))
 _DECISIONS = "decisions"
@@ -48,6 +48,7 @@ _ADDED: dict[int, dict[str, Any]] = {
     7: {"samples": None, "tokens": None, "flops": {}, "checked": ""},
     8: {"compiled_s": None, "stack": "eager"},
     9: {"decisions": None},
+    10: {"ladder": []},
 }
 _WORDS: dict[Any, str] = {
     str: "a string",
@@ -61,7 +62,10 @@ _WORDS: dict[Any, str] = {
     Mapping[str, Sequence[str]]: "an object of lists of strings",
     Sequence[str]: "a list of strings",
     Sequence[tuple[str, int, str]]: "a list of [op, number, device]",
-    Sequence[Alternative]: f"a list of objects with {', '.join(f.name for f in fields(Alternative))}",
+    **{
+        Sequence[kind]: f"a list of objects with {', '.join(f.name for f in fields(kind))}"
+        for kind in (Alternative, Rung)
+    },
 }
 
 
@@ -142,7 +146,8 @@ def result_from_json(text: str, where: str) -> Result:
         own = {name: document[name] for name in _OWN}
         own["stage_cuts"] = tuple(own["stage_cuts"])
         own["strategy"] = Strategy.parse(own["strategy"])
-        own["alternatives"] = tuple(_alternative(one) for one in own["alternatives"])
+        for name, kind in (("alternatives", Alternative), ("ladder", Rung)):
+            own[name] = tuple(kind(**{**one, "strategy": Strategy.parse(one["strategy"])}) for one in own[name])
         given = document[_DECISIONS]
         decisions = None if given is None else Decisions.from_document(given)
         return Result(graph=graph, cluster=cluster, answer=_answer(document), decisions=decisions, **own)
@@ -254,10 +259,6 @@ def _check_same(kind: str, document: Mapping[str, Any], name: str, hash_: str, w
         raise MismatchError(
             f"{where} names {kind} {_short(document[f'{kind}_name'])}, but the {kind} in the file is {name!r}."
         )
-
-
-def _alternative(values: Mapping[str, Any]) -> Alternative:
-    return Alternative(**{**values, "strategy": Strategy.parse(values["strategy"])})
 
 
 def _answer(document: Mapping[str, Any]) -> Answer | None:

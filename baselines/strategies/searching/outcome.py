@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baselines.strategies.estimating.estimate import Estimate
+from baselines.strategies.estimating.estimate import Estimate, Figures
 from baselines.strategies.searching.families import FAMILIES, HYBRID, IN_PARTS, family_of
+from baselines.strategies.searching.ladder import ladder_of
 from baselines.strategies.searching.records import Pool, Scored
 
 
@@ -20,6 +21,8 @@ class StrategyOutcome:
         best_of: the fastest of each family that fits, the graph as it is aside, by names of
             `baselines.strategies.searching.families.FAMILIES`; `IN_PARTS` first.
         front: those that no other one beats both in time and in memory, fastest first.
+        ladder: the best of each of `baselines.strategies.searching.ladder.RUNGS` that is possible, in their order;
+            estimates where the simulator did not score it.
         nearest: the fastest that fits by estimate, on several devices; None if none does.
         frugal: the strategy that lacks least memory, by estimate; of use where nothing fits. None where none is legal.
         estimated, scored: how many strategies were estimated, and scored by the simulator.
@@ -30,6 +33,7 @@ class StrategyOutcome:
     best: Scored | None
     best_of: Mapping[str, Scored]
     front: tuple[Scored, ...] = ()
+    ladder: Mapping[str, Figures] = field(default_factory=dict)
     nearest: Estimate | None = None
     frugal: Estimate | None = None
     estimated: int = 0
@@ -49,6 +53,7 @@ def outcome_of(pool: Pool, is_interrupted: bool) -> StrategyOutcome:
         best=fitting[0] if fitting else None,
         best_of={name: best_of[name] for name in (IN_PARTS, *FAMILIES) if name in best_of},
         front=tuple(_front(fitting)),
+        ladder=ladder_of(pool),
         nearest=min(
             (one for one in estimates if one.fits and one.strategy.devices > 1),
             key=lambda estimate: estimate.step_time_s,

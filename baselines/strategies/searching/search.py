@@ -18,6 +18,7 @@ from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.searching.families import HYBRID, family_of
 from baselines.strategies.searching.grid import hand_grid
+from baselines.strategies.searching.ladder import first_rungs, ladder_of
 from baselines.strategies.searching.moves import neighbours
 from baselines.strategies.searching.outcome import StrategyOutcome, fastest_first, outcome_of
 from baselines.strategies.searching.patterns import patterns
@@ -124,12 +125,15 @@ class _Search:
         for frugal in frugal_strategies(self.graph, self.space.n_devices):
             if self.fits or not self._estimate_all([frugal], "climb", least=len(self.pool.estimates) + 1):
                 break
+        self._estimate_all(first_rungs(self.space), "climb")
         self.progress("climbing", 1, 4)
         self._climb()
         self.progress("estimating the grid", 2, 4)
         self.is_whole = self._estimate_all(self._best_meshes_first(), "grid")
         self.progress("scoring", 3, 4)
         self._score_best()
+        rungs = [rung.strategy for rung in ladder_of(self.pool).values() if self._is_open(rung.strategy)]
+        self._score_if_time(self.pool.estimates[strategy] for strategy in rungs)
 
     # -- estimating -------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baselines.budget import Budget
+from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.searching.records import Rival
 from baselines.strategies.searching.settings import DEFAULTS
 from env.cluster import Cluster
@@ -25,7 +26,7 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.coverage import unshared
 from graphs.transforms.strategy import Strategy
 from placement.sizing.fewest_devices import enough_devices, fastest_that_fits
-from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, SAVING, Alternative, listed
+from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, SAVING, Alternative, Rung, listed
 from placement.solving.checked import Check, unchecked
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
@@ -242,6 +243,10 @@ def fastest(
             one
             for one in (*_alternatives(placed, single, outcome), *saving, *_own(best))
             if one.strategy.text not in left_out and not _is_passed_over(one, best)
+        ),
+        ladder=tuple(
+            Rung(name, one.strategy, one.step_time_s, one.peak_bytes, one.fits, isinstance(one, Estimate))
+            for name, one in outcome.ladder.items()
         ),
         note=" ".join(remark for remark in remarks if remark),
     )
