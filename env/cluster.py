@@ -125,23 +125,27 @@ class Cluster:
         """A real machine by name; ``placement clusters`` lists them.
 
         Args:
-            rates: ``"measured"``, what kernels, links and collectives reach where that is known; or ``"peak"``, what
-                data sheets say (`at_peak`).
+            rates: ``"measured"``, what kernels, links and collectives reach where that is known, with memory left to
+                the allocator there; or ``"peak"``, what data sheets say (`at_peak`).
 
         Raises:
             UnknownNameError: no such machine, or no such rates.
         """
+        from env.gpus import with_allocator_reserve
         from env.presets import preset  # only where one is asked for by name
 
         if not isinstance(rates, str) or rates not in RATES:
             raise UnknownNameError("rates", rates, RATES)
         made = preset(name)
-        found = Cluster(made.name, made.devices, made.links, made.summary, made.source, fabric=made.fabric)
+        devices = tuple(map(with_allocator_reserve, made.devices))
+        found = Cluster(made.name, devices, made.links, made.summary, made.source, fabric=made.fabric)
         return found.at_peak() if rates == PEAK else found
 
     def at_peak(self) -> Cluster:
         """This cluster at the rates of data sheets: devices by the roofline, collectives by algorithm over links."""
-        devices = tuple(device if device.rates is None else replace(device, rates=None) for device in self.devices)
+        from env import gpus
+
+        devices = tuple(map(gpus.at_peak, self.devices))
         links = tuple(link.at_peak() for link in self.links)
         return replace(self, devices=devices, links=links, collectives=(), fabric=None)
 

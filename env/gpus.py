@@ -4,10 +4,10 @@ Compute and memory figures are the vendors' data sheet peaks: dense rates (no st
 a dtype has them, boost clocks. ``float32`` is the plain rate, since PyTorch does not use TF32 for matrix products
 unless told to. A dtype that a device lacks is left out and runs at the float32 rate.
 
-Of a GPU's memory 1 GiB is reserved, an estimate: PyTorch's context and kernels take 1 to 2 GB (Hugging Face Accelerate,
-"Handling big models for inference"), less with lazy loading, and buffers for communication some of the rest. Where
-rates are known, advice has to hold for runs, and 7 % are reserved for the caching allocator: Megatron-LM on 8 B200
-reserved 3 to 6.5 % more than it allocated (MooreThreads/SimuMax @ 4dcaae5, torch 2.10).
+1 GiB of a GPU's memory is reserved, an estimate: PyTorch's context and kernels take 1 to 2 GB (Hugging Face Accelerate,
+"Handling big models for inference"), less with lazy loading, and buffers for communication some of the rest. Advice at
+measured rates has to hold in a run, so that 7 % more are left to the caching allocator (`with_allocator_reserve`):
+Megatron-LM on 8 B200 reserved 3 to 6.5 % more than it allocated (MooreThreads/SimuMax @ 4dcaae5, torch 2.10).
 
 Rates that kernels reach are in `env.gpu_rates`; without rates (K40, P100, CPUs; all at `Cluster.at_peak`) a device runs
 at these peaks.
@@ -28,12 +28,6 @@ GPU_RESERVED_BYTES = 1 * GIB
 ALLOCATOR_SHARE = 0.07
 GPU_LAUNCH_S = 5e-6
 CPU_LAUNCH_S = 1e-6
-
-
-def _reserved(memory_bytes: int) -> int:
-    """Bytes that no placement may fill, of a GPU whose kernels' rates are known."""
-    return GPU_RESERVED_BYTES + int(ALLOCATOR_SHARE * memory_bytes)
-
 
 # NVIDIA Tesla K40 board specification (2013), base clock 745 MHz; 288 GB/s and 12 GB with ECC off.
 K40 = Device(
@@ -66,7 +60,7 @@ V100_PCIE = Device(
     peak_flops={"float32": 14e12, "float16": 112e12, "float64": 7e12},
     memory_bytes_per_s=900e9,
     launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=_reserved(16 * GIB),
+    reserved_bytes=GPU_RESERVED_BYTES,
     rates=gpu_rates.V100_PCIE,
 )
 V100_SXM2 = replace(
@@ -84,7 +78,7 @@ T4 = Device(
     peak_flops={"float32": 8.1e12, "float16": 65e12, "float64": 8.1e12 / 32},
     memory_bytes_per_s=320e9,
     launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=_reserved(16 * GIB),
+    reserved_bytes=GPU_RESERVED_BYTES,
     rates=gpu_rates.T4,
 )
 # NVIDIA A100 data sheet (2021); float64 on tensor cores.
@@ -96,16 +90,11 @@ A100_PCIE = Device(
     peak_flops={"float32": 19.5e12, "tf32": 156e12, "float16": 312e12, "bfloat16": 312e12, "float64": 19.5e12},
     memory_bytes_per_s=1555e9,
     launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=_reserved(40 * GIB),
+    reserved_bytes=GPU_RESERVED_BYTES,
     rates=gpu_rates.A100_PCIE,
 )
 A100_SXM4 = replace(
-    A100_PCIE,
-    model="A100-SXM4-80GB",
-    memory_bytes=80 * GIB,
-    reserved_bytes=_reserved(80 * GIB),
-    memory_bytes_per_s=2039e9,
-    rates=gpu_rates.A100_SXM4,
+    A100_PCIE, model="A100-SXM4-80GB", memory_bytes=80 * GIB, memory_bytes_per_s=2039e9, rates=gpu_rates.A100_SXM4
 )
 # NVIDIA H100 data sheet (2023); the sheet's tensor core rates are with sparsity, twice these.
 H100 = Device(
@@ -116,37 +105,22 @@ H100 = Device(
     peak_flops={"float32": 67e12, "tf32": 494.5e12, "float16": 989.5e12, "bfloat16": 989.5e12, "float64": 67e12},
     memory_bytes_per_s=3.35e12,
     launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=_reserved(80 * GIB),
+    reserved_bytes=GPU_RESERVED_BYTES,
     rates=gpu_rates.H100,
 )
 # NVIDIA A100 data sheet (2021): what differs between its boards is the memory.
 A100_SXM4_40 = replace(A100_PCIE, model="A100-SXM4-40GB", rates=gpu_rates.A100_SXM4_40)
 A100_PCIE_80 = replace(
-    A100_PCIE,
-    model="A100-PCIE-80GB",
-    memory_bytes=80 * GIB,
-    reserved_bytes=_reserved(80 * GIB),
-    memory_bytes_per_s=1935e9,
-    rates=gpu_rates.A100_PCIE_80,
+    A100_PCIE, model="A100-PCIE-80GB", memory_bytes=80 * GIB, memory_bytes_per_s=1935e9, rates=gpu_rates.A100_PCIE_80
 )
 # Meta's H100: 96 GB of HBM2e at 500 W (torchtitan, benchmarks/llama3_h100_202412_torchtitan.md). Its bandwidth is not
 # published: six stacks of HBM2e at 3.2 Gbit/s a pin have 2.4 TB/s.
 H100_HBM2E = replace(
-    H100,
-    model="H100-96GB-HBM2e-500W",
-    memory_bytes=95 * GIB,
-    reserved_bytes=_reserved(95 * GIB),
-    memory_bytes_per_s=2.4e12,
-    rates=gpu_rates.H100_HBM2E,
+    H100, model="H100-96GB-HBM2e-500W", memory_bytes=95 * GIB, memory_bytes_per_s=2.4e12, rates=gpu_rates.H100_HBM2E
 )
 # NVIDIA H200 data sheet (2024): an H100 with 141 GB of HBM3e; so much of it as nvidia-smi shows.
 H200 = replace(
-    H100,
-    model="H200-SXM5-141GB",
-    memory_bytes=143_771 * MIB,
-    reserved_bytes=_reserved(143_771 * MIB),
-    memory_bytes_per_s=4.8e12,
-    rates=gpu_rates.H200,
+    H100, model="H200-SXM5-141GB", memory_bytes=143_771 * MIB, memory_bytes_per_s=4.8e12, rates=gpu_rates.H200
 )
 # NVIDIA DGX B200 data sheet (2024): a system's rates are of eight, tensor cores' with sparsity; 1,440 GB, 64 TB/s.
 B200 = Device(
@@ -157,7 +131,7 @@ B200 = Device(
     peak_flops={"float32": 75e12, "tf32": 1125e12, "float16": 2250e12, "bfloat16": 2250e12, "float64": 37e12},
     memory_bytes_per_s=8e12,
     launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=_reserved(183_359 * MIB),
+    reserved_bytes=GPU_RESERVED_BYTES,
     rates=gpu_rates.B200,
 )
 # NVIDIA L40S data sheet (2023); float64 a 64th of float32.
@@ -175,7 +149,7 @@ L40S = Device(
     },
     memory_bytes_per_s=864e9,
     launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=_reserved(48 * GIB),
+    reserved_bytes=GPU_RESERVED_BYTES,
     rates=gpu_rates.L40S,
 )
 # NVIDIA A10G (2021), the A10 of AWS's G5 instances: half the tensor cores' rate of an A10; float64 a 32nd of float32.
@@ -187,7 +161,7 @@ A10G = Device(
     peak_flops={"float32": 35e12, "tf32": 35e12, "float16": 70e12, "bfloat16": 70e12, "float64": 35e12 / 32},
     memory_bytes_per_s=600e9,
     launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=_reserved(24 * GIB),
+    reserved_bytes=GPU_RESERVED_BYTES,
     rates=gpu_rates.A10G,
 )
 # NVIDIA Ada GPU architecture white paper (2022), table 2; float16 as torch uses it, adding up in float32.
@@ -205,7 +179,7 @@ RTX_4090 = Device(
     },
     memory_bytes_per_s=1008e9,
     launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=_reserved(24 * GIB),
+    reserved_bytes=GPU_RESERVED_BYTES,
     rates=gpu_rates.RTX_4090,
 )
 # AMD Instinct MI300X data sheet (2023); matrix cores.
@@ -223,7 +197,7 @@ MI300X = Device(
     },
     memory_bytes_per_s=5.3e12,
     launch_overhead_s=GPU_LAUNCH_S,
-    reserved_bytes=_reserved(192 * GIB),
+    reserved_bytes=GPU_RESERVED_BYTES,
     rates=gpu_rates.MI300X,
 )
 # Intel ARK. AVX2: two 8-wide fused multiply-adds a cycle. How much memory the hosts had is not published.
@@ -246,3 +220,21 @@ CASCADE_LAKE = Device(
     memory_bytes_per_s=140.8e9,
     launch_overhead_s=CPU_LAUNCH_S,
 )
+
+
+def with_allocator_reserve(device: Device) -> Device:
+    """The device with room for what PyTorch's allocator keeps beside what is allocated; as it is without rates."""
+    if device.rates is None:
+        return device
+    return replace(device, reserved_bytes=device.reserved_bytes + _allocator_bytes(device))
+
+
+def at_peak(device: Device) -> Device:
+    """The device of a preset without rates and room for the allocator; another keeps what it reserves."""
+    is_ours = device.rates is not None and device.reserved_bytes == GPU_RESERVED_BYTES + _allocator_bytes(device)
+    reserved = GPU_RESERVED_BYTES if is_ours else device.reserved_bytes
+    return replace(device, rates=None, reserved_bytes=reserved)
+
+
+def _allocator_bytes(device: Device) -> int:
+    return int(ALLOCATOR_SHARE * device.memory_bytes)

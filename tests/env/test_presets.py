@@ -95,6 +95,13 @@ def test_at_peak_nothing_says_what_is_reached(name: str) -> None:
     assert peak.at_peak() == peak
 
 
+def test_memory_is_left_to_the_allocator_where_rates_are_known() -> None:
+    (device, *_), (peak, *_) = (
+        Cluster.preset("8xH100-nvswitch", rates=rates).devices for rates in ("measured", "peak")
+    )
+    assert device.reserved_bytes - peak.reserved_bytes == int(0.07 * device.memory_bytes)
+
+
 def bus_bytes_per_s(name: str, kind: str, groups: list[list[int]], size: float) -> float:
     """As nccl-tests define it: bytes that go through the port of each rank, by seconds."""
     found = AsUsed.of(Cluster.preset(name), np.array(groups))

@@ -24,10 +24,11 @@ from baselines.strategies.searching.records import Scored
 from env.cluster import Cluster, Device, Link
 from env.lanes import without_lanes
 from graphs.errors import MismatchError
+from graphs.formatting import format_bytes
 from graphs.transforms.strategy import Strategy
 from placement.comparing.methods import compare
 from placement.optimization import optimize
-from placement.solving.advice import FIRST_LINE, advice, beside, in_two
+from placement.solving.advice import FIRST_LINE, advice, beside, in_two, ladder_rows, safer
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, front, listed, single_s
 from placement.solving.result import Result
 from placement.solving.solver import Solver
@@ -72,6 +73,29 @@ def test_it_saves_loads_and_verifies(result: Result) -> None:
     assert [sentence.partition(":")[0] for sentence in found.not_checked] == ["alternatives"]
     alone = verify(again)
     assert [s.partition(":")[0] for s in alone.not_checked] == ["lower_bound_s and gap", "alternatives", "the graph"]
+
+
+def test_the_ladder_stands_beside_the_answer(result: Result) -> None:
+    assert [rung.name for rung in result.ladder][:2] == ["replicas", "ZeRO"]
+    rows = ladder_rows(result)
+    assert [row.split("  ")[0] for row in rows] == [*(rung.name for rung in result.ladder), "best"]
+    assert f"ladder       {rows[0]}" in result.summary()
+
+
+def test_the_room_left_is_told(result: Result) -> None:
+    device, peak = CLUSTER.devices[0], max(result.answered().peak_bytes.values())
+    left = format_bytes(device.usable_bytes - peak)
+    assert f"{format_bytes(device.reserved_bytes)} reserved, {left} left" in result.summary()
+
+
+def test_a_safer_way_needs_a_tenth_less_memory(result: Result) -> None:
+    peak = max(result.answered().peak_bytes.values())
+    less = Alternative("zero3", Strategy.parse("dp8 zero3"), 2 * result.answered().objective_s, peak // 2)
+    more = replace(less, step_time_s=result.answered().objective_s, peak_bytes=int(0.95 * peak))
+    assert (
+        safer(replace(result, alternatives=(more, less))) == f"dp8 zero3 needs {format_bytes(peak // 2)}, 100% slower"
+    )
+    assert safer(replace(result, alternatives=(more,))) == ""
 
 
 def test_the_same_seed_gives_the_same_answer(result: Result) -> None:
