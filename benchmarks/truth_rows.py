@@ -1,8 +1,9 @@
 """Files of measured training runs, and each of their rows as a user would write it: a model, a strategy, a machine.
 
 The formats are those of public tables: MosaicML's llm-foundry, PyTorch's torchtitan, NVIDIA's dgxc-benchmarking,
-SimuMax's Megatron iterations and BigScience's BLOOM topologies, each a CSV file that is known by its columns. Nothing
-is fitted: what a row does not say follows from the framework that ran it, and is written down here.
+SimuMax's Megatron iterations, BigScience's BLOOM topologies and vTrain's Megatron iterations, each a CSV file that is
+known by its columns. Nothing is fitted: what a row does not say follows from the framework that ran it, and is written
+down here.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ GIB = 2**30
 # the product after attention, and that beside the gate with the activation.
 SELECTIVE = "layers.*.norm+layers.*.post+layers.*.inner.activation"
 FULL = "layers.*"
+GPT2_PADDED = 51_200  # words of GPT-2's vocabulary, padded by Megatron
 
 Row = Mapping[str, str]
 
@@ -292,6 +294,40 @@ def _bloom(row: Row) -> Run | Skipped:
     )
 
 
+def _vtrain(row: Row) -> Run | Skipped:
+    """Megatron-DeepSpeed of 2023: replicas, full recompute, 1F1B; scores and softmax are kernels of their own.
+
+    Nothing overlaps, and gradients are all-reduced once a step (J. Bang et al., "vTrain", MICRO 2024).
+    """
+    columns = "# GPUs", "hidden size", "# layers", "attention heads", "sequence length"
+    gpus, hidden, layers, heads, tokens = (int(row[key]) for key in columns)
+    tensor, data, stages = (int(row[f"{word} parallelism"]) for word in ("tensor", "data", "pipeline"))
+    batch, micro = int(row["global batch"]), int(row["micro batch"])
+    name = f"{layers} x {hidden}, {gpus} GPUs: tp{tensor} pp{stages} dp{data}, micro-batch {micro}, batch {batch}"
+    shape = Shape(
+        *(layers, hidden, 4 * hidden, heads, heads, GPT2_PADDED, tokens),
+        gate=False,
+        activation="gelu",
+        norm="layer",
+        positions="learned",
+        biases=True,
+        tied=True,
+        flash=False,
+        dropout=0.1,
+    )
+    words = [
+        f"dp{data}" if data > 1 else "",
+        f"tp{tensor}" if tensor > 1 else "",
+        f"pp{stages} 1f1b" if stages > 1 else "",
+        _again(FULL),
+    ]
+    return Run(
+        *(name, shape, batch, micro, data, _joined(words), _hosts(gpus, "A100"), "fused"),
+        *(gpus, float(row["iteration time (ms)"]) / 1e3),
+        software=Software(blocking=True),
+    )
+
+
 def _deepspeed_cuts(layers: int, stages: int) -> str:
     """Where DeepSpeed cuts a pipeline of so many layers: stages are as full as the fullest, and the last has the rest.
 
@@ -309,6 +345,7 @@ FORMATS: tuple[tuple[set[str], Callable[[Row], Run | Skipped]], ...] = (
     ({"framework", "precision", "mbs", "gbs", "layers", "step_s", "vp", "kv_heads"}, _dgxc),
     ({"case", "micro_batch", "num_microbatches", "step_ms", "max_alloc_gib", "kv_heads"}, _simumax),
     ({"nlayers", "nhidden", "nheads", "sec_per_iteration", "zero_stage"}, _bloom),
+    ({"# GPUs", "global batch", "micro batch", "pipeline parallelism", "iteration time (ms)"}, _vtrain),
 )
 
 # Grattafiori et al., "The Llama 3 herd of models", 2024, table 3.
