@@ -188,7 +188,7 @@ def ladder_rows(result: Result) -> list[str]:
     for one in steps:
         about = "about " if one.is_estimated else ""
         took = f"{about}{format_seconds(one.step_time_s)}"
-        needs = f"{about}{format_bytes(one.peak_bytes)}" + ("" if one.fits else ", does not fit")
+        needs = format_bytes(one.peak_bytes) + ("" if one.fits else ", does not fit")
         rows.append((one.name, show_line(one.strategy.text), took, needs, _bought(before, one)))
         before = one
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from baselines.strategies.estimating.estimate import Figures
+from baselines.strategies.estimating.estimate import Estimate, Figures
 from baselines.strategies.searching.records import Pool
 from baselines.strategies.searching.space import EACH_LAYER, Space
 from graphs.transforms.strategy import Strategy
@@ -38,19 +38,15 @@ def first_rungs(space: Space) -> Iterator[Strategy]:
 def ladder_of(pool: Pool) -> Mapping[str, Figures]:
     """The best of each rung, in their order: the fastest that fits, else the one that lacks least.
 
-    Figures of the simulator where there are some.
+    Of strategies that the simulator has scored where one of the rung is among them and fits, else of estimates.
     """
     best: dict[str, Figures] = {}
-    for found in _figures(pool):
-        if (name := rung_of(found.strategy)) is not None and (name not in best or _key(found) < _key(best[name])):
+    for strategy, estimate in pool.estimates.items():
+        found = pool.scored.get(strategy, estimate)
+        if (name := rung_of(strategy)) is not None and (name not in best or _key(found) < _key(best[name])):
             best[name] = found
     return {name: best[name] for name in RUNGS if name in best}
 
 
-def _figures(pool: Pool) -> Iterable[Figures]:
-    """Of each strategy: its score, else its estimate."""
-    return [pool.scored.get(strategy, estimate) for strategy, estimate in pool.estimates.items()]
-
-
-def _key(found: Figures) -> tuple[int, float, int]:
-    return found.missing_bytes, found.step_time_s, len(found.strategy.text)
+def _key(found: Figures) -> tuple[int, bool, float, int]:
+    return found.missing_bytes, isinstance(found, Estimate), found.step_time_s, len(found.strategy.text)

@@ -13,7 +13,7 @@ from baselines.strategies.searching.search import search_strategies
 from env.cluster import Cluster
 from graphs.transforms.strategy import Strategy
 
-CLUSTER = Cluster.preset("4xV100-nvlink", rates="peak")
+CLUSTER = Cluster.preset("4xV100-pcie", rates="peak")
 
 
 @pytest.mark.parametrize(
