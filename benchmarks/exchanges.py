@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from placement.measuring.collectives import lone_exchange
+from placement.runtime.exchanging.collectives import Collectives
+from placement.runtime.exchanging.exchanges import KINDS
 from placement.runtime.ranks.launch import launch
 from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.sharded.exchanging.collectives import Collectives
-from placement.runtime.sharded.exchanging.exchanges import KINDS
 
 SIZES = tuple(1 << k for k in (12, 16, 18, 20, 22, 24))
 _CPU = torch.device("cpu")

@@ -29,8 +29,8 @@ from placement.runtime.ranks.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
-    from placement.runtime.sharded.module import StrategyModule
-    from placement.runtime.sharded.plan import StrategyPlan
+    from placement.runtime.modules.strategy_module import StrategyModule
+    from placement.runtime.planning.strategy_plan import StrategyPlan
 
 SIDES = ("ours", "torch", "one device")
 
@@ -145,10 +145,10 @@ def planned_module(
     from baselines.strategies.applied import applied
     from graphs.capture import capture_program
     from graphs.transforms.strategy import Strategy
+    from placement.runtime.modules.strategy_module import StrategyModule
+    from placement.runtime.planning.strategy_plan import StrategyPlan
+    from placement.runtime.planning.values import Values
     from placement.runtime.program.functional import functional
-    from placement.runtime.sharded.module import StrategyModule
-    from placement.runtime.sharded.plan import StrategyPlan
-    from placement.runtime.sharded.values import Values
 
     program = capture_program(model, batch, {}, train=True)
     plan = StrategyPlan(Values(functional(program), applied(program.graph, _two_cores(), Strategy.parse(strategy))))

@@ -2,7 +2,7 @@
 
 A kind is the text ``op.kind`` of a graph, such as ``"aten.conv2d"``. Facts follow from it alone, so that a graph file
 of any version has them. Elsewhere are row rules and local calls, one function for each operator
-(`graphs.capture.rows`, `placement.runtime.sharded.local_calls`), and the kernels that ops become
+(`graphs.capture.rows`, `placement.runtime.calls`), and the kernels that ops become
 (`graphs.transforms.stacks.kinds`).
 """
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from placement.memory_estimate import MemoryEstimate, estimate_memory
     from placement.optimization import METHODS, optimize
     from placement.runtime.application import apply
-    from placement.runtime.sharded.storing.samples import ShardSampler, shard_of
+    from placement.runtime.parts.samples import ShardSampler, shard_of
     from placement.solving.result import Result
     from placement.verification import Verification, verify
 
@@ -88,7 +88,7 @@ _HOME = {
     "OpGraph": "graphs.opgraph",
     "Result": "placement.solving.result",
     "SeedComparison": "placement.comparing.seeds",
-    "ShardSampler": "placement.runtime.sharded.storing.samples",
+    "ShardSampler": "placement.runtime.parts.samples",
     "Strategy": "graphs.transforms.strategy",
     "StrategyComparison": "placement.comparing.strategies",
     "Suite": "placement.comparing.suites",
@@ -108,7 +108,7 @@ _HOME = {
     "optimize": "placement.optimization",
     "profile": "placement.measuring.profiling",
     "save_graph": "graphs.files",
-    "shard_of": "placement.runtime.sharded.storing.samples",
+    "shard_of": "placement.runtime.parts.samples",
     "suite": "placement.comparing.suites",
     "train": "placement.learning.training",
     "verify": "placement.verification",

@@ -17,10 +17,10 @@ from env.device import MeasuredCollective
 from placement.measuring.figures import MOST_LINK_SPREAD, Figure
 from placement.measuring.speeds import Effort
 from placement.measuring.workers import Worker, run_workers
+from placement.runtime.exchanging.collectives import Collectives
+from placement.runtime.exchanging.exchanges import KINDS, Exchange, Member
+from placement.runtime.parts.layouts import PartCut, PartLayout, whole
 from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.sharded.exchanging.collectives import Collectives
-from placement.runtime.sharded.exchanging.exchanges import KINDS, Exchange, Member
-from placement.runtime.sharded.layouts import PartCut, PartLayout, whole
 
 _IN_TURN, _IN_TURN_BYTES = 16, 64 << 20  # tensors that are given by turns, so that they are in no cache
 _MOST_BYTES = 256 << 20  # in all exchanges of a size

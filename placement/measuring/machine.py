@@ -43,8 +43,8 @@ from placement.measuring.links import (
 from placement.measuring.speeds import THOROUGH, DeviceSpeed, Effort, measure_speed, synchronise
 from placement.measuring.workers import Worker, cores_for, run_workers
 from placement.processes.processes import usable_cores
+from placement.runtime.exchanging import collectives, exchanges
 from placement.runtime.ranks.launch import launch
-from placement.runtime.sharded.exchanging import collectives, exchanges
 from placement.runtime.transport import channels, mailbox, packing
 from placement.runtime.transport.channels import Transport
 from placement.runtime.transport.mailbox import Mailbox
@@ -311,7 +311,7 @@ def _measure_gpus(seed: int, effort: Effort) -> MeasuredMachine:
 
 
 def _moving(source: torch.device, target: torch.device, link: str, seed: int, effort: Effort) -> LinkSpeed:
-    from placement.runtime.in_process.threads import moved
+    from placement.runtime.modules.threads import moved
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         arrived, copied = moved(tensor, target)

@@ -20,20 +20,20 @@ from graphs.capture import Program
 from graphs.capture.trace import TensorInfo, value_of
 from graphs.opgraph import Phase
 from placement.inputs.call_arguments import as_captured
+from placement.measuring.half_step_timing import HalfStep, Imagined
 from placement.measuring.machine import measure_step
+from placement.measuring.micro_batch_timing import MicroBatchStep, Nobody
 from placement.measuring.op_clock import OpReader
 from placement.measuring.repeats import Repeats, run_steps
 from placement.measuring.speeds import synchronise
 from placement.measuring.workers import Worker
 from placement.processes.progress import Report, StepProgress, tell_nobody
+from placement.runtime.program.device_layout import DeviceLayout, Key
 from placement.runtime.program.drawing import draw
 from placement.runtime.program.functional import functional
-from placement.runtime.program.layout import DeviceLayout, Key
 from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.routines import Routine, compile_routines
-from placement.runtime.ranks.gradients import add_gradients
-from placement.runtime.sharded.in_halves import Imagined, StepInHalves
-from placement.runtime.sharded.in_parts import Nobody, StepInParts
+from placement.runtime.states.gradients import add_gradients
 
 Times = dict[int, list[float]]  # op -> seconds in each step
 _LR = 1e-6
@@ -108,7 +108,7 @@ def op_times(
         functional(program), [0] * len(order), [order], [float(i) for i in range(len(order))], [place]
     )
     routine = compile_routines(layout, [layout.whole() if program.train else layout.forward()]).sections[0][0]
-    parts, halves = StepInParts.of(layout.step), StepInHalves.of(layout.step)
+    parts, halves = MicroBatchStep.of(layout.step), HalfStep.of(layout.step)
     routines = [routine, *(cut.routine for cut in (parts, halves) if cut is not None)]
     turns = _Turns(step, layout, routine, parts, halves, _values(step, layout, routines), place)
 
@@ -152,8 +152,8 @@ class _Turns:
     step: StepToMeasure
     layout: DeviceLayout
     routine: Routine
-    parts: StepInParts | None
-    halves: StepInHalves | None
+    parts: MicroBatchStep | None
+    halves: HalfStep | None
     values: Mapping[Key, Any]
     place: torch.device
 

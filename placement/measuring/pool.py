@@ -27,9 +27,9 @@ from placement.measuring.workers import begin_on_core
 from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
 from placement.runtime.program.functional import Functional
 from placement.runtime.program.named_tensors import NamedTensors
-from placement.runtime.ranks.gradients import add_gradients
 from placement.runtime.ranks.launch import met_store, reason_of
 from placement.runtime.ranks.process_group import ProcessGroup
+from placement.runtime.states.gradients import add_gradients
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -249,11 +249,11 @@ def _plain(model: TimedModel) -> list[float]:
 
 def _placed(model: TimedModel, arrangement: Arrangement, ranks: ProcessGroup, everybody: ProcessGroup) -> list[float]:
     """A rank's share of a placement, run on the whole model, of which it reads and changes its own parameters alone."""
-    from placement.runtime.sharded.of_placement import of_placement  # these load all transforms
-    from placement.runtime.sharded.rank_program import RankProgram
+    from placement.runtime.modules.rank_program import RankProgram
+    from placement.runtime.planning.placement_plan import placement_plan  # these load all transforms
 
     module, train = model.module, model.step.program.train
-    plan = of_placement(model.step, model.cluster, range(arrangement.n_ranks), arrangement.row, arrangement.order)
+    plan = placement_plan(model.step, model.cluster, range(arrangement.n_ranks), arrangement.row, arrangement.order)
     program = RankProgram(plan, ranks, _CPU, NamedTensors(module).get)
     own = [module.get_parameter(state.name) for state in plan.states[ranks.rank] if state.trained]
     optimizer = _optimizer(own) if own else None
@@ -278,9 +278,9 @@ def _rewritten(model: TimedModel, rewriting: Rewriting, group: ProcessGroup) -> 
     """A rank's share under a strategy; the model itself stays whole."""
     from baselines.strategies.applied import applied  # these load all transforms
     from graphs.transforms.strategy import Strategy
-    from placement.runtime.sharded.module import StrategyModule
-    from placement.runtime.sharded.plan import StrategyPlan
-    from placement.runtime.sharded.values import Values
+    from placement.runtime.modules.strategy_module import StrategyModule
+    from placement.runtime.planning.strategy_plan import StrategyPlan
+    from placement.runtime.planning.values import Values
 
     program, train = model.step.program, model.step.program.train
     values = Values(model.step, applied(program.graph, model.cluster, Strategy.parse(rewriting.strategy)))

@@ -24,11 +24,11 @@ from graphs.opgraph import FloatArray, OpGraph
 from graphs.origin import keep_step
 from placement.inputs.call_arguments import bound, check_states
 from placement.measuring.figures import spread
+from placement.measuring.half_step_timing import with_whole_times
 from placement.measuring.op_times import REPEATS, MeasuredStep, StepToMeasure, Times, op_times
 from placement.measuring.repeats import Repeats, beforehand
 from placement.measuring.workers import Worker, cores_for, run_workers
 from placement.processes.progress import Report, tell_nobody
-from placement.runtime.sharded.in_halves import with_whole_times
 
 _CPU = torch.device("cpu")
 _OF_DENSE = ("adam", "adamw")  # optimizers of torch that take no sparse gradient

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from graphs.opgraph import Phase
 from placement.measuring.op_clock import Stretch, recorded
-from placement.runtime.sharded.module import StrategyModule
+from placement.runtime.modules.strategy_module import StrategyModule
 
 if TYPE_CHECKING:
+    from placement.runtime.modules.rank_program import RankProgram
     from placement.runtime.program.routines import Routine
     from placement.runtime.ranks.process_group import ProcessGroup
-    from placement.runtime.sharded.rank_program import RankProgram
 
 # A span as JSON can hold it: what, number of the op, start_s, end_s, rank at the other end (-1: none).
 Row = tuple[str, int, float, float, int]

@@ -31,12 +31,12 @@ from placement.measuring.speeds import synchronise
 from placement.measuring.trial import GRADIENT
 from placement.processes.kept_memory import Usage, keep_freed_memory
 from placement.runtime.application import apply, layout_of, plan_of
-from placement.runtime.in_process.by_module import module_places
+from placement.runtime.modules.by_module import module_places
 from placement.runtime.ranks.process_group import ProcessGroup
 from placement.solving.result import Result
 
 if TYPE_CHECKING:
-    from placement.runtime.sharded.module import StrategyModule
+    from placement.runtime.modules.strategy_module import StrategyModule
 
 # Sums in another order differ by rounding; float32 keeps 7 digits, and a step adds many numbers.
 RELATIVE, ABSOLUTE = 1e-3, 1e-5

@@ -1,7 +1,8 @@
-"""Running a model the way a placement says.
+"""Running a model the way a placement or strategy says.
 
-`application` checks the placement and picks one of the `backends`. `program` makes code of a captured step: one routine
-for each device, with the transfers between them. That code runs in one process (`in_process`) or in one process for
-each device (`ranks`), whose tensors go by `transport`; there a placement is a strategy whose stages are devices
-(`sharded`).
+The way of a strategy, room by room: `program` makes a captured step free of writes in place, `planning` says which
+part of each tensor every rank has and wants, `writing` writes the code of one rank from that, and `modules` holds what
+`placement.apply` returns (`application` checks the answer and picks one of the `backends`). A rank's code runs calls
+on parts (`calls`), collectives (`exchanging`) and transfers (`transport`) between processes (`ranks`); its parameters
+are `states`, saved by `storing`. `checking` runs all this on small sizes before a strategy is advised.
 """

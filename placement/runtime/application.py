@@ -20,15 +20,15 @@ from graphs.origin import COMPILED, EAGER, FUSED, STACKS
 from graphs.records import LANE
 from placement.inputs.call_arguments import check_call
 from placement.runtime.backends.registry import BACKENDS, MODULES, Request, backend_of
+from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import functional
-from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.ranks.meeting import of_this_host
 from placement.solving.result import Result
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from placement.runtime.sharded.plan import StrategyPlan
+    from placement.runtime.planning.strategy_plan import StrategyPlan
 
 Devices = Mapping[str, str | torch.device]
 _STEPS = {True: "training", False: "inference"}
@@ -149,9 +149,9 @@ def plan_of(program: Program, result: Result) -> StrategyPlan:
         MismatchError: the result is for another program.
         StrategyError: the strategy cannot be run.
     """
-    from placement.runtime.sharded.of_placement import of_placement  # these load all transforms and the simulator
-    from placement.runtime.sharded.plan import StrategyPlan
-    from placement.runtime.sharded.values import Values
+    from placement.runtime.planning.placement_plan import placement_plan  # these load all transforms and the simulator
+    from placement.runtime.planning.strategy_plan import StrategyPlan
+    from placement.runtime.planning.values import Values
     from placement.solving.strategies.row import carried_out_again
 
     if result.strategy.is_none:
@@ -159,7 +159,7 @@ def plan_of(program: Program, result: Result) -> StrategyPlan:
         check_same(program.graph, result.graph)
         devices, row = np.unique(result.device_numbers(), return_inverse=True)
         order = result.schedule()[1].order.tolist()
-        return of_placement(functional(program), result.cluster, devices.tolist(), row.tolist(), order)
+        return placement_plan(functional(program), result.cluster, devices.tolist(), row.tolist(), order)
     rewritten = carried_out_again(program.graph, result)
     # Files of earlier versions do not say in which order ops start.
     start_s = result.schedule()[1].op_start_s if result.decisions is None else result.decisions.order_of(result.graph)

@@ -18,11 +18,11 @@ from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.capture import Program, capture_program
 from graphs.capture.record import default_loss, output_tensors
-from placement.runtime.in_process.module import PlacedModule
+from placement.runtime.modules.placed_module import PlacedModule
+from placement.runtime.planning.placement_plan import placement_plan
+from placement.runtime.planning.strategy_plan import StrategyPlan
+from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import functional as functional_of
-from placement.runtime.program.layout import DeviceLayout
-from placement.runtime.sharded.of_placement import of_placement
-from placement.runtime.sharded.plan import StrategyPlan
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def rank_plan(layout: DeviceLayout) -> StrategyPlan:
     """The same placement for a process on each device."""
     n, ops = len(layout.places), range(layout.step.program.graph.n_ops)
     order = sorted(ops, key=lambda op: layout.start_s[op])
-    return of_placement(layout.step, cpus(n), range(n), layout.device, order)
+    return placement_plan(layout.step, cpus(n), range(n), layout.device, order)
 
 
 def placed_at_random(

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from placement.runtime.exchanging.collectives import Collectives
+from placement.runtime.exchanging.exchanges import Exchange, Member
+from placement.runtime.parts.layouts import whole
 from placement.runtime.ranks import watchdog
 from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.sharded.exchanging.collectives import Collectives
-from placement.runtime.sharded.exchanging.exchanges import Exchange, Member
-from placement.runtime.sharded.layouts import whole
 from tests.helpers.parallel import exchange_cases
 
 _CPU = torch.device("cpu")

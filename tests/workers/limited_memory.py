@@ -17,12 +17,12 @@ from torch import nn
 from baselines.strategies.applied import applied
 from graphs.capture import capture_program
 from graphs.transforms.strategy import Strategy
+from placement.runtime.modules.strategy_module import StrategyModule
+from placement.runtime.planning.strategy_plan import StrategyPlan
+from placement.runtime.planning.values import Values
 from placement.runtime.program.functional import functional
 from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.sharded.module import StrategyModule
-from placement.runtime.sharded.plan import StrategyPlan
-from placement.runtime.sharded.values import Values
-from placement.runtime.sharded.writing.writer import write
+from placement.runtime.writing.writer import write
 from tests.helpers.placed_models import cpus
 
 LAYERS, WIDTH = 24, 768

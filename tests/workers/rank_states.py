@@ -18,11 +18,11 @@ from torch.optim.lr_scheduler import StepLR
 import placement
 from graphs.capture import capture_program
 from graphs.errors import MismatchError
+from placement.runtime.modules.strategy_module import StrategyModule
 from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.sharded.module import StrategyModule
-from placement.runtime.sharded.states import stored
-from placement.runtime.sharded.storing.checkpoints import own_tensors
-from placement.runtime.sharded.storing.rank_states import RankStates
+from placement.runtime.states.state_parts import stored
+from placement.runtime.storing.checkpoints import own_tensors
+from placement.runtime.storing.rank_states import RankStates
 
 
 class Share:

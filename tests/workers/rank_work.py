@@ -23,10 +23,10 @@ from torch.utils._pytree import tree_leaves
 
 from graphs.capture import Program, capture_program
 from graphs.zoo import build
+from placement.runtime.modules.strategy_module import StrategyModule
+from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import functional
-from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.sharded.module import StrategyModule
 from placement.runtime.transport import nccl
 from placement.runtime.transport.gloo import gloo_group
 

@@ -18,9 +18,9 @@ from torch import nn
 
 import placement
 from graphs.errors import PlacementError
+from placement.runtime.exchanging.collectives import Collectives
 from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.sharded.exchanging.collectives import Collectives
-from placement.runtime.sharded.storing import gathering
+from placement.runtime.storing import gathering
 
 X = torch.ones(4, 4)
 TOKENS = torch.arange(8).view(4, 2)

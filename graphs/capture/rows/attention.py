@@ -21,7 +21,7 @@ _BACKWARD = (
     *("_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward"),
     *("_scaled_dot_product_fused_attention_overrideable_backward",),
 )
-# Calls whose blocks of keys can be put together by their log-sum-exps (`placement.runtime.sharded.local_calls`).
+# Calls whose blocks of keys can be put together by their log-sum-exps (`placement.runtime.calls`).
 _CAUSAL = (
     *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"),
     *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention"),

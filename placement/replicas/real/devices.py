@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from placement.replicas.real.torchrun import Ranks
     from placement.replicas.stragglers import Stragglers
     from placement.replicas.virtual.seating import Seating
-    from placement.runtime.sharded.plan import StrategyPlan
+    from placement.runtime.planning.strategy_plan import StrategyPlan
 
 _GPU = "gpu"  # as kind of a device
 

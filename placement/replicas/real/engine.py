@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from placement.replicas.fit_task import FitTask
     from placement.replicas.real.torchrun import Ranks
     from placement.replicas.requests import Participant
-    from placement.runtime.sharded.plan import StrategyPlan
+    from placement.runtime.planning.strategy_plan import StrategyPlan
 
 _LOOK_S = 0.1
 _LOOK_AT_PROCESSES_S = 0.25

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from placement.processes.starting import Parent
     from placement.replicas.fit_task import FitTask
-    from placement.runtime.sharded.plan import StrategyPlan
+    from placement.runtime.planning.strategy_plan import StrategyPlan
 
 READY = "ready"  # what a process says that has met the others
 
@@ -57,8 +57,8 @@ class WorkerRank:
     def __init__(self, worker: WorkerGroup, rank: int, place: torch.device) -> None:
         self._worker, self._task = worker, replace(worker.task, place=place)
         self._layout = worker.task.layout  # of the whole model, which becomes this process's own part below
+        from placement.runtime.modules.strategy_module import StrategyModule  # loads capture
         from placement.runtime.ranks.process_group import ProcessGroup
-        from placement.runtime.sharded.module import StrategyModule  # loads capture
 
         store = worker.meet()
         group = ProcessGroup.start(store, rank, worker.size, is_quiet=True)

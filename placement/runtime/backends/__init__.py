@@ -1,1 +1,1 @@
-"""The ways to run a placed model; `registry` lists them, and a new one is added there."""
+"""The ways to run a placed model: `registry.BACKENDS` lists them, and a new one is added there."""

@@ -15,13 +15,13 @@ from graphs.capture.record import Loss
 from graphs.errors import MismatchError
 from graphs.formatting import show
 from placement.inputs.call_arguments import check_states
-from placement.runtime.program.layout import DeviceLayout
+from placement.runtime.program.device_layout import DeviceLayout
 from placement.solving.result import Result
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from placement.runtime.sharded.plan import StrategyPlan
+    from placement.runtime.planning.strategy_plan import StrategyPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ def _is_initialized() -> bool:
 
 def _modules(request: Request) -> nn.Module:
     """Each module on its device, in one process."""
-    from placement.runtime.in_process.by_module import place_modules
+    from placement.runtime.modules.by_module import place_modules
 
     if _n_processes() > 1:
         raise MismatchError(
@@ -128,16 +128,16 @@ def _plain(request: Request) -> nn.Module:
 
 def _threads(request: Request) -> nn.Module:
     """Each op on its device, in one process with a thread for each device."""
-    from placement.runtime.in_process.module import PlacedModule
+    from placement.runtime.modules.placed_module import PlacedModule
 
     return PlacedModule(request.model, request.layout(), request.loss)
 
 
 def _ranks(request: Request) -> nn.Module:
     """This process's share of a model under a strategy or a placement, one process for each device."""
+    from placement.runtime.backends.device_mesh import check_mesh
+    from placement.runtime.modules.strategy_module import StrategyModule
     from placement.runtime.ranks.process_group import join
-    from placement.runtime.sharded.device_mesh import check_mesh
-    from placement.runtime.sharded.module import StrategyModule
 
     strategy = request.result.strategy
     n_ranks = strategy.devices if request.is_strategy else request.n_devices

@@ -12,7 +12,7 @@ from env.cluster import Cluster
 from env.lanes import without_lanes
 from graphs.opgraph import OpGraph
 from graphs.origin import step_of
-from placement.runtime.checking.remembered import Remembered, load, save
+from placement.runtime.checking.findings import Findings, load, save
 from placement.solving.checked import Checked
 from placement.solving.result import Result
 from placement.solving.strategies.row import cut_as_found
@@ -36,11 +36,11 @@ def check(graph: OpGraph, cluster: Cluster, result: Result) -> Checked:
     key = hashlib.sha256(what.encode()).hexdigest()[:24]
     if set(known.strategies.get(key, {})) == _FIELDS:
         return Checked(**known.strategies[key])
-    from placement.runtime.checking.computed import computed  # loads torch
+    from placement.runtime.checking.strategy_check import check_strategy  # loads torch
 
     program = step.program()
     if program.graph.op_names != graph.op_names:
         return Checked(reason="the graph is none that was captured here")
-    found, verdicts = computed(graph, program, cluster, strategy, known.uses)
-    save(Remembered(verdicts, {key: asdict(found)}))
+    found, verdicts = check_strategy(graph, program, cluster, strategy, known.uses)
+    save(Findings(verdicts, {key: asdict(found)}))
     return found

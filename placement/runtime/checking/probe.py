@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from torch import fx
 
 from graphs.transforms.splitting.sharding import SUM
-from placement.runtime.sharded.layouts import PartLayout, whole
-from placement.runtime.sharded.local_calls.calls import borders_needed
-from placement.runtime.sharded.plan import StrategyPlan
-from placement.runtime.sharded.values import Wanted, info_of
-from placement.runtime.sharded.writing.writer import Writer
+from placement.runtime.calls.local_calls import borders_needed
+from placement.runtime.parts.layouts import PartLayout, whole
+from placement.runtime.planning.strategy_plan import StrategyPlan
+from placement.runtime.planning.values import Wanted, info_of
+from placement.runtime.writing.writer import Writer
 
 
 class Probe(Writer):

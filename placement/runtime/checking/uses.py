@@ -19,10 +19,10 @@ from graphs.capture.trace import flat, layouts, value_of
 from graphs.op_kinds import op_kind
 from graphs.transforms.splitting.sharding import SUM, WHOLE
 from placement.runtime.checking.probe import Probe
+from placement.runtime.parts.layouts import PartLayout
+from placement.runtime.planning.strategy_plan import StrategyPlan
+from placement.runtime.planning.values import Form, Wanted, info_of
 from placement.runtime.program.functional import draws_by_data
-from placement.runtime.sharded.layouts import PartLayout
-from placement.runtime.sharded.plan import StrategyPlan
-from placement.runtime.sharded.values import Form, Wanted, info_of
 
 if TYPE_CHECKING:
     from placement.runtime.checking.probe import Probe

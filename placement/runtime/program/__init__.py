@@ -1,1 +1,1 @@
-"""A captured step as Python code: one routine per device, in the planned order."""
+"""A captured step as Python code: `Functional`, without writes in place, and `Routine`, the code of one device."""

@@ -12,8 +12,8 @@ from torch import fx
 from graphs.capture.costs import signature
 
 if TYPE_CHECKING:
+    from placement.runtime.program.device_layout import DeviceLayout
     from placement.runtime.program.functional import Functional
-    from placement.runtime.program.layout import DeviceLayout
 
 
 def consistent_order(layout: DeviceLayout) -> list[list[int]]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from graphs.errors import MismatchError
 from graphs.module_paths import prefixes
 from graphs.opgraph import OpGraph, Phase
+from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import functional
-from placement.runtime.program.layout import DeviceLayout
 
 if TYPE_CHECKING:
     from graphs.capture import Program

@@ -11,7 +11,7 @@ from torch import nn
 from graphs.errors import MismatchError
 
 if TYPE_CHECKING:
-    from placement.runtime.program.layout import DeviceLayout
+    from placement.runtime.program.device_layout import DeviceLayout
 
 
 class NamedTensors:

@@ -16,9 +16,9 @@ from torch import fx
 
 from graphs.capture.trace import TensorInfo, same_stride, value_of
 from placement.runtime.program.consistent_order import consistent_order
+from placement.runtime.program.device_layout import DeviceLayout, Key, Section, reached
 from placement.runtime.program.fast_calls import with_fast_calls
 from placement.runtime.program.functional import after
-from placement.runtime.program.layout import DeviceLayout, Key, Section, reached
 from placement.runtime.program.transfers import Transfer, expect, receive, send
 
 

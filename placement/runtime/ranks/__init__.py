@@ -1,1 +1,1 @@
-"""One process for each device: starting them, watching them, their end of transfers and files."""
+"""One process for each device: `ProcessGroup`, how processes meet, start and fail, and the watchdog over them."""

@@ -1,1 +1,1 @@
-"""Carrying one tensor from process to process: in shared memory, by gloo, or by NCCL from GPU to GPU."""
+"""Carriers of one tensor from process to process: shared memory, gloo, and NCCL from GPU to GPU."""

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import torch
 
-from placement.runtime.sharded.exchanging.exchanges import KINDS, Exchange, Member
-from placement.runtime.sharded.layouts import PartCut, PartLayout, take, whole
+from placement.runtime.exchanging.exchanges import KINDS, Exchange, Member
+from placement.runtime.parts.layouts import PartCut, PartLayout, take, whole
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int16, torch.bool)
 

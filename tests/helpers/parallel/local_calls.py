@@ -12,8 +12,7 @@ from torch import fx
 
 from graphs.capture.rows.letters import Letter
 from graphs.capture.trace import Layout, TensorInfo, flat
-from placement.runtime.sharded.layouts import PartCut, PartLayout, join, take
-from placement.runtime.sharded.local_calls.calls import (
+from placement.runtime.calls.local_calls import (
     Extras,
     LocalCall,
     bn_sums_call,
@@ -21,6 +20,7 @@ from placement.runtime.sharded.local_calls.calls import (
     label_weight_call,
     local_call,
 )
+from placement.runtime.parts.layouts import PartCut, PartLayout, join, take
 
 
 def node_of(call: RecordedCall) -> fx.Node:

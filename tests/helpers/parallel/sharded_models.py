@@ -17,13 +17,13 @@ from baselines.strategies.applied import applied
 from graphs.capture import Program, capture_program
 from graphs.capture.record import argument_leaves, default_loss, output_tensors
 from graphs.transforms.strategy import Strategy
+from placement.runtime.parts.layouts import take
+from placement.runtime.planning.strategy_plan import StrategyPlan
+from placement.runtime.planning.values import Values
 from placement.runtime.program.drawing import draw
 from placement.runtime.program.functional import functional
-from placement.runtime.sharded.layouts import take
-from placement.runtime.sharded.plan import StrategyPlan
-from placement.runtime.sharded.states import put_together, stored
-from placement.runtime.sharded.values import Values
-from placement.runtime.sharded.writing.writer import RankCode, write
+from placement.runtime.states.state_parts import put_together, stored
+from placement.runtime.writing.writer import RankCode, write
 from tests.helpers.placed_models import cpus
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from graphs.rows import Shard
-from placement.runtime.ranks.local_tensors import entries
-from placement.runtime.sharded.layouts import PartLayout, whole
-from placement.runtime.sharded.states import (
+from placement.runtime.parts.layouts import PartLayout, whole
+from placement.runtime.states.local_tensors import entries
+from placement.runtime.states.state_parts import (
     StatePart,
     StateTable,
     completed,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from graphs.errors import RankError
-from placement.runtime.sharded.exchanging.collectives import Handle
-from placement.runtime.sharded.exchanging.exchanges import Exchange, Packet
+from placement.runtime.exchanging.collectives import Handle
+from placement.runtime.exchanging.exchanges import Exchange, Packet
 
 
 class Board:
@@ -47,7 +47,7 @@ class Board:
 
 
 class ThreadCollectives:
-    """As `placement.runtime.sharded.exchanging.collectives.Collectives`, for one of several threads.
+    """As `placement.runtime.exchanging.collectives.Collectives`, for one of several threads.
 
     Args:
         board: that all of them share.

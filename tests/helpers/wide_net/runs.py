@@ -16,8 +16,8 @@ from graphs.capture import Program, capture_program
 from graphs.capture.record import argument_leaves, default_loss, output_tensors
 from graphs.errors import GraphError, PlacementError
 from graphs.transforms.strategy import Strategy
-from placement.runtime.in_process.module import PlacedModule
-from placement.runtime.sharded.states import put_together
+from placement.runtime.modules.placed_module import PlacedModule
+from placement.runtime.states.state_parts import put_together
 from tests.helpers.parallel.sharded_models import Ranks, planned
 from tests.helpers.placed_models import random_layout
 

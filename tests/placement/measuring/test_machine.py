@@ -34,7 +34,7 @@ from placement.measuring.figures import (
 )
 from placement.measuring.speeds import BRIEF, DeviceSpeed, flops_per_s
 from placement.measuring.workers import cores_for
-from placement.runtime.sharded.exchanging.exchanges import KINDS
+from placement.runtime.exchanging.exchanges import KINDS
 from placement.runtime.transport.channels import Channel
 from placement.runtime.transport.gloo import GlooTransport
 from placement.runtime.transport.mailbox import MailTransport

@@ -26,8 +26,8 @@ from placement.measuring.profiling import measured_profile, step_to_measure
 from placement.measuring.repeats import Repeats
 from placement.measuring.speeds import BRIEF
 from placement.measuring.workers import cores_for
+from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import functional
-from placement.runtime.program.layout import DeviceLayout
 from placement.runtime.program.routines import compile_routines
 
 CPU = torch.device("cpu")

@@ -1,0 +1,1 @@
+"""What `placement.apply` returns: `StrategyModule` on ranks, `PlacedModule` on threads, `ModulePlaced` by module."""

@@ -1,0 +1,1 @@
+"""Parts of tensors: `PartLayout`, the stretches of a tensor that are here, and `shard_of`, a process's own samples."""

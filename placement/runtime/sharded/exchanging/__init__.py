@@ -1,1 +1,0 @@
-"""Collectives of ranks: the tensors exchanged, and the transport between processes or threads."""

@@ -1,1 +1,0 @@
-"""Local calls: a captured call on the parts of its tensors that a rank has."""

@@ -1,1 +1,0 @@
-"""The code of one rank, written from what all ranks do."""

@@ -1,0 +1,1 @@
+"""The code of one rank: `write` makes a `RankCode` of a `StrategyPlan`."""
