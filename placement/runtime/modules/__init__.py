@@ -1,1 +1,1 @@
-"""What `placement.apply` returns: `StrategyModule` on ranks, `PlacedModule` on threads, `ModulePlaced` by module."""
+"""Modules that `placement.apply` returns: `StrategyModule` on ranks, `PlacedModule` on threads, others by module."""
