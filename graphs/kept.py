@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,15 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.errors import UnknownNameError
 from graphs.formatting import format_bytes
-from graphs.optimizers import OPTIMIZERS
+from graphs.recipes import OPTIMIZERS, PRECISIONS, Precision, number_bytes
 from graphs.records import Phase
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
 
 _USUAL = OPTIMIZERS["momentum"]  # where nobody said which
-_BITS = re.compile(r"\d+")
+_FLOAT32 = 4  # bytes
 
 
 def kept_words(graph: OpGraph) -> str:
@@ -44,14 +44,22 @@ def activation_bytes(graph: OpGraph) -> int:
 def trained_bytes(graph: OpGraph) -> IntArray:
     """int64 [n]: parameters that each op keeps and the step trains, one copy of them; 0 without a backward pass.
 
-    As many bytes as their gradients have. Where kept bytes have no parts, the share of one copy among those that the
+    As many numbers as their gradients have. Where kept bytes have no parts, the share of one copy among those that the
     optimizer keeps.
     """
     if not (graph.phase != Phase.FORWARD).any():
         return np.zeros(graph.n_ops, dtype=np.int64)
     if graph.gradient_bytes.any():
-        return graph.gradient_bytes
+        return _as_parameters(graph, graph.gradient_bytes)
     return graph.kept_bytes // OPTIMIZERS.get(graph.origin.optimizer or "", _USUAL).kept_copies
+
+
+def _as_parameters(graph: OpGraph, gradient_bytes: IntArray) -> IntArray:
+    """Bytes of parameters that have so many bytes of gradients."""
+    precision = PRECISIONS.get(graph.origin.precision or "")
+    if precision is None or precision.parameter == precision.gradient:
+        return gradient_bytes
+    return gradient_bytes * number_bytes(precision.parameter) // number_bytes(precision.gradient)
 
 
 def fixed_bytes(graph: OpGraph) -> IntArray:
@@ -70,32 +78,19 @@ def fixed_bytes(graph: OpGraph) -> IntArray:
 # -- by number format and optimizer ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Precision:
-    """Bytes of one number in each part of a training step.
-
-    Attributes:
-        parameter, gradient, activation: where ops read and write them.
-        state: in what the optimizer remembers.
-        master: of the copy that the optimizer updates; 0 where it updates the parameters themselves.
-    """
-
-    name: str
-    parameter: int
-    gradient: int
-    activation: int
-    state: int
-    master: int = 0
-
-
-# "mixed": S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO", SC 2020, section 3.1: 16 bytes a parameter with adam.
-PRECISIONS = {
-    "float32": Precision("float32", 4, 4, 4, 4),
-    "mixed": Precision("mixed", 2, 2, 2, 4, 4),
-    "bfloat16": Precision("bfloat16", 2, 2, 2, 2),
-}
 # Numbers remembered for each parameter; of adafactor see `_remembered`.
 STATES = {"adam": 2.0, "adamw": 2.0, "momentum": 1.0, "adafactor": 0.0, "sgd": 0.0}
+
+
+def precision_named(name: str) -> Precision:
+    """The precision of a name.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    if not isinstance(name, str) or name not in PRECISIONS:
+        raise UnknownNameError("precision", str(name), PRECISIONS)
+    return PRECISIONS[name]
 
 
 @dataclass(frozen=True)
@@ -128,11 +123,14 @@ def parameter_counts(graph: OpGraph) -> tuple[int, int]:
 def own_precision(graph: OpGraph) -> str:
     """The name among `PRECISIONS` of what a graph was captured in.
 
-    ``"mixed"`` is training with parameters of 4 bytes and activations of 2, as autocast does it.
+    Where it was captured as the model was, training with parameters of 4 bytes and activations of 2 is ``"mixed"``, as
+    autocast does it.
     """
-    if _numbers(graph).own_width < PRECISIONS["float32"].parameter:
+    if graph.origin.precision is not None:
+        return graph.origin.precision
+    if _numbers(graph).own_width < _FLOAT32:
         return "bfloat16"
-    return "mixed" if graph.is_training and activation_width(graph) < PRECISIONS["float32"].activation else "float32"
+    return "mixed" if graph.is_training and activation_width(graph) < _FLOAT32 else "float32"
 
 
 def activation_width(graph: OpGraph) -> int:
@@ -150,16 +148,15 @@ def kept_state(graph: OpGraph, precision: str, optimizer: str | None) -> KeptSta
     parameters stay in theirs: integers of quantised weights, say, complex numbers, or the few of a model that are wider
     or narrower.
     """
-    bytes_of, numbers = PRECISIONS[precision], _numbers(graph)
-    if precision == own_precision(graph) == "mixed":  # the optimizer's copy is the parameter
-        bytes_of = PRECISIONS["float32"]
+    formats, numbers = PRECISIONS[precision], _numbers(graph)
     is_own, kept, trained = numbers.is_own, numbers.kept, numbers.trained
-    parameters = kept * np.where(is_own, bytes_of.parameter, numbers.width)
+    parameters = kept * np.where(is_own, number_bytes(formats.parameter), numbers.width)
     if optimizer is None:
         return KeptState(precision, None, int(parameters.sum()), 0, 0)
-    gradients = trained * np.where(is_own, bytes_of.gradient, numbers.width)
-    master = trained * np.where(is_own, bytes_of.master, 0)
-    states = _remembered(trained, optimizer) * np.where(is_own, bytes_of.state, numbers.width)
+    gradients = trained * np.where(is_own, number_bytes(formats.gradient), numbers.width)
+    state = number_bytes(formats.state)
+    master = trained * np.where(is_own, state if formats.has_masters else 0, 0)
+    states = _remembered(trained, optimizer) * np.where(is_own, state, numbers.width)
     return KeptState(
         precision, optimizer, int(parameters.sum()), int(gradients.sum()), int(master.sum()) + int(states.sum())
     )
@@ -190,8 +187,9 @@ def _numbers(graph: OpGraph) -> _Numbers:
     dtypes = [state.dtype or graph.dtypes[owner] for state, owner in zip(graph.states, owners, strict=True)]
     dtypes.extend(graph.dtypes)
     kept = _pieces(owners, [state.parameter_bytes for state in graph.states], _parameter_bytes(graph))
-    trained = _pieces(owners, [state.gradient_bytes for state in graph.states], trained_bytes(graph))
-    width = np.array([_width(dtype) for dtype in dtypes], dtype=np.int64)
+    gradients = _as_parameters(graph, np.array([state.gradient_bytes for state in graph.states], dtype=np.int64))
+    trained = _pieces(owners, gradients.tolist(), trained_bytes(graph))
+    width = np.array([number_bytes(dtype) for dtype in dtypes], dtype=np.int64)
     own = _most_used(dtypes, kept)
     is_own = np.array([_is_float(dtype) for dtype in dtypes], dtype=np.bool_) & (width == own)
     return _Numbers(kept / width, trained / width, width, own, is_own)
@@ -209,13 +207,13 @@ def _most_used(dtypes: Sequence[str], sizes: IntArray) -> int:
     widths: dict[int, int] = {}
     for dtype, size in zip(dtypes, sizes.tolist(), strict=True):
         if _is_float(dtype) and size:
-            widths[_width(dtype)] = widths.get(_width(dtype), 0) + size
+            widths[number_bytes(dtype)] = widths.get(number_bytes(dtype), 0) + size
     return max(widths, key=lambda width: widths[width], default=4)
 
 
 def _is_float(dtype: str) -> bool:
     """Whether numbers are what a model in another format would have in that one; float8 is a format of its own."""
-    return "float" in dtype and _width(dtype) > 1
+    return "float" in dtype and number_bytes(dtype) > 1
 
 
 def _parameter_bytes(graph: OpGraph) -> IntArray:
@@ -232,9 +230,3 @@ def _remembered(trained: FloatArray, optimizer: str) -> FloatArray:
     here of one square matrix for each state, which has fewest.
     """
     return 2 * np.sqrt(trained) if optimizer == "adafactor" else STATES[optimizer] * trained
-
-
-def _width(dtype: str) -> int:
-    """Bytes of one number: ``"bfloat16"`` has 2; a format without a number in its name, say ``"bool"``, 1."""
-    bits = _BITS.search(dtype.replace("float8", "8"))
-    return 1 if bits is None else max(1, int(bits[0]) // 8)

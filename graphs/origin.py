@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from graphs.errors import GraphError
 from graphs.formatting import is_text
+from graphs.recipes import PRECISIONS
 
 GRANULARITIES = ("op", "module")
 EAGER, COMPILED, FUSED = STACKS = ("eager", "compiled", "fused")
@@ -22,10 +23,12 @@ class Origin:
             ``"generator"``; ``"unknown"`` for a graph built from records.
         train: whether it is a training step; None where nobody said.
         granularity: ``"op"`` for one op per operator, ``"module"`` for one per call of a leaf module; None for others.
-        optimizer: whose update the step ends with, as in `graphs.optimizers.OPTIMIZERS`; None without an update.
+        optimizer: whose update the step ends with, as in `graphs.recipes.OPTIMIZERS`; None without an update.
         batch_size: samples in one step; None where nobody said.
         summed_loss: the kind of a loss that adds its samples up, ``"aten.mse_loss"`` with ``reduction="sum"`` say; None
             where there is none, or nobody said. Sums that are ops of their own are not meant.
+        precision: in which number formats it was captured, one of `graphs.recipes.PRECISIONS`; None: in those of the
+            model.
         stack: how its ops become kernels, one of `STACKS`; None for eager.
 
     Raises:
@@ -39,6 +42,7 @@ class Origin:
     batch_size: int | None = None
     summed_loss: str | None = None
     stack: str | None = None
+    precision: str | None = None
 
     def __post_init__(self) -> None:
         for key, expected, is_right in (
@@ -48,6 +52,7 @@ class Origin:
             ("optimizer", "a name", self.optimizer is None or _is_name(self.optimizer)),
             ("summed_loss", "a name", self.summed_loss is None or _is_name(self.summed_loss)),
             ("stack", f"one of {', '.join(STACKS)}", self.stack in (None, *STACKS)),
+            ("precision", f"one of {', '.join(PRECISIONS)}", self.precision in (None, *PRECISIONS)),
             ("batch_size", "a whole number from 1", self.batch_size is None or _is_count(self.batch_size)),
         ):
             if not is_right:

@@ -15,9 +15,10 @@ from env.device import Device
 from env.presets import PRESETS
 from graphs.errors import UnknownNameError
 from graphs.formatting import format_bytes, show
-from graphs.kept import PRECISIONS, STATES, KeptState, activation_width, kept_state, own_precision, parameter_counts
+from graphs.kept import STATES, KeptState, activation_width, kept_state, own_precision, parameter_counts
 from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
+from graphs.recipes import PRECISIONS, number_bytes
 from graphs.transforms.strategy import Strategy
 from placement.sizing.fewest_devices import FewestDevices, fewest_devices
 from placement.solving.arguments import check_cluster, check_graph
@@ -160,7 +161,12 @@ def estimate_memory(graph: OpGraph, cluster: Cluster | None = None, *, optimizer
         raise UnknownNameError("optimizer", optimizer, STATES)
     chosen = (optimizer or graph.origin.optimizer or "adam") if graph.is_training else None
     names = list(STATES) if graph.is_training else [None]
-    precisions = [name for name in PRECISIONS if graph.is_training or not PRECISIONS[name].master]
+    own = own_precision(graph)
+    precisions = [
+        name
+        for name, one in PRECISIONS.items()
+        if name == own or graph.is_training or not (one.casts_parameters or one.has_masters)
+    ]
     states = tuple(kept_state(graph, precision, name) for precision in precisions for name in names)
     samples = graph.origin.batch_size or 1
     activations = tuple(_activations(graph, precisions, samples))
@@ -170,7 +176,7 @@ def estimate_memory(graph: OpGraph, cluster: Cluster | None = None, *, optimizer
         graph=graph,
         parameters=parameters,
         trained=trained,
-        precision=own_precision(graph),
+        precision=own,
         optimizer=chosen,
         samples=samples,
         states=states,
@@ -231,7 +237,7 @@ def _activations(graph: OpGraph, precisions: list[str], samples: int) -> Iterato
     again = min(plain, held_bytes(graph, Strategy(recompute=EACH_LAYER))) if can_recompute(graph) else plain
     width = activation_width(graph)
     for name in precisions:
-        scale = PRECISIONS[name].activation / width
+        scale = number_bytes(PRECISIONS[name].activation) / width
         yield Activations(name, int(plain * scale), int(again * scale), math.ceil(again * scale / samples))
 
 

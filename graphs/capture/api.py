@@ -20,6 +20,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from graphs.capture.casting import kept_formats
 from graphs.capture.emit import emit
 from graphs.capture.export import trace_inference, trace_of
 from graphs.capture.failure import TO_MODULES, capture_failure
@@ -33,8 +34,9 @@ from graphs.capture.record import Loss, argument_leaves, trace_forward, trace_tr
 from graphs.capture.rows import add_rows
 from graphs.capture.trace import Trace, flat
 from graphs.errors import CaptureError, PlacementError, UnknownNameError
+from graphs.kept import precision_named
 from graphs.opgraph import OpGraph, Origin
-from graphs.optimizers import OPTIMIZERS, Optimizer
+from graphs.recipes import OPTIMIZERS, Optimizer, Precision
 
 GRANULARITIES = ("op", "module", "auto")
 _SUM = 2  # of torch's enumeration of reductions
@@ -49,6 +51,7 @@ def capture(
     granularity: str = "op",
     loss: Loss | None = None,
     optimizer: str = "adam",
+    precision: str | None = None,
     name: str | None = None,
 ) -> OpGraph:
     """The graph of one inference (in evaluation mode) or one training step (in training mode) of a model.
@@ -65,21 +68,31 @@ def capture(
         loss: function from the model's output to a scalar; by default a scalar output, the output's ``loss``,
             or the sum of the means of all floating-point outputs.
         optimizer: ``"adam"``, ``"adamw"``, ``"momentum"`` or ``"sgd"``: what is kept and moved per parameter.
+        precision: number formats that the model is to be trained in, as in `graphs.recipes.PRECISIONS`; None: those
+            that it has.
         name: of the graph; by default the model's class.
 
     Raises:
         CaptureError: the model cannot be traced; the message names the module and the line.
-        UnknownNameError: no such granularity or optimizer.
+        UnknownNameError: no such granularity, optimizer or precision.
     """
     if granularity not in GRANULARITIES:
         raise UnknownNameError("granularity", granularity, GRANULARITIES)
     if granularity != "module":
         try:
-            return with_step(capture_program(model, args, kwargs, train, loss=loss, optimizer=optimizer, name=name))
+            program = capture_program(
+                model, args, kwargs, train, loss=loss, optimizer=optimizer, precision=precision, name=name
+            )
+            return with_step(program)
         except CaptureError as error:
-            if granularity == "op" or error.way_out != TO_MODULES:
+            if granularity == "op" or error.way_out != TO_MODULES or precision is not None:
                 raise
             warnings.warn(f"{error.reason}; each leaf module is one op instead.", stacklevel=2)
+    if precision is not None:
+        raise CaptureError(
+            f"precision {precision!r:.60} makes casts of single ops, and with granularity='module' there are none; "
+            "leave the granularity out, or convert the model before."
+        )
     model, positional, keywords = _checked(model, args, kwargs, loss)
     with quiet_loggers(), _disable_current_modes():  # the caller's own fake tensor mode, say
         title = name or type(model).__name__
@@ -96,6 +109,7 @@ def capture_program(
     *,
     loss: Loss | None = None,
     optimizer: str = "adam",
+    precision: str | None = None,
     name: str | None = None,
 ) -> Program:
     """As `capture` at op granularity, with the traced step that the graph was made of, so that it can be run.
@@ -103,14 +117,16 @@ def capture_program(
     Raises:
         CaptureError, UnknownNameError: as `capture`.
     """
-    chosen = optimizer_named(optimizer)
+    chosen, formats = optimizer_named(optimizer), None if precision is None else precision_named(precision)
     model, positional, keywords = _checked(model, args, kwargs, loss)
     with quiet_loggers(), _disable_current_modes():
-        fake = Faker(FakeTensorMode(allow_non_fake_inputs=True))
-        trace = _trace(model, positional, keywords, train, loss, fake)
-        drafts = lower(trace, chosen)
+        converted = None if formats is None else kept_formats(model, formats)
+        fake = Faker(FakeTensorMode(allow_non_fake_inputs=True), converted)
+        trace = _trace(model, positional, keywords, train, loss, fake, formats)
+        drafts = lower(trace, chosen, formats)
         add_rows(drafts)
         origin = replace(_origin(train, "op", chosen, positional, keywords), summed_loss=_summed_loss(trace))
+        origin = replace(origin, precision=precision)
         graph = emit(drafts, name or type(model).__name__, origin)
     leaves = argument_leaves(model, positional, keywords)
     settings = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)}
@@ -180,14 +196,23 @@ def _summed_loss(trace: Trace) -> str | None:
 
 
 def _trace(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, loss: Loss | None, fake: Faker
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    train: bool,
+    loss: Loss | None,
+    fake: Faker,
+    precision: Precision | None,
 ) -> Trace:
     fake_args, fake_kwargs = fake.arguments(args), fake.arguments(kwargs)
     try:
         with borrowed(model, train, fake):
             if train:
                 with fake.mode:
-                    return trace_training(model, fake_args, fake_kwargs, loss)
+                    return trace_training(model, fake_args, fake_kwargs, loss, precision)
+            if precision is not None:  # casts are made while the model runs, which torch.export does not follow
+                with fake.mode:
+                    return trace_forward(model, fake_args, fake_kwargs, precision=precision)
             trace = trace_inference(model, fake_args, fake_kwargs)
             if not _lost(trace, fake):
                 return trace

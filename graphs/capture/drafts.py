@@ -169,7 +169,7 @@ class StateUse:
         size_bytes: its bytes, once.
         dtype: of its elements.
         trained: an update op writes it.
-        trained_copies: tensors of its size kept beside it: gradients, and states of the optimizer.
+        gradient_bytes, optimizer_bytes: kept beside it: its gradient, and what the optimizer remembers.
         written: some op of the step writes it.
         rows: the ways in which it may be split: an axis and the part of it.
     """
@@ -180,7 +180,8 @@ class StateUse:
     dtype: str
     trained: bool = False
     written: bool = False
-    trained_copies: tuple[int, int] = (0, 0)
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
     rows: list[tuple[str, Part]] = field(default_factory=list)
 
     @property

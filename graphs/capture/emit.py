@@ -108,8 +108,8 @@ def _kept_bytes(drafts: Drafts, alive: list[bool], users: list[list[int]]) -> li
         if _is_tiny(state):
             continue
         owner = ops[0] if ops else next(first_in[p] for p in prefixes(state.module) if p in first_in)
-        for part, copies in enumerate((1, *state.trained_copies)):
-            kept[owner][part] += copies * state.size_bytes
+        for part, size in enumerate((state.size_bytes, state.gradient_bytes, state.optimizer_bytes)):
+            kept[owner][part] += size
     return kept
 
 
@@ -124,8 +124,8 @@ def _states(drafts: Drafts, users: list[list[int]], ops: list[Op]) -> list[State
             state.name,
             tuple(ops[number].name for number in sorted(drafts.ops[i].number or 0 for i in of_state)),
             state.size_bytes,
-            state.trained_copies[0] * state.size_bytes,
-            state.trained_copies[1] * state.size_bytes,
+            state.gradient_bytes,
+            state.optimizer_bytes,
             frozen=state.kind == PARAMETER and not state.written,
             dtype=state.dtype,
         )

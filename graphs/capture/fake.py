@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -33,10 +33,14 @@ class Faker:
     """Fake twins of tensors. Tied tensors get one twin, tensors that share memory get twins that share memory.
 
     Tensors on ``meta`` get twins on the CPU, so that models built without weights meet their inputs on one device.
+
+    Args:
+        formats: of twins that have another one than their tensors, by the ids of these.
     """
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, formats: Mapping[int, torch.dtype] | None = None) -> None:
         self.mode = mode
+        self._formats = dict(formats or {})
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._memory: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
@@ -56,11 +60,11 @@ class Faker:
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided:
             return self.mode.from_tensor(tensor)
-        storage = tensor.untyped_storage()
-        key = (storage._cdata, tensor.dtype)
+        storage, dtype = tensor.untyped_storage(), self._formats.get(id(tensor), tensor.dtype)
+        key = (storage._cdata, dtype)
         if key not in self._memory:
             n_elements = storage.nbytes() // tensor.dtype.itemsize
-            self._memory[key] = torch.empty(n_elements, dtype=tensor.dtype, device="meta")
+            self._memory[key] = torch.empty(n_elements, dtype=dtype, device="meta")
         shadow = self._memory[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         return self._fake(shadow, tensor)
 

@@ -31,13 +31,13 @@ from graphs.capture.trace import (
     value_of,
 )
 from graphs.opgraph import Phase
-from graphs.optimizers import Optimizer
+from graphs.recipes import Optimizer, Precision
 
 # Calls that bring a number to the host, where the program may decide by it: somebody reads it, though no op does.
 _TO_HOST = ("item", "_local_scalar_dense", "is_nonzero", "equal")
 
 
-def lower(trace: Trace, optimizer: Optimizer) -> Drafts:
+def lower(trace: Trace, optimizer: Optimizer, precision: Precision | None = None) -> Drafts:
     """Ops, tensors and states of a trace, with one update op for each gradient of the trace.
 
     Raises:
@@ -47,7 +47,7 @@ def lower(trace: Trace, optimizer: Optimizer) -> Drafts:
     with limited_calls():
         walk.run(trace.graph)
     walk.mark_results()
-    walk.add_updates(optimizer)
+    walk.add_updates(optimizer, precision)
     walk.link_mirrors()
     walk.drafts.mark_weight_gradients()
     walk.note_memory()
@@ -302,7 +302,7 @@ class _Walk:
             if read.root.state is not None and read.root.state in self._first_user:
                 yield self._first_user[read.root.state]
 
-    def add_updates(self, optimizer: Optimizer) -> None:
+    def add_updates(self, optimizer: Optimizer, precision: Precision | None) -> None:
         """One op for each parameter with a gradient: reads the gradient, reads and writes parameter and states."""
         for parameter, gradient in self._trace.gradients:
             state = self._roots[parameter].state
@@ -311,7 +311,7 @@ class _Walk:
                 continue
             reads = tuple(_operands(self._reads_of(gradient)))
             values = [value for _, value, _ in reads if value is not None]
-            number = self.drafts.add(update_draft(use, state, values, optimizer))
+            number = self.drafts.add(update_draft(use, state, values, optimizer, precision))
             self.drafts.updates.append((number, reads, self._roots[parameter]))
             for value in values:
                 self.drafts.values[value].gradient_of.append(state)

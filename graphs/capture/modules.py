@@ -28,7 +28,7 @@ from graphs.capture.record import trace_forward
 from graphs.capture.trace import PARAMETER, Trace
 from graphs.errors import PlacementError
 from graphs.opgraph import OpGraph, Origin, Phase
-from graphs.optimizers import Optimizer
+from graphs.recipes import Optimizer
 
 
 def capture_modules(
@@ -277,4 +277,4 @@ def _add_updates(drafts: Drafts, optimizer: Optimizer) -> None:
         for state in value.gradient_of:
             gradients.setdefault(state, []).append(number)
     for state, values in sorted(gradients.items()):
-        drafts.add(update_draft(drafts.states[state], state, values, optimizer))
+        drafts.add(update_draft(drafts.states[state], state, values, optimizer, None))

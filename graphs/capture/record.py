@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphs.capture.casting import cast, dtype_of, follow, in_precision
 from graphs.capture.costs import general_kernels, out_of_place, shows_other_memory
 from graphs.capture.failure import does_not_fit, reason_of
 from graphs.capture.fake import InPlaceViews, is_expanded, run_fake
@@ -37,11 +38,18 @@ from graphs.capture.trace import (
 )
 from graphs.errors import CaptureError
 from graphs.opgraph import Phase
+from graphs.recipes import Precision
 
 Loss = Callable[[Any], torch.Tensor]
 
 
-def trace_training(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss: Loss | None) -> Trace:
+def trace_training(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    loss: Loss | None,
+    precision: Precision | None = None,
+) -> Trace:
     """Forward pass, loss and gradients of all trainable parameters.
 
     Raises:
@@ -57,10 +65,11 @@ def trace_training(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     placeholders = [recorder.node_of(p) for p in parameters.values()]
     # Before the run, after which a slice that is all of an argument would be taken for it.
     arguments = {name: recorder.node_of(tensor) for name, tensor in argument_tensors(model, args, kwargs)}
+    call, casts = in_precision(model, precision)
     # One thread, so that autograd runs the backward pass where the recorder can see it.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     with torch.enable_grad(), one_thread, general_kernels(), recorder, recorder.calls.watched():
-        output = model(*args, **kwargs)
+        output = call(*args, **kwargs)
         tensors = output_tensors(output)
         nodes = tuple(recorder.node_of(tensor) for tensor in tensors)
         tangents: dict[int, fx.Node] = {}
@@ -72,13 +81,16 @@ def trace_training(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         value = default_loss(seen_by_loss) if loss is None else _loss_of(loss, seen_by_loss)
         _check_loss(value)
         recorder.phase = Phase.BACKWARD
-        sent = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+        if precision is None or not precision.has_narrow_gradients:
+            casts = {}
+        of = [casts.get(id(p), p) for p in parameters.values()]
+        sent = torch.autograd.grad(value, of, allow_unused=True)
         gradients = [_total_gradient(p, gradient) for p, gradient in zip(parameters.values(), sent, strict=True)]
-    pairs = [
-        (node, recorder.node_of(gradient))
-        for node, gradient in zip(placeholders, gradients, strict=True)
-        if gradient is not None
-    ]
+        pairs = [
+            (node, _kept_gradient(recorder, gradient, precision))
+            for node, gradient in zip(placeholders, gradients, strict=True)
+            if gradient is not None
+        ]
     outputs = Outputs.of(output, tensors, nodes, tangents)
     results = (recorder.node_of(value),)
     return Trace(
@@ -93,15 +105,20 @@ def trace_training(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def trace_forward(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], differentiable: bool = False
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    differentiable: bool = False,
+    precision: Precision | None = None,
 ) -> Trace:
     """One forward pass; every op knows the module call it was made in.
 
     ``differentiable``: under autograd, as in training, where the model may take gradients itself.
     """
     recorder = Recorder(model, argument_tensors(model, args, kwargs))
+    call, _ = in_precision(model, precision)
     with torch.set_grad_enabled(differentiable), general_kernels(), recorder, recorder.calls.watched():
-        output = model(*args, **kwargs)
+        output = call(*args, **kwargs)
     tensors = tuple(output_tensors(output))
     results = tuple(recorder.node_of(tensor) for tensor in tensors)
     arguments = {name: recorder.node_of(tensor) for name, tensor in argument_tensors(model, args, kwargs)}
@@ -123,6 +140,16 @@ def _total_gradient(parameter: torch.Tensor, gradient: torch.Tensor | None) -> t
     if parameter.grad is None or gradient is None:
         return gradient if parameter.grad is None else parameter.grad
     return gradient + parameter.grad
+
+
+def _kept_gradient(recorder: Recorder, gradient: torch.Tensor, precision: Precision | None) -> fx.Node:
+    """The node of a gradient in the format in which it is kept."""
+    made = recorder.node_of(gradient)
+    if precision is None:
+        return made
+    kept = recorder.node_of(cast(gradient, dtype_of(precision.gradient)))
+    follow(kept, made)
+    return kept
 
 
 class _Boundary(torch.autograd.Function):

@@ -18,7 +18,7 @@ from typing import Any
 from graphs.disk import read_json, read_text, stem
 from graphs.errors import GraphError, GraphFileError
 from graphs.opgraph import ANY_DEVICE, Op, OpGraph, Origin, Phase, Tensor
-from graphs.optimizers import OPTIMIZERS
+from graphs.recipes import OPTIMIZERS
 
 ACCELERATOR, CPU = "accelerator", "cpu"  # the device kinds of a NeurIPS 2020 problem
 Path = str | os.PathLike[str]

@@ -11,7 +11,7 @@ import numpy as np
 
 from graphs.arrays import BoolArray, IntArray, sums
 from graphs.opgraph import OpGraph, Origin, Phase
-from graphs.optimizers import OPTIMIZERS, UPDATE_KIND, Optimizer
+from graphs.recipes import OPTIMIZERS, UPDATE_KIND, Optimizer
 
 _NEITHER = {"input", "parameter", "buffer", "constant", "op"}  # kinds of ops that are neither operators nor modules
 
@@ -57,7 +57,7 @@ def _optimizer(graph: OpGraph) -> Optimizer | None:
 def _updated_bytes(graph: OpGraph, optimizer: Optimizer) -> IntArray:
     """int64 [n]: the parameter that each update op writes, which moves a fixed number of copies of it."""
     is_update = np.array([kind.startswith(UPDATE_KIND) for kind in graph.kinds], dtype=np.bool_)
-    return np.where(is_update, graph.bytes_moved / optimizer.moved_copies, 0).astype(np.int64)
+    return np.where(is_update, graph.bytes_moved / optimizer.moved_bytes(1, 1, 1), 0).astype(np.int64)
 
 
 def _by_holder(graph: OpGraph, updated: IntArray, optimizer: Optimizer) -> IntArray:

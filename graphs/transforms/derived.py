@@ -38,6 +38,7 @@ class Exchanged:
         is_summed: whether the micro-batches' copies were added up first.
         is_again: it was gathered once before, and is gathered again for the backward pass.
         phase: in which it is needed.
+        cast: of a parameter, the op that casts what is stored of it before it travels; -1 for none.
     """
 
     what: str
@@ -47,6 +48,7 @@ class Exchanged:
     is_summed: bool = False
     is_again: bool = False
     phase: int = 0
+    cast: int = -1
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from graphs.errors import GraphError, UnknownNameError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
-from graphs.optimizers import OPTIMIZERS, UPDATE_KIND
+from graphs.recipes import OPTIMIZERS, PRECISIONS, UPDATE_KIND, number_bytes
 from graphs.rows import State
 
 
@@ -33,6 +33,13 @@ def with_optimizer(graph: OpGraph, name: str) -> OpGraph:
             f"graph {show(graph.name)} has no update of a known optimizer; capture a training step of the model."
         )
     old, new = OPTIMIZERS[before], OPTIMIZERS[name]
+    precision = PRECISIONS[graph.origin.precision or "float32"]  # without one they all have one format, too
+    widths = [number_bytes(dtype) for dtype in (precision.parameter, precision.gradient, precision.state)]
+    moved, moved_before = (
+        one.moved_bytes(widths[0], widths[1], widths[2], has_masters=precision.has_masters) for one in (new, old)
+    )
+    copies = new.remembered_copies(precision.has_masters)
+    states_per_gradient = copies * widths[2] // widths[1]
     is_update = np.array([kind == f"{UPDATE_KIND}{before}" for kind in graph.kinds], dtype=np.bool_)
     renamed = {
         op: f"{op.removesuffix(before)}{name}"
@@ -45,11 +52,11 @@ def with_optimizer(graph: OpGraph, name: str) -> OpGraph:
         kinds=tuple(
             f"{UPDATE_KIND}{name}" if mine else kind for kind, mine in zip(graph.kinds, is_update.tolist(), strict=True)
         ),
-        bytes_moved=np.where(is_update, graph.bytes_moved / old.moved_copies * new.moved_copies, graph.bytes_moved),
-        optimizer_bytes=graph.gradient_bytes * new.states,
+        bytes_moved=np.where(is_update, graph.bytes_moved / moved_before * moved, graph.bytes_moved),
+        optimizer_bytes=graph.gradient_bytes * states_per_gradient,
         time_s=np.where(is_update[:, None], np.nan, graph.time_s),
         fixed_s=np.where(is_update[:, None], 0.0, graph.fixed_s),
-        states=tuple(_state(state, renamed, new.states) for state in graph.states),
+        states=tuple(_state(state, renamed, states_per_gradient) for state in graph.states),
         origin=replace(graph.origin, optimizer=name),
     )
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from graphs.errors import GraphError
 from graphs.files import load_json_graph, save_graph
+from graphs.kept import precision_named
 from graphs.opgraph import OpGraph
 from graphs.origin import CapturedStep, keep_step
 from graphs.zoo import MODELS, build
@@ -25,22 +26,31 @@ if TYPE_CHECKING:
     from graphs.capture import Program
 
 
-def model_graph(name: str, train: bool = False, granularity: str = "op", batch_size: int | None = None) -> OpGraph:
+def model_graph(
+    name: str,
+    train: bool = False,
+    granularity: str = "op",
+    batch_size: int | None = None,
+    precision: str | None = None,
+) -> OpGraph:
     """The graph of a built-in model, from the cache if this version captured it before.
 
     Raises:
-        UnknownNameError: no model of that name, or no such granularity.
+        UnknownNameError: no model of that name, or no such granularity or precision.
         GraphError: a batch size below 1.
+        CaptureError: a precision at another granularity than of ops.
     """
     if name not in MODELS:
         build(name)  # says so
     size = "" if batch_size is None else f"-{batch_size}"
-    kind = f"{name}{size}-{'train' if train else 'inference'}-{granularity}"
+    if precision is not None:
+        precision_named(precision)
+    kind = f"{name}{size}-{'train' if train else 'inference'}-{granularity}{'-' if precision else ''}{precision or ''}"
     path = cache_dir() / f"{kind}-{_stamp()}.json"
     if path.is_file():  # no pipe, which would wait for a writer
         with suppress(GraphError):
             return _with_step(load_json_graph(path), name, train, granularity, batch_size)
-    graph = _capture(name, train, granularity, batch_size)
+    graph = _capture(name, train, granularity, batch_size, precision)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for old in path.parent.glob(f"{kind}-*.json"):
@@ -59,12 +69,12 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "placement"
 
 
-def _capture(name: str, train: bool, granularity: str, batch_size: int | None) -> OpGraph:
+def _capture(name: str, train: bool, granularity: str, batch_size: int | None, precision: str | None) -> OpGraph:
     from graphs.capture import capture  # loads torch
 
     zoo = build(name, batch_size=batch_size)
     args = zoo.train_args if train else zoo.args
-    graph = capture(zoo.model, args, train=train, granularity=granularity, name=name)
+    graph = capture(zoo.model, args, train=train, granularity=granularity, precision=precision, name=name)
     samples = MODELS[name].batch_size if batch_size is None else batch_size  # some have it in another dimension
     return replace(graph, origin=replace(graph.origin, batch_size=samples))
 
@@ -78,9 +88,11 @@ def _with_step(graph: OpGraph, name: str, train: bool, granularity: str, batch_s
         from graphs.capture import capture_program
 
         zoo = build(name, batch_size=batch_size)
-        return capture_program(zoo.model, zoo.train_args if train else zoo.args, None, train, name=name)
+        args = zoo.train_args if train else zoo.args
+        return capture_program(zoo.model, args, None, train, precision=precision, name=name)
 
-    return keep_step(graph, CapturedStep(program, lambda: f"{name} {batch_size} {train}"))
+    precision = graph.origin.precision
+    return keep_step(graph, CapturedStep(program, lambda: f"{name} {batch_size} {train} {precision or ''}"))
 
 
 @cache

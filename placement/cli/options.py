@@ -57,6 +57,18 @@ Optimizer = Annotated[
         help="Optimizer whose update ends a training step: adam, adamw, momentum or sgd; by default as captured, adam.",
     ),
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="NAME",
+        autocompletion=completion.one_of(completion.PRECISIONS),
+        show_default=False,
+        help="Number formats that a model is trained in: mixed, parameters and states of float32 computed with in "
+        "bfloat16; master, bfloat16 with gradients, states and a copy of the parameters in float32; or "
+        "mixed-bf16-reduce, float32, bfloat16. As the model is by default.",
+    ),
+]
 Granularity = Annotated[
     str,
     typer.Option(

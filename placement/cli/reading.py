@@ -19,6 +19,7 @@ class HowToRead:
     granularity: str
     dim: list[str] | None
     optimizer: str | None = None
+    precision: str | None = None
     stack: str | None = None
 
 
@@ -34,7 +35,7 @@ def read_graph(graph: str, how: HowToRead) -> Source:
     with progress(f"reading {graph}"):
         from placement.inputs.sources import read_source
 
-        source = read_source(graph, train=how.train, granularity=how.granularity, dims=sizes)
+        source = read_source(graph, train=how.train, granularity=how.granularity, dims=sizes, precision=how.precision)
     if how.optimizer is not None:
         from graphs.transforms.optimizers import with_optimizer
 

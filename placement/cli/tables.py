@@ -200,8 +200,8 @@ def new_table(*headers: str, left: Sequence[str] = ()) -> Table:
 
 _ESTIMATE_NOTES = (
     "kept: on the devices all step; activations: what else a step holds at its peak on one device",
-    "mixed: parameters, gradients and activations of 2 bytes, the optimizer's copy and state of 4; of a model that was",
-    "captured under autocast: activations of 2, all that is kept of 4",
+    "mixed: activations of 2 bytes, all that is kept of 4, as under autocast or FSDP2's mixed precision; -bf16-reduce:",
+    "gradients of 2; master: parameters and activations of 2, gradients, the optimizer's state and copy of 4",
     "recomputed: the forward pass of each layer runs again; one sample: in micro-batches of one sample, too",
     "devices: at least so many for all, recomputed, and one sample; what is kept in equal parts, the batch shared out",
 )

@@ -13,13 +13,16 @@ from types import ModuleType
 from typing import Any
 
 from graphs.errors import CaptureError, GraphFileError, UnknownNameError
+from graphs.kept import own_precision, precision_named
 from graphs.opgraph import OpGraph
 from placement.inputs.main_memory import available_bytes
 
 Building = contextlib.AbstractContextManager[Any]  # how tensors are made while a function runs
 
 
-def graph_of_function(label: str, train: bool, granularity: str, dims: Mapping[str, int]) -> OpGraph:
+def graph_of_function(
+    label: str, train: bool, granularity: str, dims: Mapping[str, int], precision: str | None = None
+) -> OpGraph:
     """The graph of the model that a function returns, or the graph that it returns.
 
     The function runs first so that its tensors take no memory. Where it or the capture needs their values, it runs once
@@ -27,7 +30,7 @@ def graph_of_function(label: str, train: bool, granularity: str, dims: Mapping[s
 
     Args:
         label: ``file.py:function``.
-        train, granularity: as of `graphs.capture.capture`.
+        train, granularity, precision: as of `graphs.capture.capture`.
         dims: keyword arguments for the function.
 
     Raises:
@@ -39,15 +42,16 @@ def graph_of_function(label: str, train: bool, granularity: str, dims: Mapping[s
     try:
         returned = call_function(label, dims, on_meta())
     except CaptureError:
-        return _captured(label, call_function(label, dims), train, granularity)
+        return _captured(label, call_function(label, dims), train, granularity, precision)
     if not isinstance(returned, OpGraph):  # else the user's own, or captured by him: his way
         fits = _weight_bytes(returned) < available_bytes()
         try:
-            return _captured(label, returned, train, "op" if fits and granularity == "auto" else granularity)
+            granularity_now = "op" if fits and granularity == "auto" else granularity
+            return _captured(label, returned, train, granularity_now, precision)
         except CaptureError:
             if not fits:
                 raise
-    return _captured(label, call_function(label, dims), train, granularity)
+    return _captured(label, call_function(label, dims), train, granularity, precision)
 
 
 def _weight_bytes(returned: Any) -> int:
@@ -60,8 +64,9 @@ def _weight_bytes(returned: Any) -> int:
     return sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
 
 
-def _captured(label: str, returned: Any, train: bool, granularity: str) -> OpGraph:
+def _captured(label: str, returned: Any, train: bool, granularity: str, precision: str | None) -> OpGraph:
     if isinstance(returned, OpGraph):
+        check_precision(label, returned, precision)
         if train:
             raise GraphFileError(f"{label} returns a graph, which is what it is; --train is for models.")
         return returned
@@ -74,11 +79,27 @@ def _captured(label: str, returned: Any, train: bool, granularity: str) -> OpGra
     with contextlib.redirect_stdout(sys.stderr):
         model, args, kwargs = (*returned, None)[:3]
         try:
-            return capture(model, args, kwargs, train, granularity=granularity, name=label.rpartition(":")[2])
+            name = label.rpartition(":")[2]
+            return capture(model, args, kwargs, train, granularity=granularity, precision=precision, name=name)
         except CaptureError as error:
             raise CaptureError(
                 error.reason, error.way_out.replace('granularity="module"', "--granularity module")
             ) from error
+
+
+def check_precision(argument: str, graph: OpGraph, precision: str | None) -> None:
+    """Refuse a precision for a graph, which has one.
+
+    Raises:
+        UnknownNameError: no such precision.
+        GraphFileError: another one than that of the graph.
+    """
+    if precision is None or precision_named(precision).name == own_precision(graph):
+        return
+    raise GraphFileError(
+        f"{argument} is a graph already, in {own_precision(graph)}, and --precision says what a model is captured in; "
+        f"leave it out, or capture the model with --precision {precision}."
+    )
 
 
 def is_function(argument: str) -> bool:

@@ -20,7 +20,7 @@ from graphs.opgraph import OpGraph
 from graphs.readers.published import is_neurips, is_profile_line, read_neurips, read_pipedream
 from graphs.zoo import MODELS
 from graphs.zoo.cache import model_graph
-from placement.inputs.functions import call_function, described, graph_of_function, is_function
+from placement.inputs.functions import call_function, check_precision, described, graph_of_function, is_function
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,12 @@ class Source:
 
 
 def read_source(
-    argument: str, *, train: bool = False, granularity: str = "op", dims: Mapping[str, int] | None = None
+    argument: str,
+    *,
+    train: bool = False,
+    granularity: str = "op",
+    dims: Mapping[str, int] | None = None,
+    precision: str | None = None,
 ) -> Source:
     """The graph a GRAPH argument names.
 
@@ -43,17 +48,18 @@ def read_source(
         granularity: of what is captured, ``"op"``, ``"module"`` or ``"auto"``.
         dims: sizes of the symbolic dimensions of an ONNX model, by name; of a built-in model ``"batch"``, its samples;
             keyword arguments of a ``file.py:function``.
+        precision: of what is captured; None: as the model is.
 
     Raises:
-        UnknownNameError: neither a model nor a file.
+        UnknownNameError: neither a model nor a file, or no such precision.
         GraphFileError: a file that is not what it says, or an option that does not suit it.
         CaptureError: the model cannot be traced, or the user's function failed.
     """
     is_model = argument in MODELS
     if is_model:
-        return Source(model_graph(argument, train, granularity, batch_of(argument, dims or {})))
+        return Source(model_graph(argument, train, granularity, batch_of(argument, dims or {}), precision))
     if is_function(argument):
-        return Source(graph_of_function(argument, train, granularity, dims or {}))
+        return Source(graph_of_function(argument, train, granularity, dims or {}, precision))
     if dims and not argument.endswith(".onnx"):
         raise GraphFileError(
             f"--dim gives sizes to ONNX models, built-in models and file.py:function, and {argument} is none of them; "
@@ -62,7 +68,9 @@ def read_source(
     check_name(argument)
     if granularity != "op":
         raise GraphFileError(f"--granularity is for models, and {argument} is a file; leave it out.")
-    return _from_file(argument, train, dims or {})
+    source = _from_file(argument, train, dims or {})
+    check_precision(argument, source.graph, precision)
+    return source
 
 
 def check_name(argument: str) -> None:

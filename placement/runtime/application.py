@@ -76,8 +76,13 @@ def apply(
     def program() -> Program:
         if isinstance(model, nn.Module):
             check_call(model, positional, keywords)
-        optimizer = placed.graph.origin.optimizer or "adam"
-        return capture_program(model, positional, keywords, placed.graph.is_training, loss=loss, optimizer=optimizer)
+        origin = placed.graph.origin
+        return capture_program(
+            *(model, positional, keywords, placed.graph.is_training),
+            loss=loss,
+            optimizer=origin.optimizer or "adam",
+            precision=origin.precision,
+        )
 
     request = Request(
         model=model,

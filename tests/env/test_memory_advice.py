@@ -19,7 +19,7 @@ from graphs.capture import capture
 from graphs.errors import InfeasibleError
 from graphs.kept import activation_bytes, kept_words
 from graphs.opgraph import Op, OpGraph
-from graphs.optimizers import OPTIMIZERS
+from graphs.recipes import OPTIMIZERS
 
 
 def cluster(*memory_bytes: int) -> Cluster:

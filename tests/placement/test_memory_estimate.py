@@ -34,7 +34,8 @@ def test_the_state_is_that_of_the_formulas() -> None:
     graph, n = layers(), 3 * 10_100
     assert parameter_counts(graph) == (n, n)
     assert kept_state(graph, "float32", "adam").total_bytes == 16 * n == graph.kept_bytes.sum()
-    assert kept_state(graph, "mixed", "adam").total_bytes == 16 * n  # the ZeRO paper's 2 + 2 + 12
+    assert kept_state(graph, "mixed", "adam").total_bytes == (4 + 4 + 8) * n
+    assert kept_state(graph, "master", "adam").total_bytes == (2 + 4 + 12) * n
     assert kept_state(graph, "mixed", "momentum").total_bytes == 12 * n
     assert kept_state(graph, "bfloat16", "adamw").total_bytes == 8 * n
     assert kept_state(graph, "bfloat16", "sgd").optimizer_bytes == 0
@@ -106,7 +107,7 @@ def test_packed_weights_of_four_bits_stay_packed() -> None:
 
     graph = capture(Packed(), (torch.ones(4, 100),), train=True)
     assert kept_state(graph, "float32", "adam").parameter_bytes == 5000 + 400
-    assert kept_state(graph, "mixed", "adam").parameter_bytes == 5000 + 200
+    assert kept_state(graph, "master", "adam").parameter_bytes == 5000 + 200
 
 
 def test_a_model_under_autocast_is_mixed_as_captured() -> None:

@@ -156,15 +156,18 @@ def local_costs(
         work = work * cut.share(size, weights)
         tensor = tensor * cut.written_share(size, weights)
     parts = sizes.axes[split.zero_axis] if split.zero_axis >= 0 else 1
-    updates = np.unique(states.update[split.stored_in_parts(states) & states.trained])
+    stored = np.unique(states.update[split.stored_in_parts(states) & states.trained])
+    casts = split.cast_in_parts(states)
+    tensor[graph.output_ptr[casts]] /= parts
+    stored = np.concatenate([stored, casts])  # each place does its part of these
     op_s = np.zeros(graph.n_ops)
     shares = sizes.shares[0] if sizes.shares else ()
     # A micro-batch has a host of its own, and so has what is done once a step (`OpGraph.stream` of split graphs).
     stream = None if split.chunks is None else (split.chunks.extent > 0).astype(np.int64)
     for replica in range(len(shares)) if shares else (None,):
         own_work = local_work(graph, every, replica, sized=times.reads_extents)
-        own_work.flops[updates] /= parts
-        own_work.moved[updates] /= parts
+        own_work.flops[stored] /= parts
+        own_work.moved[stored] /= parts
         # The axis of replicas is the outermost one.
         own = devices if replica is None else [_stretch(numbers, replica, len(shares)) for numbers in devices]
         slower = _slower(every, replica)
@@ -296,7 +299,7 @@ def _job_bytes(
         return {"job_bytes": np.zeros(0), "job_made": np.zeros(0)}
     k = np.array(sizes.axes or (1,), dtype=float)[jobs.axis]
     parameter = _local_states(split, sizes, states, states.parameter, False) if len(states.owner) else np.zeros(1)
-    local = np.where(jobs.tensor >= 0, tensor[jobs.tensor], parameter[jobs.state])
+    local = np.where(jobs.tensor >= 0, tensor[jobs.tensor], parameter[jobs.state] * jobs.amount)
     of_part = (jobs.tensor >= 0) & ((jobs.kind == ALL_GATHER) | (jobs.kind == ALL_TO_ALL))
     whole = np.where(of_part, local * k, np.where(jobs.kind == HALO, local * k * jobs.amount, local))
     whole = np.where(jobs.kind == STATISTICS, jobs.amount, whole)

@@ -20,8 +20,8 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.op_kinds import shape_readers
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.splitting.sharding import SUM, WHOLE
+from graphs.transforms.splitting.storage_ops import Gathered, cast_tensor, gathers_of, parameter_casts
 from graphs.transforms.splitting.synchronised import NUMBERS
-from graphs.transforms.splitting.zero import layer_of
 
 if TYPE_CHECKING:
     from baselines.strategies.estimating.cuts import AxisCut
@@ -84,7 +84,8 @@ class Jobs:
         block: int64 [j], of the op that it belongs to.
         is_gradient: bool [j], whether it reduces a gradient, once a step and in a bucket.
         is_update: bool [j], whether it gathers parameters that were updated.
-        amount: float64 [j], of a halo the share of the tensor that a neighbour's border is, of statistics their bytes.
+        amount: float64 [j], of a halo the share of the tensor that a neighbour's border is, of statistics their bytes,
+            of a state the share of its bytes that travels.
         waits_op, waits_job: int64 [w] each: place of an op, and the job for which it waits.
     """
 
@@ -146,7 +147,8 @@ class States:
         trained: bool [s], whether an update writes it.
         frozen: bool [s], whether it is a parameter that no op writes.
         update: int64 [s], the op that updates it; -1 for none.
-        uses: for forward and backward pass: (first op, last op, state, layer) of each state that the pass reads.
+        gathers: those of all states, if they are stored in parts.
+        casts: int64 [c], ops that cast a parameter before it is gathered; cast_state: int64 [c], its number.
         largest_used: float64 [n], bytes of the largest parameter that each op uses.
     """
 
@@ -157,17 +159,17 @@ class States:
     trained: BoolArray
     frozen: BoolArray
     update: IntArray
-    uses: tuple[tuple[int, int, int, str], ...]
+    gathers: tuple[Gathered, ...]
+    casts: IntArray
+    cast_state: IntArray
     largest_used: FloatArray
 
     @staticmethod
     def of(graph: OpGraph) -> States:
         index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
-        owner, sizes, trained, update, uses = [], [], [], [], []
-        position = graph.topological_position
+        owner, sizes, trained, update = [], [], [], []
         largest = np.zeros(graph.n_ops)
-        writes_gradients = _writes_only_gradients(graph)
-        for s, state in enumerate(graph.states):
+        for state in graph.states:
             ops = [index[user] for user in state.users]
             owner.append(ops[0])
             largest[ops] = np.maximum(largest[ops], state.parameter_bytes)
@@ -175,14 +177,7 @@ class States:
             updates = [op for op in ops if graph.phase[op] == Phase.UPDATE]
             trained.append(bool(updates))
             update.append(updates[0] if updates else -1)
-            for phase in (Phase.FORWARD, Phase.BACKWARD) if updates or state.frozen else ():
-                used = [op for op in ops if graph.phase[op] == phase]
-                if phase is Phase.BACKWARD:
-                    used = [op for op in used if not writes_gradients[op]]
-                if used:
-                    by_place = sorted(used, key=lambda op: int(position[op]))
-                    uses.append((by_place[0], by_place[-1], s, layer_of(state.name) + phase.name))
-        uses.sort(key=lambda use: (int(position[use[0]]), use[2]))
+        casts = parameter_casts(graph)
         table = np.array(sizes, dtype=np.int64).reshape(-1, 3)
         return States(
             np.array(owner, dtype=np.int64),
@@ -192,16 +187,11 @@ class States:
             np.array(trained, dtype=np.bool_),
             np.array([state.frozen for state in graph.states], dtype=np.bool_),
             np.array(update, dtype=np.int64),
-            tuple(uses),
+            tuple(gathers_of(graph, casts)),
+            np.array([*casts], dtype=np.int64),
+            np.array([*casts.values()], dtype=np.int64),
             largest,
         )
-
-
-def _writes_only_gradients(graph: OpGraph) -> BoolArray:
-    """bool [n]: ops all of whose tensors are written in place."""
-    result = np.ones(graph.n_ops, dtype=np.bool_)
-    np.logical_and.at(result, graph.tensor_producer, graph.tensor_in_place)
-    return result
 
 
 @dataclass(frozen=True)
@@ -231,6 +221,12 @@ class Split:
         split = states.trained | states.frozen if self.zero == 3 else states.trained
         result: BoolArray = split & (self.cuts[self.zero_axis].state <= SUM)
         return result
+
+    def cast_in_parts(self, states: States) -> IntArray:
+        """int64: ops that cast a parameter at each place where a part of it is stored, before it is gathered."""
+        if self.zero < 3 or not len(states.casts):
+            return states.casts[:0]
+        return states.casts[self.stored_in_parts(states)[states.cast_state]]
 
 
 def step_of(frame: Frame, split: Split, states: States, ready_after: IntArray | None = None) -> LocalStep:
@@ -358,15 +354,17 @@ class _Builder:
             update, none = states.update[found], np.full(n, -1, dtype=np.int64)
             self._keep(
                 np.full(n, ALL_GATHER), np.full(n, a), none, found, frame.position[update], frame.block[update],
-                np.zeros(n, np.bool_), np.ones(n, np.bool_), np.zeros(n),
+                np.zeros(n, np.bool_), np.ones(n, np.bool_), np.ones(n),
             )  # fmt: skip
             return
         turns: list[int] = []
         previous: str | None = None
-        rows, ends = [], []
-        for first, last, state, layer in states.uses:
+        rows, ends, shares = [], [], []
+        for state, _, readers, cast, layer in states.gathers:
             if not is_split[state]:
                 continue
+            first, last = readers[0], readers[-1]
+            shares.append(1.0 if cast < 0 else self._narrower(state, cast))
             if layer != previous:
                 turns.append(int(frame.position[first]))
                 previous = layer
@@ -377,11 +375,18 @@ class _Builder:
             rows.append((ALL_GATHER, a, -1, state, after, int(frame.block[first])))
             ends.append((int(frame.position[first]), int(frame.position[last])))
         table, n = np.array(rows, dtype=np.int64).reshape(-1, 6).T, len(rows)
-        self._keep(*table, np.zeros(n, np.bool_), np.zeros(n, np.bool_), np.zeros(n))
+        self._keep(*table, np.zeros(n, np.bool_), np.zeros(n, np.bool_), np.array(shares))
         numbers = np.arange(self.n_jobs - n, self.n_jobs)
         places = np.array(ends, dtype=np.int64).reshape(-1, 2)
         self.waits.append((places[:, 0], numbers))
         self.job_lives.append((numbers, np.minimum(np.maximum(table[4], 0), places[:, 0]), places[:, 1]))
+        gathered = np.zeros(self.graph.n_tensors, dtype=np.bool_)
+        gathered[self.graph.output_ptr[self.split.cast_in_parts(states)]] = True
+        self.direct &= ~gathered[self.tensor]  # readers have what was gathered of them
+
+    def _narrower(self, state: int, cast: int) -> float:
+        """Share of a parameter's bytes that its cast has."""
+        return float(self.graph.tensor_bytes[cast_tensor(self.graph, cast)] / self.states.parameter[state])
 
     def _jobs(self) -> Jobs:
         """All jobs, by block and then in the order in which they can begin."""

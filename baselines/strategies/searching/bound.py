@@ -32,6 +32,7 @@ from env.times.op_times import OpWork, least_seconds, measured_seconds
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.axes import AXES
+from graphs.transforms.splitting.storage_ops import on_storage
 
 ALL, ONE_DEVICE, NO_STRATEGY = "all", "one device", "none"
 _STRAIGHT, _V_SHAPED = ("gpipe", "1f1b", "zb-h1", "zb-h2", "memory"), ("zbv", "v-half")
@@ -89,7 +90,7 @@ def _one_device_s(problem: Problem) -> float:
 def _families(problem: Problem, devices: IntArray, extents: Extents) -> dict[str, float]:
     graph, count = problem.graph, len(devices)
     costs, room = Costs.of(problem, devices), _Room.of(problem, devices)
-    is_update = graph.phase == Phase.UPDATE
+    is_update = on_storage(graph)
     places = np.arange(2, count + 1)
     along, anyhow = extents.along, np.where(is_update, np.inf, extents.most)
     replicas = [room.whole(places, level) if extents.keeps_states else room.shared(places) for level in range(4)]

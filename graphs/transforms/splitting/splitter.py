@@ -174,8 +174,8 @@ class _Split:
         op, batch, place = layout.op_copy
         once = (np.maximum(batch, 0) == 0).astype(np.int64)
         kept = self.storage.kept_bytes()
-        flops = layout.amounts(graph.flops, "whole_flops") * self.storage.update_share(op, place)
-        moved = layout.amounts(graph.bytes_moved, "whole_bytes") * self.storage.update_share(op, place)
+        flops = layout.amounts(graph.flops, "whole_flops") * self.storage.share(op)
+        moved = layout.amounts(graph.bytes_moved, "whole_bytes") * self.storage.share(op)
         mirrored = graph.forward_of[op]
         same = np.where(layout.copies[mirrored] > 1, np.maximum(batch, 0), 0)
         group = graph.colocation[op]
@@ -236,7 +236,7 @@ class _Split:
         tensor = np.repeat(np.arange(graph.n_tensors), layout.tensor_copies * layout.places)
         number = np.arange(len(tensor)) - layout.first_tensor[tensor]
         producer = layout.first_op[graph.tensor_producer[tensor]] + number
-        sizes = layout.tensor_size
+        sizes = self.storage.tensor_sizes()
         # A gradient is written in place by the first micro-batch; the others' are added to it.
         in_place = graph.tensor_in_place[tensor] & (number < layout.places) & ~self.storage.is_released[tensor]
         self.out.tensors(

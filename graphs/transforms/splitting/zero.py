@@ -8,7 +8,6 @@ buffers stay whole.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,9 +20,8 @@ from graphs.transforms.derived import STORED, Exchanged
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges, Parts, cut_evenly
-from graphs.transforms.splitting.sharding import SUM
-
-_LAYER = re.compile(r"^(.*?\.\d+)\.")  # the modules that are gathered together
+from graphs.transforms.splitting.sharding import SUM, differing
+from graphs.transforms.splitting.storage_ops import cast_tensor, gathers_of, parameter_casts
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,8 @@ class Storage:
             for user in state.users if self._is_whole(number) else ():
                 op = self._index[user]
                 self._is_update[op] |= graph.phase[op] == Phase.UPDATE and self.level > 0
+        casts = parameter_casts(graph) if self.level == 3 else {}
+        self._casts = {op: state for op, state in casts.items() if self._is_cast_apart(op, state)}
         self.is_released = np.zeros(graph.n_tensors, dtype=np.bool_)
         if self.level >= 2:
             _, consumer, tensor = graph.edge_list
@@ -102,15 +102,45 @@ class Storage:
                 value = np.repeat(value, k)
         return value
 
-    def update_share(self, op: IntArray, place: IntArray) -> FloatArray:
-        """float64 [copies]: of an update whose state is split, each place does its part."""
-        return np.where(self._is_update[op], 1.0 / self._parts, 1.0)
+    def _is_cast_apart(self, op: int, state: int) -> bool:
+        """Whether a cast of a parameter may be gathered in its place: readers need it as it is along all axes."""
+        layout, graph = self.layout, self.layout.graph
+        tensor = cast_tensor(graph, op)
+        edges = np.flatnonzero(graph.inputs[1] == tensor)
+        shardings = [*layout.mesh, *([layout.chunks] if layout.chunks is not None else [])]
+        codes = ((sharding.written[np.full(len(edges), tensor)], sharding.read[edges]) for sharding in shardings)
+        return self._is_split(state, graph.states[state]) and not any(differing(*each).any() for each in codes)
+
+    def share(self, op: IntArray) -> FloatArray:
+        """float64 [copies]: of an op on a split state, each place does its part."""
+        is_stored = self._is_update.copy()
+        is_stored[[*self._casts]] = True
+        return np.where(is_stored[op], 1.0 / self._parts, 1.0)
+
+    def tensor_sizes(self) -> IntArray:
+        """int64 of every copy of a tensor: its bytes; of one that is made of stored parts, its part."""
+        layout, sizes = self.layout, self.layout.tensor_size
+        if not self._casts:
+            return sizes
+        sizes = sizes.copy()
+        for op, state in self._casts.items():
+            tensor = cast_tensor(layout.graph, op)
+            local = self._local(state, int(layout.graph.tensor_bytes[tensor]), True)
+            sizes[layout.tensor_ids(tensor)] = local
+        return sizes
 
     def takes(self, tensors: IntArray, consumers: IntArray) -> BoolArray:
-        """bool [e]: edges that `emit` makes: gradients to the updates of split states."""
-        graph = self.layout.graph
-        taken: BoolArray = self._is_update[consumers] & (graph.phase[graph.tensor_producer[tensors]] != Phase.UPDATE)
+        """bool [e]: edges that `emit` makes: gradients to the updates of split states, and casts that are gathered."""
+        gathered = np.zeros(self.layout.graph.n_tensors, dtype=np.bool_)
+        gathered[[cast_tensor(self.layout.graph, op) for op in self._casts]] = True
+        taken: BoolArray = self._reduces(tensors, consumers) | gathered[tensors]
         return taken
+
+    def _reduces(self, tensors: IntArray, consumers: IntArray) -> BoolArray:
+        """bool [e]: edges from gradients to the updates of split states."""
+        graph = self.layout.graph
+        found: BoolArray = self._is_update[consumers] & (graph.phase[graph.tensor_producer[tensors]] != Phase.UPDATE)
+        return found
 
     def emit(self, out: Emission, exchanges: Exchanges) -> None:
         """Add the exchanges of split storage to the graph."""
@@ -129,7 +159,7 @@ class Storage:
         assert self.axis is not None
         ptr, tensors = graph.inputs
         consumers = np.repeat(np.arange(graph.n_ops), np.diff(ptr))
-        for e in np.flatnonzero(self.takes(tensors, consumers)).tolist():
+        for e in np.flatnonzero(self._reduces(tensors, consumers)).tolist():
             t, c = int(tensors[e]), int(consumers[e])
             targets: list[int | None] = []
             for a, sharding in enumerate(layout.mesh):
@@ -171,40 +201,44 @@ class Storage:
         """Each layer's parameters are gathered for its forward and for its backward pass, one layer ahead."""
         layout, graph = self.layout, self.layout.graph
         assert self.axis is not None
-        position = graph.topological_position
-        shards = {number: self._parameter(out, exchanges, number, state) for number, state in split}
+        gathers = gathers_of(graph, self._casts)
+        shards = self._shards(out, exchanges, split, {one.state for one in gathers if one.cast < 0})
         turns: list[IntArray] = []  # the ops that come first in each layer, [copies, K], in the order of the step
         previous: str | None = None
         latest = -1
-        uses = []
-        for number, state in split:
-            for phase in (Phase.FORWARD, Phase.BACKWARD):
-                ops = [op for op in map(self._index.__getitem__, state.users) if graph.phase[op] == phase]
-                if phase is Phase.BACKWARD:  # what only writes its gradient does not read a parameter
-                    ops = [op for op in ops if not self._writes_only_gradients(op)]
-                if ops:
-                    uses.append((int(min(position[ops])), phase, number, state, ops))
-        for _, phase, number, state, ops in sorted(uses, key=lambda use: (use[0], use[2])):
-            layer = layer_of(state.name) + phase.name
-            first = min(ops, key=lambda op: int(position[op]))
+        for number, phase, ops, cast, layer in gathers:
+            if (number, cast) not in shards:
+                continue
+            first = ops[0]
             if layer != previous:
                 if first != latest:  # one op may be the first of several layers
                     turns.append(layout.op_ids(first))
                 previous, latest = layer, first
             copies = max(int(layout.copies[op]) for op in ops)
-            shard, size = shards[number]
-            whole = np.repeat(self._local(number, state.parameter_bytes, False)[None, :], copies, 0)
+            shard, size, total = shards[number, cast]
+            whole = np.repeat(self._local(number, total, False)[None, :], copies, 0)
             parts = Parts(np.repeat(shard, copies, 0), np.repeat(size, copies, 0), whole if layout.is_folded else None)
-            about = Exchanged("parameter", number, phase=int(phase))
+            about = Exchanged("parameter", number, phase=int(phase), cast=cast)
             ids, _ = exchanges.exchange("all_gather", self.axis, parts, first, about, False)
             self._wait(out, exchanges, copies, turns)
             for op in ops:
                 out.edges(ids if layout.copies[op] == copies else ids[:1], layout.op_ids(op))
 
-    def _writes_only_gradients(self, op: int) -> bool:
-        graph = self.layout.graph
-        written = slice(int(graph.output_ptr[op]), int(graph.output_ptr[op + 1]))
-        return bool(graph.tensor_in_place[written].all())
+    def _shards(
+        self, out: Emission, exchanges: Exchanges, split: list[tuple[int, State]], plain: set[int]
+    ) -> dict[tuple[int, int], tuple[IntArray, IntArray, int]]:
+        """By state and cast (-1: none) the tensors [1, K] of its parts, their sizes, and the bytes of all of it."""
+        layout, graph, is_cast = self.layout, self.layout.graph, {*self._casts.values()}
+        found = {
+            (number, -1): (*self._parameter(out, exchanges, number, state), state.parameter_bytes)
+            for number, state in split
+            if number in plain or number not in is_cast
+        }
+        for op, number in self._casts.items():
+            tensor = cast_tensor(graph, op)
+            ids = layout.tensor_ids(tensor)
+            found[number, op] = ids, exchanges.sizes[ids], int(graph.tensor_bytes[tensor])
+        return found
 
     def _parameter(self, out: Emission, exchanges: Exchanges, number: int, state: State) -> tuple[IntArray, IntArray]:
         """An op that writes nothing but the part of a parameter that each place keeps."""
@@ -235,11 +269,6 @@ class Storage:
         shape = (copies, *layout.sizes)
         ordered = np.moveaxis(gathers.reshape(_last(shape, self.axis)), -1, (self.axis or 0) + 1).reshape(copies, -1)
         out.edges(signals if len(signals) == copies else signals[:1], ordered)
-
-
-def layer_of(name: str) -> str:
-    found = _LAYER.match(name)
-    return found[1] if found else name.rpartition(".")[0]
 
 
 def _last(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ import numpy as np
 from graphs.arrays import IntArray
 from graphs.op_kinds import base_name
 from graphs.opgraph import OpGraph
-from graphs.optimizers import OPTIMIZERS, UPDATE_KIND
+from graphs.recipes import OPTIMIZERS, UPDATE_KIND
 from graphs.transforms.coarsen.contraction import merge_classes
 from graphs.transforms.stacks.facts import FUSIBLE, KernelFacts
 from graphs.transforms.stacks.kinds import COPIES, MATRIX_PRODUCTS, KernelRole, role_of

@@ -22,6 +22,7 @@ class CaptureOptions(HowToRead):
     output: options.Output = None
     train: options.Train = False
     optimizer: options.Optimizer = None
+    precision: options.Precision = None
     granularity: options.Granularity = "op"
     dim: options.Dims = None
     stack: options.Stack = None
@@ -55,7 +56,7 @@ def _coverage(graph: OpGraph) -> Coverage:
 
 
 def _figures(graph: OpGraph) -> dict[str, Any]:
-    from graphs.kept import activation_bytes
+    from graphs.kept import activation_bytes, own_precision
     from graphs.origin import EAGER
     from placement.solving.speedup_limit import peak_bytes, reference_device
 
@@ -63,6 +64,7 @@ def _figures(graph: OpGraph) -> dict[str, Any]:
         "graph": graph.name,
         "hash": graph.hash,
         "stack": graph.origin.stack or EAGER,
+        "precision": own_precision(graph),
         "ops": graph.n_ops,
         "edges": graph.n_edges,
         "flops": float(graph.flops.sum()),

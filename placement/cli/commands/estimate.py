@@ -16,7 +16,7 @@ from placement.cli.records import again, is_default, option_of
 if TYPE_CHECKING:
     from placement.memory_estimate import MemoryEstimate
 
-_READ = ("granularity", "train", "dim", "stack")  # how the graph is read
+_READ = ("granularity", "train", "precision", "dim", "stack")  # how the graph is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,7 @@ class EstimateOptions(HowToRead):
         ),
     ] = None
     train: options.Train = False
+    precision: options.Precision = None
     granularity: options.Granularity = "op"
     dim: options.Dims = None
     stack: options.Stack = None

@@ -134,7 +134,13 @@ def _model_graph(argument: str, sizes: dict[str, int], result: Result) -> OpGrap
     from placement.inputs.sources import read_source
 
     origin = result.graph.origin
-    found = read_source(argument, train=bool(origin.train), granularity=origin.granularity or "op", dims=sizes)
+    found = read_source(
+        argument,
+        train=bool(origin.train),
+        granularity=origin.granularity or "op",
+        dims=sizes,
+        precision=origin.precision,
+    )
     return on_stack(found.graph, result.stack)
 
 

@@ -22,6 +22,7 @@ class ModelsOptions:
         list[str] | None, typer.Argument(metavar="NAME", show_default=False, help="Models to show; all by default.")
     ] = None
     train: options.Train = False
+    precision: options.Precision = None
     stack: options.Stack = None
     as_json: options.Json = False
 
@@ -58,7 +59,7 @@ def _row(name: str, given: ModelsOptions, device: Device) -> dict[str, Any]:
     from placement.solving.speedup_limit import potential
     from placement.solving.stacks import asked_for
 
-    graph = asked_for(model_graph(name, given.train), given.stack)
+    graph = asked_for(model_graph(name, given.train, precision=given.precision), given.stack)
     gain = potential(graph, device)
     return {
         "name": name,

@@ -51,6 +51,7 @@ class SuiteOptions(HowToRead):
     workers: options.Workers = None
     address: options.Address = None
     train: options.Train = False
+    precision: options.Precision = None
     granularity: options.Granularity = "op"
     dim: options.Dims = None
     stack: options.Stack = None

@@ -115,6 +115,7 @@ class TrainOptions(HowToScore):
     workers: options.TrainWorkers = None
     address: options.Address = None
     train: options.Train = False
+    precision: options.Precision = None
     granularity: options.Granularity = "op"
     dim: options.Dims = None
     stack: options.Stack = None
@@ -198,7 +199,9 @@ def _read(given: TrainOptions, clusters: list[str]) -> tuple[list[OpGraph], list
     with progress("reading", len(given.graphs)) as report:
         for done, name in enumerate(given.graphs):
             report(f"reading {name}", done)
-            source = read_source(name, train=given.train, granularity=given.granularity, dims=sizes)
+            source = read_source(
+                name, train=given.train, granularity=given.granularity, dims=sizes, precision=given.precision
+            )
             sources.append(on_given_stack(source, given.stack))
     if clusters:
         targets = [cluster_for(sources[0], name, rates=given.rates) for name in clusters]

@@ -40,6 +40,7 @@ class VerifyOptions(HowToRead):
         ),
     ] = None
     train: options.Train = False
+    precision: options.Precision = None
     granularity: options.Granularity = "op"
     dim: options.Dims = None
     as_json: options.Json = False
@@ -47,8 +48,11 @@ class VerifyOptions(HowToRead):
 
 def verify(given: VerifyOptions) -> None:
     """Score a saved placement again, with code that no method shares, and compare every figure."""
-    if given.graph is None and (given.train or given.dim or not is_default(given, "granularity")):
-        raise typer.BadParameter("--train, --granularity and --dim say how to read --graph GRAPH; give that too.")
+    how = ("train", "dim", "granularity", "precision")
+    if given.graph is None and not all(is_default(given, name) for name in how):
+        raise typer.BadParameter(
+            "--train, --granularity, --precision and --dim say how to read --graph GRAPH; give that too."
+        )
     with progress("importing"):
         from placement import verification
         from placement.inputs.sources import read_cluster

@@ -61,6 +61,7 @@ class CompareOptions(HowToSearch, HowToRead):
     priority: options.PriorityOption = "longest_path"
     train: options.Train = False
     optimizer: options.Optimizer = None
+    precision: options.Precision = None
     granularity: options.Granularity = "op"
     dim: options.Dims = None
     stack: options.Stack = None
@@ -117,6 +118,7 @@ class OptimizeOptions(HowToSearch, HowToScore):
     priority: options.PriorityOption = "longest_path"
     train: options.Train = False
     optimizer: options.Optimizer = None
+    precision: options.Precision = None
     granularity: options.Granularity = "op"
     dim: options.Dims = None
     stack: options.Stack = None

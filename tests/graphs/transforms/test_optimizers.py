@@ -8,7 +8,7 @@ from torch import nn
 
 from graphs.capture import capture
 from graphs.errors import GraphError, UnknownNameError
-from graphs.optimizers import OPTIMIZERS
+from graphs.recipes import OPTIMIZERS
 from graphs.transforms.optimizers import with_optimizer
 
 

@@ -13,11 +13,11 @@ SEARCHING = ["--budget-s", "--evaluations", "--communication", "--memory-fractio
 HOW_FAST = ["--rates", "--stack"]
 
 
-COMMON = ["--dim", "--granularity", "--help", "--json", "--train"]
+COMMON = ["--dim", "--granularity", "--help", "--json", "--precision", "--train"]
 
 
 OPTIONS = {
-    "models": ["--help", "--json", "--stack", "--train", "NAMES"],
+    "models": ["--help", "--json", "--precision", "--stack", "--train", "NAMES"],
     "clusters": [
         *["--collectives", "--help", "--json", "--output", "--ranks", "--rates", "--toml", "-o", "NAME"],
     ],

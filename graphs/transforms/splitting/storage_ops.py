@@ -1,0 +1,112 @@
+"""Ops that work on what is stored of parameters, and the gathers of what is stored in parts.
+
+Beside updates these are the casts of a mixed precision, of a parameter before its first reader. Each place can do its
+stored part of them: a cast commutes with a gather. So what travels is the narrower format, as in torch's FSDP2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from graphs.arrays import BoolArray
+from graphs.op_kinds import base_name
+from graphs.recipes import PRECISIONS
+from graphs.records import Phase
+from graphs.transforms.splitting.op_states import states_of
+
+if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
+
+_LAYER = re.compile(r"^(.*?\.\d+)\.")  # the modules that are gathered together
+_CAST = "to_copy"
+
+
+class Gathered(NamedTuple):
+    """A gather of a parameter that is stored in parts, for one pass.
+
+    Attributes:
+        state: its number.
+        phase: the pass.
+        readers: ops that wait for it, by their places in the step.
+        cast: the op whose result is gathered in the parameter's place; -1 for the parameter itself.
+        layer: the modules that are gathered together, with the pass.
+    """
+
+    state: int
+    phase: Phase
+    readers: tuple[int, ...]
+    cast: int
+    layer: str
+
+
+def parameter_casts(graph: OpGraph) -> dict[int, int]:
+    """The ops that cast a parameter for its readers, as a mixed precision has them -> the parameter's number.
+
+    Of autocast in a model there are none: its casts are the model's own, and FSDP gathers before them.
+    """
+    precision = PRECISIONS.get(graph.origin.precision or "")
+    if precision is None or not precision.casts_parameters:
+        return {}
+    ptr, tensors = graph.inputs
+    found = {}
+    for op, states in enumerate(states_of(graph)):
+        read = tensors[ptr[op] : ptr[op + 1]]  # an op that runs again waits for an empty tensor
+        is_alone = len(states) == 1 and not graph.tensor_bytes[read].any()
+        if is_alone and base_name(graph.kinds[op]) == _CAST and graph.phase[op] != Phase.UPDATE:
+            found[op] = states[0]
+    return found
+
+
+def on_storage(graph: OpGraph) -> BoolArray:
+    """bool [n]: ops of which each place may do the part that it stores, along with updates: no row says so."""
+    result: BoolArray = graph.phase == Phase.UPDATE
+    result = result.copy()
+    result[[*parameter_casts(graph)]] = True
+    return result
+
+
+def cast_tensor(graph: OpGraph, cast: int) -> int:
+    """The tensor that a cast writes, beside empty ones that others wait for."""
+    return int(graph.output_ptr[cast])
+
+
+def gathers_of(graph: OpGraph, casts: Mapping[int, int]) -> list[Gathered]:
+    """The gathers of parameters that a step needs if they are stored in parts, in the order of their readers.
+
+    What writes nothing but a gradient does not read its parameter.
+
+    Args:
+        casts: those of `parameter_casts` whose results are gathered.
+    """
+    index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
+    position, writes = graph.topological_position, writes_only_gradients(graph)
+    found = []
+    for number, state in enumerate(graph.states):
+        users = [index[user] for user in state.users]
+        own = [op for op in users if op not in casts and not (graph.phase[op] == Phase.BACKWARD and writes[op])]
+        wanted = [(-1, own)]
+        wanted += [(op, graph.consumers_of(cast_tensor(graph, op)).tolist()) for op in users if op in casts]
+        for cast, ops in wanted:
+            for phase in (Phase.FORWARD, Phase.BACKWARD):
+                readers = sorted((op for op in ops if graph.phase[op] == phase), key=lambda op: int(position[op]))
+                if readers:
+                    layer = layer_of(state.name) + phase.name
+                    found.append(Gathered(number, phase, tuple(readers), cast, layer))
+    return sorted(found, key=lambda one: (int(position[one.readers[0]]), one.state))
+
+
+def writes_only_gradients(graph: OpGraph) -> BoolArray:
+    """bool [n]: ops all of whose tensors lie in bytes that are kept."""
+    result = np.ones(graph.n_ops, dtype=np.bool_)
+    np.logical_and.at(result, graph.tensor_producer, graph.tensor_in_place)
+    return result
+
+
+def layer_of(name: str) -> str:
+    """The module of a parameter that is gathered as one: the first with a number in its path."""
+    found = _LAYER.match(name)
+    return found[1] if found else name.rpartition(".")[0]
