@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from env.fabric import Fabric
+from graphs.transforms.axes import GROUPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from env.device import MeasuredCollective
     from graphs.arrays import FloatArray, IntArray
 
-# Along the axis of the batch gradients are reduced and weights gathered, while devices compute.
-OVERLAPPED_AXES = ("dp",)
+# Along the axes of the batch gradients are reduced and weights gathered, while devices compute.
+OVERLAPPED_AXES = (GROUPS, "dp")
 AS_USED = "as used"  # in the place of an algorithm
 
 

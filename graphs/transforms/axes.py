@@ -11,7 +11,7 @@ class AxisKind:
     """A parallelism within a stage.
 
     Attributes:
-        name: in texts of strategies, ``"dp"`` in ``dp4``.
+        name: of an axis of the mesh, ``"dp"``.
         words: axes of split rows that it takes, the first that an op has; none for one that cuts weights.
         label: the noun, as errors say it.
         brief: the adjective, as answers say it: "data parallel" on 4.
@@ -20,6 +20,7 @@ class AxisKind:
         needs: axis of split rows without which a graph cannot use it; "" for none beyond `words`.
         shares_states: devices along it keep parts of the weights.
         in_torch: torch and the training frameworks have a module or a setting for it.
+        written: in texts of strategies, where it is another word than `name`.
     """
 
     name: str
@@ -31,6 +32,12 @@ class AxisKind:
     needs: str = ""
     shares_states: bool = False
     in_torch: bool = False
+    written: str = ""
+
+    @property
+    def in_text(self) -> str:
+        """Word of texts, ``"dp"`` in ``dp4``."""
+        return self.written or self.name
 
     def limit(self, extents: Mapping[str, int]) -> int:
         """The most parts of a graph along it; 1 where it has none.
@@ -44,10 +51,22 @@ class AxisKind:
         return max((extents.get(word, 1) for word in words), default=1)
 
 
+GROUPS = "rp"  # the outer one of two axes ``dp`` in a text: along it stand groups, in each of which ZeRO splits storage
+
 # In the order of a mesh, outermost first.
 AXES: Mapping[str, AxisKind] = {
     axis.name: axis
     for axis in (
+        AxisKind(
+            GROUPS,
+            ("batch",),
+            "groups of replicas",
+            "groups of replicas",
+            "the batch, a part for each group of replicas",
+            family="dp",
+            in_torch=True,
+            written="dp",
+        ),
         AxisKind(
             "dp",
             ("batch",),

@@ -13,14 +13,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
 from graphs.disk import plain_reason
 from graphs.errors import StrategyError
-from graphs.transforms.axes import AXES
+from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.splitting.sharding import Axis
 
 ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "memory", "pipedream")
@@ -57,13 +57,13 @@ class MeshRule:
     shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.tensor_modules and (self.name != "dp" or self.shares):
+        if self.tensor_modules and (self.name not in ("dp", GROUPS) or self.shares):
             what = "uneven shares of the batch" if self.shares else "no batch to cut elsewhere"
             raise StrategyError(
                 f"axis {self.name}{self.size} cuts weights in {', '.join(self.tensor_modules)} and has {what}; write "
                 "for example 'dp4 tp on head'."
             )
-        if self.shares and self.name != "dp":
+        if self.shares and self.name not in ("dp", GROUPS):
             raise StrategyError(f"axis {self.name}{self.size} has shares, which only dp has: those of the batch.")
         if self.shares and (len(self.shares) != self.size or min(self.shares) < 1):
             raise StrategyError(
@@ -85,7 +85,7 @@ class MeshRule:
         where = f" on {_joined(self.modules)}" if self.modules else ""
         where += f" tp on {_joined(self.tensor_modules)}" if self.tensor_modules else ""
         shares = f" shares={self._shares}" if self.shares else ""
-        return f"{self.name}{self.size}{' sp' if self.sequence else ''}{shares}{where}"
+        return f"{AXES[self.name].in_text}{self.size}{' sp' if self.sequence else ''}{shares}{where}"
 
     @property
     def _shares(self) -> str:
@@ -102,7 +102,8 @@ class Strategy:
         order: of the micro-batches in the pipeline, a name of `ORDERS`.
         chunks: stages of each device, where the order has several (``v2`` in texts).
         micro_batches: into which the batch is cut in time.
-        zero: level at which storage is split along ``dp``; 0 for none.
+        zero: level at which storage is split along ``dp``; 0 for none. Where the mesh has `GROUPS` too, each group has
+            a whole of it (hybrid sharding).
         recompute: patterns of modules, or ``kind:`` and one of kinds, that run a second time for the backward pass.
         reduce: algorithm of collectives; "" for the quickest of each on the cluster.
         bucket_bytes: gradients are reduced in buckets of about that size; 0 for one at a time.
@@ -115,8 +116,8 @@ class Strategy:
             about as long as each other.
 
     Raises:
-        StrategyError: sizes below 1, an unknown name, an order without stages, ZeRO without ``dp``, or not as many
-            devices or cuts as the strategy needs, each once.
+        StrategyError: sizes below 1, an unknown name, an order without stages, ZeRO without ``dp``, groups without ZeRO
+            or of unlike replicas, or not as many devices or cuts as the strategy needs, each once.
     """
 
     mesh: tuple[MeshRule, ...] = ()
@@ -139,7 +140,10 @@ class Strategy:
         names = [rule.name for rule in self.mesh]
         for name in names:
             if names.count(name) > 1:
-                raise StrategyError(f"strategy {self.text!r} has axis {name!r} twice; give each axis once.")
+                raise StrategyError(
+                    f"strategy {self.text!r} has axis {name!r} twice; give each axis once, or of two dp one zero: "
+                    "'dp2 | dp8 zero3'."
+                )
         sizes = {rule.name: rule.size for rule in self.mesh}
         sizes |= {"pp": self.stages, "mb": self.micro_batches, "v": self.chunks}
         for name, size in sizes.items():
@@ -150,6 +154,7 @@ class Strategy:
                 f"strategy {self.text!r} has zero{self.zero}, which splits storage among replicas, but no dp; write for"
                 f" example 'dp4 zero{self.zero}'."
             )
+        self._check_groups(sizes)
         if not 0 <= self.bucket_bytes < _MOST_BUCKET_BYTES:
             raise StrategyError(
                 f"a strategy has buckets of {self.bucket_bytes} bytes; expected fewer than {_MOST_BUCKET_BYTES:,}, say "
@@ -161,6 +166,23 @@ class Strategy:
         self._check_tensor_modules()
         self._check_names("devices", self.device_names, self.devices)
         self._check_names("cuts", self.cuts, self.virtual_stages - 1)
+
+    def _check_groups(self, sizes: Mapping[str, int]) -> None:
+        """Groups of replicas are there for ZeRO, and all alike."""
+        if GROUPS not in sizes:
+            return
+        if not self.zero:
+            total = sizes[GROUPS] * sizes.get("dp", 1)
+            raise StrategyError(
+                f"strategy {self.text!r} has two axes dp, which only ZeRO tells apart: the inner one splits storage; "
+                f"write 'dp{total}', or for example 'dp{sizes[GROUPS]} | dp{sizes.get('dp', 1)} zero3'."
+            )
+        rules = [rule for rule in self.mesh if rule.name in (GROUPS, "dp")]
+        if any(rule.shares or rule.modules or rule.tensor_modules for rule in rules):
+            raise StrategyError(
+                f"strategy {self.text!r} has groups of replicas, which are all alike; leave out 'shares=', 'on' and 'tp"
+                " on' of both axes dp."
+            )
 
     def _check_tensor_modules(self) -> None:
         """Weights are cut along one axis."""
@@ -191,6 +213,25 @@ class Strategy:
     def places(self) -> int:
         """Places of the mesh: the devices of each stage."""
         return math.prod(rule.size for rule in self.mesh)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the model, those of all groups."""
+        return math.prod(rule.size for rule in self.mesh if rule.name in (GROUPS, "dp"))
+
+    def grouped(self, size: int, zero: int) -> Strategy:
+        """The same with ZeRO of a level in groups of so many replicas; among all of them where groups of that size are
+        not possible.
+        """
+        total = self.replicas
+        rule = next((rule for rule in self.mesh if rule.name == "dp"), MeshRule("dp", 1))
+        is_plain = rule == MeshRule("dp", rule.size)
+        if zero and is_plain and 1 < size < total and not total % size:
+            rules = [MeshRule(GROUPS, total // size), MeshRule("dp", size)]
+        else:
+            rules = [replace(rule, size=total)] if total > 1 else []
+        others = (other for other in self.mesh if other.name not in (GROUPS, "dp"))
+        return replace(self, mesh=(*rules, *others), zero=zero if total > 1 else 0)
 
     @property
     def devices(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from graphs.errors import StrategyError
-from graphs.transforms.axes import AXES
+from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.collectives.rounds import ALGORITHMS, is_algorithm
 from graphs.transforms.strategy import NONE, ORDERS, STATISTICS, MeshRule, Strategy
 
@@ -20,6 +20,7 @@ _SIZED = re.compile(r"([a-z]+)(\d{1,9})")
 _SHARES = re.compile(r"shares=(\d{1,9}(?::\d{1,9})*)")
 _OPTIONS = ("recompute=*", "bucket=25MB", "updates=fused", "devices=gpu0+gpu1", "cuts=OP")
 _MOST_TOLD = 18  # words that a message lists
+_IN_TEXT = tuple(dict.fromkeys(axis.in_text for axis in AXES.values()))
 _NAMES = {"devices": "device_names", "cuts": "cuts"}  # options that list names, and their fields
 
 
@@ -67,7 +68,7 @@ class _Reader:
     def _segment(self, strategy: Strategy, words: list[re.Match[str]]) -> Strategy:
         first, rest = words[0], iter(words[1:])
         name, size = self._sized(first)
-        if name in AXES:
+        if name in _IN_TEXT:
             return self._axis(strategy, MeshRule(name, size), rest)
         if name == "pp":
             self._once(first, "stages")
@@ -80,7 +81,7 @@ class _Reader:
         else:
             options = ["pp2", "mb8", *_OPTIONS, "reduce=ring", "statistics=sync"]
             options += [NONE] if first[0] == self.text.strip() else []  # beside others it means nothing
-            raise self._unknown(first, [*(f"{axis}2" for axis in AXES), *options])
+            raise self._unknown(first, [*(f"{axis}2" for axis in _IN_TEXT), *options])
         for word in rest:
             raise self._unknown(word, ["|"])
         return strategy
@@ -111,7 +112,12 @@ class _Reader:
                     rule.name, ["on"]
                 )
                 raise self._unknown(word, options)
-        return replace(strategy, mesh=(*strategy.mesh, rule), zero=zero)
+        mesh = {other.name: other for other in strategy.mesh}
+        if rule.name == "dp" and "dp" in mesh and GROUPS not in mesh:
+            # Of two axes dp the one with ZeRO is the inner one.
+            outer, rule = (rule, mesh.pop("dp")) if strategy.zero else (mesh.pop("dp"), rule)
+            mesh[GROUPS] = replace(outer, name=GROUPS)
+        return replace(strategy, mesh=(*mesh.values(), rule), zero=zero)
 
     def _patterns(self, on: re.Match[str], rest: Iterator[re.Match[str]]) -> tuple[str, ...]:
         """The patterns of modules after the word ``on``."""
@@ -171,7 +177,7 @@ class _Reader:
 
     def _unknown(self, word: re.Match[str], expected: list[str]) -> StrategyError:
         name, size = self._sized(word)
-        if size and name in (*AXES, "pp", "mb") and expected != ["|"]:
+        if size and name in (*_IN_TEXT, "pp", "mb") and expected != ["|"]:
             expected = [f"| {word[0]}", *expected]
         lower = word[0].lower()
         is_case = lower != word[0] and (lower in expected or re.sub(r"\d+$", "2", lower) in expected)

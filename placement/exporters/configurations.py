@@ -10,7 +10,7 @@ from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
-from graphs.transforms.axes import AXES
+from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.strategy import Strategy
 from placement.exporters.hosts import hosts_of
 from placement.exporters.whole_batch import no_mean_of_parts
@@ -173,6 +173,8 @@ def _irregular(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     for rule in strategy.mesh:
         if not AXES[rule.name].in_torch and rule.size > 1:
             yield f"there is no setting for {AXES[rule.name].label} ({rule.name}{rule.size})"
+        if rule.name == GROUPS:
+            yield f"it splits storage in {rule.size} groups of replicas, each for itself"
         if len(set(rule.shares)) > 1 or rule.modules or rule.tensor_modules:
             yield f"{rule} is not the same for all replicas and modules"
     reason = no_mean_of_parts(graph, strategy)

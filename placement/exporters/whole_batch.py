@@ -12,6 +12,7 @@ from graphs.formatting import show
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
+from graphs.transforms.axes import GROUPS
 from graphs.transforms.strategy import Strategy
 
 # Means over the labels that count, of which one part of the batch may have more than another: the script divides ...
@@ -198,7 +199,7 @@ class _Step:
         """The replica and the micro-batch that an op works on, "" for all or none."""
         place = self._place(op)
         axes = (place["axes"] or "").split(".")
-        return next((axis for axis in axes if axis.startswith("dp")), ""), place["batch"] or ""
+        return ".".join(axis for axis in axes if axis.startswith((GROUPS, "dp"))), place["batch"] or ""
 
     def _kind(self, op: int) -> str:
         """The operator's name, ``"add"`` of ``"aten.add.Tensor"``."""

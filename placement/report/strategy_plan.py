@@ -44,8 +44,9 @@ def split_lines(strategy: Strategy) -> Iterator[str]:
         rest += f"; in {', '.join(rule.tensor_modules)} {AXES['tp'].cuts}" if rule.tensor_modules else ""
         shares = f" in shares of {':'.join(map(str, rule.shares))}" if rule.shares else ""
         yield f"{rule.name}, {rule.size} parts: {AXES[rule.name].cuts}{shares}{where}{rest}."
+        of_group = " of a group" if rule.size < strategy.replicas else ""
         if rule.name == "dp" and strategy.zero:
-            yield f"zero{strategy.zero}: {_ZERO[strategy.zero]} in {rule.size} parts, one on each replica."
+            yield f"zero{strategy.zero}: {_ZERO[strategy.zero]} in {rule.size} parts, one on each replica{of_group}."
     if strategy.stages > 1:
         yield f"pp, {strategy.stages} stages: the layers; {strategy.micro_batches} micro-batches follow each other."
     elif strategy.micro_batches > 1:

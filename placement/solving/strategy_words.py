@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from graphs.transforms.axes import AXES
+from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.strategy import MeshRule, Strategy
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT
 
@@ -67,7 +68,10 @@ def impossible(refused: Mapping[str, str]) -> list[str]:
 
 def _parts(strategy: Strategy) -> Iterator[str]:
     for rule in strategy.mesh:
-        yield _axis(rule, strategy.zero if rule.name == "dp" else 0)
+        if rule.name == "dp":
+            yield _axis(replace(rule, size=strategy.replicas), strategy.zero, rule.size)
+        elif rule.name != GROUPS:
+            yield _axis(rule)
     micro = f"{strategy.micro_batches} micro-batches"
     if strategy.stages > 1:
         order = _ORDERS.get(strategy.order, strategy.order)
@@ -92,9 +96,9 @@ def _parts(strategy: Strategy) -> Iterator[str]:
         yield _STATISTICS[strategy.statistics]
 
 
-def _axis(rule: MeshRule, zero: int) -> str:
+def _axis(rule: MeshRule, zero: int = 0, group: int = 0) -> str:
     words = f"{AXES[rule.name].brief} on {rule.size}"
-    extra = [f"ZeRO-{zero}"] if zero else []
+    extra = [f"ZeRO-{zero}{f' in groups of {group}' if group < rule.size else ''}"] if zero else []
     extra += ["sequence parallelism"] if rule.sequence else []
     extra += [f"shares of {':'.join(map(str, rule.shares))}"] if rule.shares else []
     where = f" in {', '.join(rule.modules)}" if rule.modules else ""

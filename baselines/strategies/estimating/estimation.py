@@ -187,10 +187,12 @@ class Estimation:
         # Gradients and updated parameters fill buckets one after the other; the last member begins when all are there.
         group = (jobs.kind * 64 + jobs.axis) * (1 + int(stage.max())) + stage
         filling = jobs.is_gradient | jobs.is_update
+        # Parts are added up between groups in the buckets of which they are parts.
+        parts = np.where(self.split.adds_parts(jobs), self.sizes.axes[self.split.zero_axis], 1)
         for value in np.unique(group[filling]).tolist():
             members = np.flatnonzero(filling & (group == value))
-            total = np.cumsum(size[members])
-            last = np.flatnonzero(np.append(np.diff((total - size[members]) // limit) > 0, True))
+            total, whole = np.cumsum(size[members]), (size * parts)[members]
+            last = np.flatnonzero(np.append(np.diff((np.cumsum(whole) - whole) // limit) > 0, True))
             self._carry(size, members, members[last], np.diff(total[last], prepend=0.0))
         # A layer's parameters are gathered at a time.
         stored = np.flatnonzero((jobs.state >= 0) & ~jobs.is_update)

@@ -303,6 +303,7 @@ def _job_bytes(
     of_part = (jobs.tensor >= 0) & ((jobs.kind == ALL_GATHER) | (jobs.kind == ALL_TO_ALL))
     whole = np.where(of_part, local * k, np.where(jobs.kind == HALO, local * k * jobs.amount, local))
     whole = np.where(jobs.kind == STATISTICS, jobs.amount, whole)
+    whole = np.where(split.adds_parts(jobs), whole / sizes.axes[split.zero_axis], whole)
     is_made = ~jobs.is_update & (jobs.kind != HALO) & (jobs.kind != STATISTICS)
     made = np.where((jobs.kind == ALL_GATHER) | (jobs.kind == 0), whole, whole / k)
     return {"job_bytes": whole, "job_made": np.where(is_made, made, 0.0)}

@@ -228,6 +228,14 @@ class Split:
             return states.casts[:0]
         return states.casts[self.stored_in_parts(states)[states.cast_state]]
 
+    def adds_parts(self, jobs: Jobs) -> BoolArray:
+        """bool [j]: exchanges that add up parts of gradients, between the groups that each have a whole of storage."""
+        if self.zero_axis < 1:
+            return np.zeros_like(jobs.is_gradient)
+        is_scattered = self.cuts[self.zero_axis].written[jobs.tensor] == SUM
+        found: BoolArray = jobs.is_gradient & (jobs.axis < self.zero_axis) & (jobs.kind == ALL_REDUCE) & is_scattered
+        return found
+
 
 def step_of(frame: Frame, split: Split, states: States, ready_after: IntArray | None = None) -> LocalStep:
     """The step of a graph in stages that is cut in this way. O((n + e) log e).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from baselines.strategies.searching.space import Space
+from baselines.strategies.searching.space import Space, sharded
 from env.cluster import Cluster
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
@@ -36,4 +36,5 @@ def _with_options(space: Space, dp: int, tp: int, pp: int) -> Iterator[Strategy]
                 if pp > 1 and order == "interleaved" and m % pp:
                     continue
                 for recompute in space.recomputations:
-                    yield replace(plain, order=order, micro_batches=m, zero=zero, recompute=recompute)
+                    made = replace(plain, order=order, micro_batches=m, recompute=recompute)
+                    yield from sharded(space.cluster, made, zero)

@@ -16,11 +16,12 @@ from baselines.strategies.devices import (
     whole_shares,
 )
 from baselines.strategies.searching.patterns import patterns
+from baselines.strategies.searching.space import sharded
 from baselines.strategies.stage_cuts import moved_cuts
 from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
-from graphs.transforms.axes import AXES
+from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.strategy import ORDERS, VIRTUAL, MeshRule, Strategy
 
@@ -58,7 +59,7 @@ def _moves(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Mov
     yield from _meshes(graph, cluster, strategy)
     if strategy.stages > 1:
         yield from _pipelines(graph, cluster, strategy)
-    yield from _memory(graph, strategy)
+    yield from _memory(graph, cluster, strategy)
     yield from _tensor(graph, strategy)
     yield from _weights_of_replicas(graph, strategy)
     if any(rule.size > 1 for rule in strategy.mesh) and graph.is_training:
@@ -79,15 +80,24 @@ def _scaled(number: int) -> Iterator[int]:
 
 def _meshes(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Move]:
     sizes = {_PIPELINE: strategy.stages, **dict.fromkeys(_axes(graph), 1)}
-    sizes |= {rule.name: rule.size for rule in strategy.mesh}
+    whole, group = strategy.grouped(1, strategy.zero), _group(strategy)
+    sizes |= {rule.name: rule.size for rule in whole.mesh}
     for changed in _resized(sizes):
-        yield from (("mesh", made) for made in _reshaped(cluster, strategy, changed, graph.origin.batch_size))
+        for made in _reshaped(cluster, whole, changed, graph.origin.batch_size):
+            yield "mesh", made.grouped(group, made.zero)
 
 
 def _axes(graph: OpGraph) -> list[str]:
     """Axes along which there is something to cut."""
     words = patterns(graph).words
-    return [name for name, taken in AXES.items() if words.intersection(taken.words[:1]) or (words and not taken.words)]
+    axes = {name: taken for name, taken in AXES.items() if name != GROUPS}  # of which the moves of ZeRO are
+    return [name for name, taken in axes.items() if words.intersection(taken.words[:1]) or (words and not taken.words)]
+
+
+def _group(strategy: Strategy) -> int:
+    """Replicas of each group; 1 without groups."""
+    sizes = {rule.name: rule.size for rule in strategy.mesh}
+    return sizes["dp"] if GROUPS in sizes else 1
 
 
 def _resized(sizes: dict[str, int]) -> Iterator[dict[str, int]]:
@@ -163,9 +173,12 @@ def _kept_cuts(strategy: Strategy, order: str) -> tuple[str, ...]:
 # -- memory, and what is cut along tensors -----------------------------------------------------------------------
 
 
-def _memory(graph: OpGraph, strategy: Strategy) -> Iterator[Move]:
-    if graph.is_training and any(rule.name == "dp" and rule.size > 1 for rule in strategy.mesh):
-        yield from (("ZeRO", replace(strategy, zero=level)) for level in range(4))
+def _memory(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Move]:
+    if graph.is_training and strategy.replicas > 1:
+        for level in range(4):
+            yield from (("ZeRO", made) for made in sharded(cluster, strategy, level))
+            if level and (group := _group(strategy)) > 1:
+                yield from (("ZeRO", strategy.grouped(size, level)) for size in _scaled(group))
     yield from (("recompute", replace(strategy, recompute=again)) for again in patterns(graph).recomputed)
 
 
@@ -185,7 +198,7 @@ def _tensor(graph: OpGraph, strategy: Strategy) -> Iterator[Move]:
 def _weights_of_replicas(graph: OpGraph, strategy: Strategy) -> Iterator[Move]:
     """Replicas cut the weights of one block more, or less: worth it where weights are large and activations small."""
     rules = {rule.name: rule for rule in strategy.mesh}
-    if "dp" not in rules or rules["dp"].size == 1 or "tp" in rules or rules["dp"].shares:
+    if "dp" not in rules or rules["dp"].size == 1 or rules.keys() & {"tp", GROUPS} or rules["dp"].shares:
         return
     for modules in toggled(patterns(graph).weights, rules["dp"].tensor_modules):
         yield "modules", replace(strategy, mesh=(replace(rules["dp"], tensor_modules=modules), *strategy.mesh[1:]))

@@ -25,7 +25,7 @@ from baselines.strategies.searching.patterns import patterns
 from baselines.strategies.searching.records import Pool, Rival, Scored, Tried, like, shape_of
 from baselines.strategies.searching.scoring import scored_ops, tried
 from baselines.strategies.searching.settings import DEFAULTS, SearchSettings
-from baselines.strategies.searching.space import Space, frugal_strategies
+from baselines.strategies.searching.space import Space, frugal_strategies, sharded
 from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
@@ -232,13 +232,13 @@ class _Search:
         levels = (0, 1, 3) if has_dp and self.graph.is_training else (0,)
         for recompute in self.space.recomputations:
             for zero in levels:
-                frugal = replace(plain, zero=zero, recompute=recompute)
-                if not self.space.may_fit(frugal):
-                    continue
-                yield frugal
-                found = self.pool.estimates.get(frugal)
-                if found is None or found.fits:
-                    return
+                for frugal in sharded(self.cluster, replace(plain, recompute=recompute), zero):
+                    if not self.space.may_fit(frugal):
+                        continue
+                    yield frugal
+                    found = self.pool.estimates.get(frugal)
+                    if found is None or found.fits:
+                        return
 
     def _climb(self) -> None:
         """Hill climbing by estimates from the best of several meshes."""

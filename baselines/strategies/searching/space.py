@@ -16,7 +16,7 @@ from env.cluster import Cluster
 from graphs.op_kinds import SPELT_OUT, op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import op_with_statistics
-from graphs.transforms.axes import AXES
+from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.recomputing import unmatched
 from graphs.transforms.strategy import MeshRule, Strategy
 
@@ -148,7 +148,7 @@ class Space:
 
     def _meshes_of(self, total: int) -> Iterator[tuple[dict[str, int], int]]:
         """Meshes of so many devices."""
-        others = [axis for axis in sorted(AXES) if axis not in ("dp", "tp") and self.limit(axis) > 1]
+        others = [axis for axis in sorted(AXES) if axis not in (GROUPS, "dp", "tp") and self.limit(axis) > 1]
         shapes = [(stages, inner) for stages in divisors(total) for inner in divisors(total // stages)]
         for stages, inner in sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)):
             dp = total // stages // inner
@@ -160,6 +160,16 @@ class Space:
 def _axes(sizes: dict[str, int], stages: int) -> int:
     """Along how many axes a mesh is cut."""
     return sum(size > 1 for size in (*sizes.values(), stages))
+
+
+def sharded(cluster: Cluster, strategy: Strategy, zero: int) -> Iterator[Strategy]:
+    """A strategy with a level of ZeRO: in groups of the replicas of one host, where it has replicas on several, and
+    among all of them.
+    """
+    hosts, of_host = np.unique(cluster.host_number[cluster.compute_devices], return_counts=True)
+    together = int(of_host[0]) // (strategy.places // strategy.replicas)  # replicas of one host
+    sizes = (together, strategy.replicas) if len(hosts) > 1 and (of_host == of_host[0]).all() else (strategy.replicas,)
+    yield from dict.fromkeys(strategy.grouped(size, zero) for size in sizes)
 
 
 def has_batch_statistics(graph: OpGraph) -> bool:

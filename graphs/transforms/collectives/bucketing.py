@@ -24,8 +24,9 @@ def bucketed(derived: Derived, bucket_bytes: int, apart: IntArray | None = None)
     """Put reductions of gradients, and gathers of updated parameters, together until a bucket holds `bucket_bytes`.
 
     A gradient is what backward ops write and, once it is reduced, updates alone read. Those of one kind, axis, dtype
-    and group of places share buckets. Gathers of split parameters for their use share one bucket, of any size, where
-    they wait for the same: those of a layer. The op of a rank then reads and writes the tensors of its whole bucket.
+    and group of places share buckets; what is reduced in one inside groups, in one between them. Gathers of split
+    parameters for their use share one bucket, of any size, where they wait for the same: those of a layer. The op of a
+    rank then reads and writes the tensors of its whole bucket.
 
     Args:
         bucket_bytes: at least 1; a gradient that is larger has a bucket of its own.
@@ -80,22 +81,39 @@ def _buckets(derived: Derived, bucket_bytes: int, apart: IntArray | None) -> lis
     filling: dict[tuple[object, ...], tuple[list[int], int]] = {}
     buckets: list[list[int]] = []
     is_limited, waits = _by_size(derived), _waits_of_layers(derived)
+    follows = _reduced_before(derived)
+    bucket_of: dict[int, int] = {}  # the first collective of each one's bucket
     for c in np.argsort(made_at[first], kind="stable").tolist():
         collective, op = collectives[c], int(first[c])
-        if not is_limited[c] and waits[c] is None:
+        before = bucket_of.get(follows.get(c, -1))
+        if not is_limited[c] and waits[c] is None and before is None:
             buckets.append([c])
             continue
         places = tuple(derived.part[list(collective.ops)].tolist())
         label = None if apart is None else int(apart[derived.origin[op]])
         about = graph.dtypes[op], int(derived.micro_batch[op]), label
-        key = (collective.kind, collective.axis, places, waits[c], *about)
+        key = (collective.kind, collective.axis, places, waits[c], before, *about)
         members, size = filling.get(key, ([], 0))
         if not members:
             buckets.append(members)
         members.append(c)
+        bucket_of[c] = members[0]
         size += collective.bytes
-        filling[key] = (members, size) if size < bucket_bytes or not is_limited[c] else ([], 0)
+        is_open = size < bucket_bytes or not is_limited[c] or before is not None
+        filling[key] = (members, size) if is_open else ([], 0)
     return buckets
+
+
+def _reduced_before(derived: Derived) -> dict[int, int]:
+    """By all-reduce of stretches of a gradient, the reduce-scatter that made these; both by number."""
+    made_by = {op: c for c, one in enumerate(derived.collectives) if one.kind == "reduce_scatter" for op in one.ops}
+    ptr, tensors = derived.graph.inputs
+    read = [
+        (c, int(derived.graph.tensor_producer[tensors[ptr[one.ops[0]]]]))
+        for c, one in enumerate(derived.collectives)
+        if one.kind == "all_reduce" and any(member.what == "gradient" for member in one.members)
+    ]
+    return {c: made_by[op] for c, op in read if op in made_by}
 
 
 def _ready_position(derived: Derived) -> IntArray:
@@ -116,7 +134,11 @@ def _by_size(derived: Derived) -> list[bool]:
     np.logical_and.at(before_update, producer, graph.phase[consumer] == Phase.UPDATE)
     suits = dict.fromkeys(("all_reduce", "reduce_scatter"), after_backward & before_update)
     suits["all_gather"] = after_update
-    return [c.kind in suits and bool(suits[c.kind][list(c.ops)].all()) for c in derived.collectives]
+    between = [bool(c.members) and all(member.what == "gradient" for member in c.members) for c in derived.collectives]
+    return [
+        c.kind in suits and (is_gradient or bool(suits[c.kind][list(c.ops)].all()))
+        for c, is_gradient in zip(derived.collectives, between, strict=True)
+    ]
 
 
 def _waits_of_layers(derived: Derived) -> list[frozenset[int] | None]:

@@ -70,9 +70,10 @@ class Exchanges:
         sizes = self.sizes[ids]
         if summed and len(ids) > 1:
             ids, sizes = self.accumulated(tensor)
-        # Sums first: what is cut afterwards is smaller.
-        order = sorted(range(len(targets)), key=lambda a: layout.mesh[a].written[tensor] != SUM)
         codes = [int(sharding.written[tensor]) for sharding in layout.mesh]
+        # Sums first: what is cut afterwards is smaller. Of stretches of stretches the inner ones are gathered first.
+        is_nested = [code > SUM and codes.count(code) > 1 for code in codes]
+        order = sorted(range(len(targets)), key=lambda a: (codes[a] != SUM, -a if is_nested[a] else 0))
         key: tuple[object, ...] = ("exchange", tensor, summed)
         is_second = False
         for a in order:

@@ -20,7 +20,7 @@ from graphs.transforms.derived import STORED, Exchanged
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges, Parts, cut_evenly
-from graphs.transforms.splitting.sharding import SUM, differing
+from graphs.transforms.splitting.sharding import SUM, WHOLE, differing
 from graphs.transforms.splitting.storage_ops import cast_tensor, gathers_of, parameter_casts
 
 
@@ -166,8 +166,13 @@ class Storage:
                 written, read = int(sharding.written[t]), int(sharding.read[e])
                 differs = (written == SUM and read != SUM) or (written > SUM and read != written)
                 targets.append(read if differs and a != self.axis else None)
+            is_summed = [bool(sharding.written[t] == SUM) for sharding in layout.mesh]
+            # Along axes outside of that of storage parts are added up, which are smaller.
+            of_parts = range(self.axis if is_summed[self.axis] else 0)
+            late = [a for a in of_parts if is_summed[a] and targets[a] == WHOLE]
+            targets = [None if a in late else target for a, target in enumerate(targets)]
             ids = exchanges.converted(t, targets, True, Phase.BACKWARD)
-            if layout.mesh[self.axis].written[t] == SUM:
+            if is_summed[self.axis]:
                 sizes = exchanges.sizes[layout.tensor_ids(t)][:1]
                 for a, target in enumerate(targets):
                     if target is not None and target > SUM:
@@ -178,7 +183,9 @@ class Storage:
                     for sharding, target in zip(layout.mesh, targets, strict=True)
                 )
                 about = Exchanged("gradient", t, codes, codes, True, phase=int(Phase.BACKWARD))
-                ids, _ = exchanges.exchange("reduce_scatter", self.axis, Parts(ids, sizes), op, about, True)
+                ids, sizes = exchanges.exchange("reduce_scatter", self.axis, Parts(ids, sizes), op, about, True)
+                for a in late:
+                    ids, sizes = exchanges.exchange("all_reduce", a, Parts(ids, sizes), op, about, True)
             out.edges(ids, layout.op_ids(c))
 
     def _gather_updated(self, out: Emission, exchanges: Exchanges, number: int, state: State) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from baselines.strategies.memory_order import MEMORY_ORDER
 from graphs.errors import MismatchError
 from graphs.formatting import show
-from graphs.transforms.axes import AXES
+from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _plainer(strategy: Strategy) -> Iterator[Strategy]:
     if any(pattern.startswith("kind:") for pattern in found.recompute):
         found = replace(found, recompute=())
         yield found
-    if found.zero == 1 and any(rule.name == "tp" for rule in rules):
+    if found.zero == 1 and any(rule.name in (GROUPS, "tp") for rule in rules):
         found = replace(found, zero=2)
         yield found
     if found.stages > 1 and found.chunks == 1:
@@ -81,10 +81,12 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
             yield "the sequence is cut (sp) between some modules alone; leave 'sp' or 'on' out"
     used = set(result.device_numbers().tolist())
     sizes = {rule.name: rule.size for rule in strategy.mesh}
-    parts_ = sizes.get("dp", 1) * strategy.micro_batches
+    parts_ = strategy.replicas * strategy.micro_batches
     batch = result.graph.origin.batch_size
     if batch and batch % parts_:
         yield f"{batch} samples do not divide into {parts_} parts of the same size"
+    if strategy.zero == 1 and GROUPS in sizes:
+        yield "ZeroRedundancyOptimizer knows no groups of replicas; take zero2"
     if strategy.zero == 1 and sizes.get("tp", 1) > 1:
         yield "ZeroRedundancyOptimizer does not know weights that tp cuts; take zero2, or no zero"
     if any(pattern.startswith("kind:") for pattern in strategy.recompute):
@@ -98,8 +100,11 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
         )
     if strategy.statistics == "sync" and any(result.cluster.devices[d].kind == "cpu" for d in used):
         yield "torch.nn.SyncBatchNorm has kernels for GPUs alone, and these devices are CPUs; take 'statistics=local'"
-    if strategy.statistics == "sync" and (strategy.stages > 1 or sizes.get("tp", 1) > 1):
-        yield "torch.nn.SyncBatchNorm puts statistics of replicas together, not beside stages or weights that are cut"
+    if strategy.statistics == "sync" and (strategy.stages > 1 or sizes.get("tp", 1) > 1 or GROUPS in sizes):
+        yield (
+            "torch.nn.SyncBatchNorm puts statistics of replicas together, not beside stages, weights that are cut, or "
+            "groups of replicas"
+        )
     splits = strategy.order in _INPUTS_APART
     if strategy.stages > 1 and splits and strategy.recompute:
         yield "torch does not compute the backward pass of inputs and weights apart where a module is recomputed"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from graphs.transforms.axes import GROUPS
 from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Facts:
     """All that a script says.
 
     Attributes:
-        dp, tp, pp: sizes of the mesh's axes.
+        groups, dp, tp, pp: sizes of the mesh's axes; groups of replicas are the outer axis dp of a strategy.
         layers: modules whose parameters are gathered together.
         again: modules that are computed a second time.
         plan: of tensor parallelism, or None.
@@ -42,6 +43,7 @@ class Facts:
     result: Result
     strategy: Strategy
     batch: int
+    groups: int
     dp: int
     tp: int
     layers: tuple[str, ...]
@@ -80,10 +82,26 @@ class Facts:
 
     @property
     def mesh(self) -> dict[str, int]:
-        sizes = {"pp": self.pp, "dp": self.dp}
+        sizes = {"pp": self.pp, GROUPS: self.groups, "dp": self.dp}
         if self.is_hybrid_shard:
             sizes["one"] = 1
         return {name: size for name, size in {**sizes, "tp": self.tp}.items() if size > 1 or name == "one"}
+
+    @property
+    def replica_axes(self) -> tuple[str, ...]:
+        """Axes of the mesh along which replicas stand, outermost first."""
+        return tuple(axis for axis in (GROUPS, "dp") if axis in self.mesh)
+
+    @property
+    def replica(self) -> str:
+        """Code for the number of a rank's replica."""
+        own = 'mesh["dp"].get_local_rank()'
+        return own if self.groups == 1 else f'(mesh["{GROUPS}"].get_local_rank() * MESH["dp"] + {own})'
+
+    @property
+    def replicas(self) -> str:
+        """Code for the number of replicas."""
+        return " * ".join(f'MESH["{axis}"]' for axis in self.replica_axes)
 
     @property
     def is_hybrid_shard(self) -> bool:

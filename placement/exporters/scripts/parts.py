@@ -96,11 +96,12 @@ $DIVIDE
 WHOLE_MEANS_EACH = {
     "WHAT": "Makes cross-entropies means over the labels of the whole batch that count, not over those of a replica.",
     "MESH": ", mesh: DeviceMesh",
-    "HAS": 'group = mesh.get_group("dp")',
+    "HAS": "groups = [mesh.get_group(axis) for axis in $AXES]",
     "DIVIDE": """\
         count = counted.sum().float()
-        dist.all_reduce(count, group=self.group)
-        return function(*given.args) / (count / MESH["dp"])  # gradients are means over replicas""",
+        for group in self.groups:
+            dist.all_reduce(count, group=group)
+        return function(*given.args) / (count / ($REPLICAS))  # gradients are means over replicas""",
 }
 WHOLE_MEANS_ONE = {
     "WHAT": "Divides cross-entropies by all labels of a part, and notes the share of those that count.",

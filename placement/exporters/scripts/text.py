@@ -178,12 +178,14 @@ def _wrapped(items: Sequence[str]) -> Iterator[str]:
 def _labels(facts: Facts) -> Iterator[str]:
     """How each label that counts weighs the same, whatever part of the batch it is in."""
     if facts.labels is not None:
-        yield _filled(parts.WHOLE_MEANS, **(parts.WHOLE_MEANS_EACH if facts.labels == EACH else parts.WHOLE_MEANS_ONE))
+        means = parts.WHOLE_MEANS_EACH if facts.labels == EACH else parts.WHOLE_MEANS_ONE
+        own = {"AXES": repr(list(facts.replica_axes)).replace("'", '"'), "REPLICAS": facts.replicas}
+        yield _filled(parts.WHOLE_MEANS, **{key: _filled(text, **own) for key, text in means.items()})
         yield "\n"
     if facts.labels == ONE:
-        axes = [axis for axis in ("pp", "dp") if facts.mesh.get(axis, 1) > 1]
+        axes = [axis for axis in ("pp", *facts.replica_axes) if facts.mesh.get(axis, 1) > 1]
         reduce = "".join(f'    dist.all_reduce(share, group=mesh.get_group("{axis}"))\n' for axis in axes)
-        parts_ = '(MICRO_BATCHES * MESH["dp"])' if facts.dp > 1 else "MICRO_BATCHES"
+        parts_ = f"(MICRO_BATCHES * {facts.replicas})" if facts.dp > 1 else "MICRO_BATCHES"
         yield _filled(parts.DIVIDE_BY_SHARE, REDUCE=reduce, PARTS=parts_, MESH=", mesh: DeviceMesh" if axes else "")
         yield "\n"
 
@@ -237,11 +239,13 @@ def _parallelize(facts: Facts, whole: str, model: str) -> str:
         else:
             lines.append(f"{whole} = DistributedDataParallel({whole}, {given})")
     if facts.is_sharded:
-        over = 'mesh["dp", "one"]' if facts.is_hybrid_shard else 'mesh["dp"]'
+        over = 'mesh["dp", "one"]' if facts.is_hybrid_shard else f"mesh[{', '.join(map(_quoted, facts.replica_axes))}]"
         keep = {0: ", reshard_after_forward=False", 2: ", reshard_after_forward=False"}.get(strategy.zero, "")
         if facts.is_hybrid_shard:
             lines.append("# fully_shard replicates over the first axis; over the second, of size 1, it cuts nothing.")
-        elif strategy.zero == 2:
+        elif facts.groups > 1:
+            lines.append("# fully_shard replicates over the first axis, groups of replicas, and cuts over the second.")
+        if strategy.zero == 2:
             lines.append("# Parameters stay whole between forward and backward pass; gradients and optimizer are cut.")
         if facts.layers:
             lines += [each("LAYERS"), f"    fully_shard({inner}, mesh={over}{keep})"]
@@ -266,16 +270,15 @@ def _step(facts: Facts) -> str:
     strategy = facts.strategy
     replicas = facts.dp > 1
     whose = ", of which this rank takes its samples" if replicas else ""
-    rank = 'mesh["dp"].get_local_rank()'
     if strategy.micro_batches == 1:
         loss = _with_means(facts, "loss = loss_of(model(**inputs))", 4).split("\n")
         run = [*_replicated(facts, [*loss, "loss.backward()"]), "total = loss.item()"]
         if replicas:
-            own = _own_part(facts, rank, 'MESH["dp"]')
+            own = _own_part(facts, facts.replica, facts.replicas)
             run.insert(0, f"inputs = {own}")
     else:
-        place = f"{rank} * MICRO_BATCHES + number" if replicas else "number"
-        all_parts = 'MESH["dp"] * MICRO_BATCHES' if replicas else "MICRO_BATCHES"
+        place = f"{facts.replica} * MICRO_BATCHES + number" if replicas else "number"
+        all_parts = f"{facts.replicas} * MICRO_BATCHES" if replicas else "MICRO_BATCHES"
         run = _with_means(facts, "loss = loss_of(model(**own)) / MICRO_BATCHES", 4).split("\n")
         run.append("loss.backward()")
         if facts.is_ddp:
@@ -316,7 +319,7 @@ def _replicated(facts: Facts, lines: Sequence[str]) -> list[str]:
 def _stages_step(facts: Facts) -> str:
     own = ""
     if facts.dp > 1:
-        part_ = _own_part(facts, 'mesh["dp"].get_local_rank()', 'MESH["dp"]')
+        part_ = _own_part(facts, facts.replica, facts.replicas)
         own = f"    inputs = {part_}\n"
     run = _replicated(facts, ["schedule.step(target=some, losses=losses, return_outputs=False, **inputs)"])
     if facts.reduces_itself:

@@ -14,6 +14,7 @@ from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.module_paths import prefixes
 from graphs.opgraph import OpGraph
+from graphs.transforms.axes import GROUPS
 from graphs.transforms.recomputing.modules import segments
 from graphs.transforms.splitting.splitter import split
 from graphs.transforms.strategy import Strategy
@@ -72,6 +73,7 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
         result=result,
         strategy=strategy,
         batch=result.graph.origin.batch_size or 0,
+        groups=axes.get(GROUPS, 1),
         dp=axes.get("dp", 1),
         tp=axes.get("tp", 1),
         layers=layers_of(result.graph),

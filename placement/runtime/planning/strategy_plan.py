@@ -267,6 +267,8 @@ class StrategyPlan:
             n = values.layout(variant, places[0]).n_elements
             parts = tuple(self.flat(n, place) for place in places)
             dtype = values.step.program.state_infos[state].layout.dtype
+            if kind == "all_reduce":  # of the parts of a gradient, which are a reduce-scatter's results
+                return Member(kind, whole(parts[0].local_shape), dtype=dtype, is_flat=True)
             if kind == "all_gather":
                 # Below level 3 a rank has the memory of the whole for good, and its own entries lie in it.
                 has_room = member.phase == Phase.UPDATE

@@ -448,6 +448,8 @@ class Reader:
             return sums, ("statistics", member.number)
         if member.what == "gradient":
             state, _ = self._plan.flat_state(member)
+            if ("gradient", state) in self._pending:  # its part is reduced, and is added up with those of other groups
+                return self._arrived(("gradient", state)), ("gradient", state)
             value = self._gradient(self._plan.gradient_of[state], member.after)
             return self._code.call_function(flattened, (value,)), ("gradient", state)
         if member.what == "parameter":

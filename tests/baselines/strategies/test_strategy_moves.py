@@ -24,6 +24,7 @@ from graphs.zoo import build
 
 MIXED, ALIKE = Cluster.preset("mixed-gpus"), Cluster.preset("2x8xH100-ib")
 TEXTS = ("none", "dp4", "dp2 shares=3:1 | tp2 sp", "pp2 interleaved mb4 | tp2", "dp2 zero1 | pp2 1f1b mb2")
+TEXTS += ("dp2 | dp2 zero3",)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,16 @@ def test_a_mesh_moves_and_keeps_its_options(transformer: OpGraph) -> None:
     meshes = {move.text for kind, move in neighbours(transformer, ALIKE, Strategy.parse("dp4 zero1 | tp2 sp"))}
     assert {"dp2 zero1 | tp4 sp", "dp8 zero1", "dp2 zero1 | pp2 1f1b mb4 | tp2 sp", "dp3 zero1 | tp2 sp"} <= meshes
     assert {"dp8 zero1 | tp2 sp", "dp2 zero1 | tp2 sp", "dp4 zero1 | cp2 | tp2 sp"} <= meshes
+
+
+def test_storage_is_split_inside_hosts_and_in_groups_of_other_sizes(transformer: OpGraph) -> None:
+    def moved(text: str, cluster: Cluster) -> set[str]:
+        return {move.text for _, move in neighbours(transformer, cluster, Strategy.parse(text))}
+
+    assert {"dp2 | dp8 zero1", "dp2 | dp8 zero2", "dp2 | dp8 zero3", "dp16 zero3"} <= moved("dp16", ALIKE)
+    assert {"dp4 | dp2 zero3 | tp4", "dp8 zero3 | tp4"} <= moved("dp8 | tp4", Cluster.preset("4x8xH100-ib"))
+    assert {"dp16", "dp16 zero3", "dp4 | dp4 zero3", "dp2 | dp8 zero1"} <= moved("dp2 | dp8 zero3", ALIKE)
+    assert not any(text.count("dp") > 1 for text in moved("dp4 zero3", Cluster.preset("8xH100-nvswitch")))
 
 
 def test_replicas_cut_the_weights_of_one_block_more_or_less(transformer: OpGraph) -> None:

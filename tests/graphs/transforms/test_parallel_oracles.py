@@ -14,7 +14,8 @@ import torch
 from parallel.fake_group import LocalWork, fake_mesh
 from parallel.transformer import Transformer, batch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -166,6 +167,20 @@ def test_sequence_parallel(mesh: DeviceMesh) -> None:
     # words there, for the product's weight, and every rank adds up all of it.
     mine["all_reduce"] -= 2 * LAYERS * NORM
     assert mine + LOSS == work.exchanged
+
+
+def test_fsdp2_on_groups_of_replicas_exchanges_the_same() -> None:
+    """On a mesh of two dimensions: inside a group as `test_fsdp2_gathers_and_scatters_the_same`, and between groups."""
+    derived = split(step(), [Axis("rp", 2, ("batch",)), Axis("dp", 2, ("batch",))], zero=Zero(3))
+    with fake_mesh(4, "ranks"):
+        mesh, model = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rp", "dp")), Transformer(WIDTH, layers=LAYERS)
+        for module in (*model.layers, model):
+            fully_shard(module, mesh=mesh)
+        with replicas_worker.Exchanged() as theirs:
+            model(*(part.chunk(4)[0] for part in batch())).backward()
+    mine = exchanged(derived)  # of two groups along each axis
+    assert mine["reduce_scatter"] == 2 * total(theirs.made)["reduce_scatter"] > 0
+    assert mine["all_reduce"] == 2 * total(theirs.made)["all_reduce"] > 0
 
 
 # -- two processes -----------------------------------------------------------------------------------------------------

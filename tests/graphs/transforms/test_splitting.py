@@ -12,6 +12,7 @@ from training_steps import mlp
 
 from graphs import OpGraph, Phase, StrategyError
 from graphs.capture import capture
+from graphs.transforms.collectives import bucketed
 from graphs.transforms.derived import Derived
 from graphs.transforms.splitting import Axis, Zero, chunk, split
 from graphs.zoo import build
@@ -20,25 +21,26 @@ DP, TP = ("batch",), ()
 
 
 def meshes() -> st.SearchStrategy[tuple[Axis, ...]]:
-    sizes = st.integers(1, 3)
-    return st.builds(lambda d, t: (Axis("dp", d, DP), Axis("tp", t, TP)), sizes, sizes)
+    """Groups of replicas, replicas, parts of weights."""
+    groups, sizes = st.integers(1, 2), st.integers(1, 3)
+    return st.builds(lambda g, d, t: (Axis("rp", g, DP), Axis("dp", d, DP), Axis("tp", t, TP)), groups, sizes, sizes)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    axes=meshes(), micro=st.integers(1, 3), layers=st.integers(1, 4), batch=st.integers(9, 14), zero=st.integers(0, 3)
+    axes=meshes(), micro=st.integers(1, 3), layers=st.integers(1, 4), batch=st.integers(18, 23), zero=st.integers(0, 3)
 )
 def test_work_and_bytes_are_conserved(axes: tuple[Axis, ...], micro: int, layers: int, batch: int, zero: int) -> None:
-    """Products are divided whatever the mesh; parameters and gradients once, but for replicas along dp."""
+    """Products are divided whatever the mesh; parameters and gradients once, but for replicas along dp, and groups."""
     graph = mlp(batch=batch, layers=layers)
-    dp = axes[0].size
+    groups, dp = axes[0].size, axes[1].size
     derived = split(graph, axes, micro, Zero(zero) if zero and dp > 1 else None)
     level = zero if dp > 1 else 0
     products = np.array(graph.kinds) == "aten.mm"
     copies = np.array(derived.graph.kinds) == "aten.mm"
     assert derived.graph.flops[copies].sum() == pytest.approx(graph.flops[products].sum(), rel=1e-12)
     for part, least in (("parameter_bytes", 3), ("gradient_bytes", 2), ("optimizer_bytes", 1)):
-        replicas = 1 if level >= least else dp
+        replicas = groups * (1 if level >= least else dp)
         assert getattr(derived.graph, part).sum() == replicas * getattr(graph, part).sum()
     named = Counter(zip(derived.origin[copies].tolist(), derived.part[copies].tolist(), strict=True))
     assert set(named.values()) == {micro}
@@ -66,6 +68,27 @@ def test_replicas_exchange_one_gradient_for_each_parameter() -> None:
     made = collectives(split(graph, [Axis("dp", 4, DP)], zero=Zero(3)))
     # Gathered for the forward pass of every layer, and for the backward pass of all but the first, which needs none.
     assert made == {("reduce_scatter", "dp"): 3, ("all_gather", "dp"): 5}
+
+
+def test_groups_of_replicas_add_up_the_parts_of_their_gradients() -> None:
+    """Inside a group as ZeRO does; between groups one all-reduce of each part, of as many parts as a group has."""
+    graph = mlp(layers=3, batch=8)
+    axes = [Axis("rp", 2, DP), Axis("dp", 4, DP)]
+    for level, gathers in ((1, 3), (2, 3), (3, 5)):
+        derived = split(graph, axes, zero=Zero(level))
+        assert collectives(derived) == {
+            ("reduce_scatter", "dp"): 2 * 3,
+            ("all_reduce", "rp"): 4 * 3,
+            ("all_gather", "dp"): 2 * gathers,
+        }
+        reduced = {
+            kind: sum(c.bytes for c in derived.collectives if c.kind == kind) for kind, _ in collectives(derived)
+        }
+        assert reduced["reduce_scatter"] == 2 * graph.gradient_bytes.sum()
+        assert reduced["all_reduce"] == graph.gradient_bytes.sum()
+        for size in (1, 10**9):  # a bucket inside groups is one between them
+            made = collectives(bucketed(derived, size))
+            assert 2 * made["reduce_scatter", "dp"] == made["all_reduce", "rp"] == 4 * (3 if size == 1 else 1)
 
 
 def test_weights_are_cut_by_columns_then_by_rows() -> None:

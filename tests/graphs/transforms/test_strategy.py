@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from baselines.strategies.orders import ORDERS as NAMED_ORDERS
 from graphs import StrategyError
 from graphs.transforms import Strategy
-from graphs.transforms.axes import AXES
+from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.collectives import ALGORITHMS
 from graphs.transforms.strategy import ORDERS, MeshRule
 
@@ -24,7 +24,7 @@ PATTERNS = st.lists(
 
 @st.composite
 def strategies(draw: st.DrawFn) -> Strategy:
-    names = draw(st.lists(st.sampled_from(list(AXES)), unique=True))
+    names = draw(st.lists(st.sampled_from([name for name in AXES if name != GROUPS]), unique=True))
     mesh = tuple(
         MeshRule(
             name,
@@ -57,6 +57,8 @@ def strategies(draw: st.DrawFn) -> Strategy:
         statistics=draw(st.sampled_from(["exact", "sync", "local"])),
     )
     needed = {"device_names": made.devices if made.devices <= 8 else 0, "cuts": made.virtual_stages - 1}
+    if made.zero and draw(st.booleans()):
+        made = made.grouped(draw(st.integers(2, 8)), made.zero)
     names_of = {key: draw(st.just([]) | _names(count)) for key, count in needed.items()}
     return replace(made, **{key: tuple(found) for key, found in names_of.items()})
 
@@ -97,6 +99,8 @@ def test_what_can_be_read_is_written_so_that_it_can_be_read(text: str) -> None:
         "tp8",
         "dp4 | pp2 1f1b mb8",
         "dp8 zero3",
+        "dp2 | dp8 zero3",
+        "dp3 | dp2 zero1 | pp2 gpipe mb4 | tp2 sp",
         "dp8 | mb8",
         "tp2 sp on layers.*.mlp",
         "dp4 tp on item zero1",
@@ -109,6 +113,37 @@ def test_what_can_be_read_is_written_so_that_it_can_be_read(text: str) -> None:
 )
 def test_texts_stay_as_they_are_written(text: str) -> None:
     assert Strategy.parse(text).text == text
+
+
+def test_groups_of_replicas() -> None:
+    """Of two axes dp the one with ZeRO is the inner one, wherever it stands."""
+    hybrid = Strategy.parse("dp8 zero3 | dp2 | tp2")
+    assert hybrid == Strategy.parse("tp2 | dp2 | dp8 zero3")
+    assert (hybrid.replicas, hybrid.devices) == (16, 32)
+    assert [rule.size for rule in hybrid.mesh] == [2, 8, 2]
+    assert hybrid.grouped(4, 1).text == "dp4 | dp4 zero1 | tp2"
+    assert hybrid.grouped(16, 2).text == hybrid.grouped(3, 2).text == "dp16 zero2 | tp2"
+    assert hybrid.grouped(8, 0).text == "dp16 | tp2"
+    assert Strategy.parse("dp4 tp on head").grouped(2, 1).text == "dp4 tp on head zero1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "dp2 | dp8",
+            "'dp2 | dp8' has two axes dp, which only ZeRO tells apart: .* write 'dp16', or .* 'dp2 | dp8 zero3'",
+        ),
+        ("dp2 zero3 | dp8 zero3", "gives a level of ZeRO twice"),
+        ("dp2 | dp2 zero1 | dp2", "has axis 'dp' twice; give each axis once, or of two dp one zero"),
+        ("dp2 shares=1:2 | dp8 zero3", "groups of replicas, which are all alike; leave out 'shares='"),
+        ("dp2 | dp8 zero3 on layers.*", "groups of replicas, which are all alike"),
+        ("dp2 | dp8 zero3 tp on head", "groups of replicas, which are all alike"),
+    ],
+)
+def test_groups_that_are_none(text: str, message: str) -> None:
+    with pytest.raises(StrategyError, match=message.replace("|", "[|]")):
+        Strategy.parse(text)
 
 
 def test_the_order_of_segments_does_not_matter() -> None:
@@ -131,7 +166,7 @@ def test_devices_are_counted() -> None:
         ("DP4", r"cannot be read at 'DP4' \(character 1\), did you mean 'dp4'\?"),
         ("pp2 1F1B", r"cannot be read at '1F1B' \(character 5\), did you mean '1f1b'\?"),
         ("tp2 zero1", r"cannot be read at 'zero1' \(character 5\)"),
-        ("dp2 | dp4", "has axis 'dp' twice"),
+        ("tp2 | tp4", "has axis 'tp' twice"),
         ("dp0", "has dp0; expected 1 or more"),
         ("tp4 | recompute=", r"cannot be read at 'recompute=' \(character 7\)"),
         ("dp8 zero1 zero2", r"gives a level of ZeRO twice, the second time at 'zero2' \(character 11\); give it once"),

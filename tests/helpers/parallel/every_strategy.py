@@ -9,7 +9,7 @@ from dataclasses import replace
 from env.cluster import Cluster
 from env.device import Device, both_ways
 from graphs.opgraph import OpGraph
-from graphs.transforms.axes import AXES
+from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.strategy import ORDERS, MeshRule, Strategy
 
 SYNCHRONOUS = tuple(order for order in ORDERS if order != "pipedream")
@@ -29,7 +29,7 @@ def meshes(places: int) -> Iterator[tuple[MeshRule, ...]]:
 
     Among them data parallelism that cuts the weights of modules of odd and of no number, e.g. ``1`` or ``head``.
     """
-    rules = [MeshRule(name, size) for name in AXES for size in range(2, places + 1)]
+    rules = [MeshRule(name, size) for name in AXES if name != GROUPS for size in range(2, places + 1)]
     rules += [MeshRule("tp", size, sequence=True) for size in range(2, places + 1)]
     rules += [MeshRule("dp", size, tensor_modules=("*[13579]", "*[a-z]")) for size in range(2, places + 1)]
     yield ()
@@ -42,7 +42,7 @@ def meshes(places: int) -> Iterator[tuple[MeshRule, ...]]:
 
 
 def every_strategy(graph: OpGraph, cluster: Cluster, micro_batches: Sequence[int] = (1, 2, 4)) -> Iterator[Strategy]:
-    """Meshes, stages, orders, micro-batches, levels of ZeRO, with all of the forward pass again or none of it."""
+    """Meshes, stages, orders, micro-batches, ZeRO, also in groups, with all of the forward pass again or none of it."""
     devices = len(cluster.compute_devices)
     for mesh in meshes(devices):
         places = Strategy(mesh).devices
@@ -51,5 +51,6 @@ def every_strategy(graph: OpGraph, cluster: Cluster, micro_batches: Sequence[int
             for order in SYNCHRONOUS if stages > 1 else ("1f1b",):
                 for m, zero in itertools.product(micro_batches, range(4) if has_dp else (0,)):
                     strategy = Strategy(mesh, stages, order, micro_batches=m, zero=zero, statistics="local")
-                    yield strategy
-                    yield replace(strategy, recompute=("*",))
+                    for one in dict.fromkeys((strategy, strategy.grouped(2, zero))):
+                        yield one
+                        yield replace(one, recompute=("*",))

@@ -161,6 +161,8 @@ def test_deepspeed_counts_samples_and_numbers() -> None:
         ("accelerate", "pp2 gpipe mb2", "in the order 1f1b"),
         ("accelerate", "dp2 zero2 | tp2", "as zero1 does"),
         ("accelerate", "cp2", "context parallelism"),
+        ("accelerate", "dp2 | dp2 zero3", "in 2 groups of replicas"),
+        ("deepspeed", "dp2 | dp2 zero3", "in 2 groups of replicas"),
         ("deepspeed", "tp2", "which the model itself must bring"),
         ("deepspeed", "dp2 | recompute=layers.*", "what it recomputes"),
         ("deepspeed", "dp3", "3 parts of the same size"),

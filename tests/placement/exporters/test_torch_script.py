@@ -80,12 +80,14 @@ ON_FOUR = {
     "dp2_tp2_mb2": ("decoder", "dp2 | tp2 | mb2"),
     "pp2_tp2_sp": ("decoder", "pp2 1f1b mb2 | tp2 sp"),
     "zero3_pp2_interleaved": ("decoder", "dp2 zero3 | pp2 interleaved mb2"),
+    "groups_zero3_padded": ("padded", "dp2 | dp2 zero3"),
 }
 # Slow: near to one of those above.
 MORE_ON_FOUR = {
     "dp2_pp2": ("decoder", "dp2 | pp2 1f1b mb2"),
     "zero1_pp2": ("decoder", "dp2 zero1 | pp2 mb2"),
     "zero3_tp2": ("decoder", "dp2 zero3 | tp2"),
+    "groups_zero2_mb2": ("decoder", "dp2 | dp2 zero2 | mb2"),
 }
 
 

@@ -53,6 +53,7 @@ CASES = [
     ("gpt2", "8xH100-nvswitch", "dp8 zero3 tp on word_embedding+output"),
     # Stages on both sides of a network share its links; the gradient of a tied embedding waits for the first stage.
     ("gpt2", "16xV100-10gbe", "dp2 | pp8 zb-h2 mb8"),
+    ("gpt2", "16xV100-10gbe", "dp2 | dp4 zero3"),
     pytest.param("bert_base", "16xV100-10gbe", "pp14 zb-h2 mb16", marks=pytest.mark.slow),
     ("bert_base", "16xV100-10gbe", "pp16 zb-h2 mb16"),
     pytest.param("bert_base", "16xV100-10gbe", "pp8 1f1b mb8", marks=pytest.mark.slow),

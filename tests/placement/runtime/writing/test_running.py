@@ -252,6 +252,17 @@ def test_two_towers_of_which_one_is_replicated_and_the_other_is_cut(strategy: st
     check(towers.model, towers.train_args, strategy)
 
 
+@pytest.mark.parametrize("level", ["zero1", "zero2", "zero3", "zero3 | mb2", "zero3 | bucket=1KB"])
+def test_groups_of_replicas_that_each_keep_a_whole_of_the_storage(level: str) -> None:
+    check(Tied(), tokens(), f"dp2 | dp2 {level}")
+    check_steps(Perceptron().eval(), (torch.randn(8, 8),), f"dp2 | dp2 {level}", torch.optim.AdamW, 3)
+
+
+@pytest.mark.parametrize("strategy", ["dp2 | dp2 zero3 | tp2", "dp2 | dp2 zero2 | pp2 gpipe mb2"])
+def test_groups_of_replicas_beside_other_axes(strategy: str) -> None:
+    check(Tied(), tokens(), strategy)
+
+
 @pytest.mark.parametrize("strategy", ["hp2", "wp3", "dp2 | hp2", "hp2 | tp2"])
 def test_parts_of_images_read_their_neighbours_edges(strategy: str) -> None:
     check(Convolutions(), (images(),), strategy)

@@ -30,6 +30,7 @@ from placement.solving.strategy_words import family_in_words, impossible, in_wor
         ("pp2 interleaved v3 mb2", "pipeline of 2 stages, 3 a device (interleaved 1F1B, 2 micro-batches)"),
         ("pp2", "pipeline of 2 stages (1F1B, 1 micro-batch)"),
         ("mb4 | recompute=*", "4 micro-batches, recomputing everything"),
+        ("dp2 | dp8 zero3 | tp2", "data parallel on 16 with ZeRO-3 in groups of 8, tensor parallel on 2"),
         (
             "tp2 on a.*+b | recompute=a.*+kind:*bmm*",
             "tensor parallel on 2 in a.*, b, recomputing a.*, ops of kind *bmm*",
@@ -44,7 +45,7 @@ def test_words(text: str, words: str) -> None:
     assert in_words(Strategy.parse(text)) == words
 
 
-@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("axis", {kind.in_text: None for kind in AXES.values()})
 def test_every_axis_has_words(axis: str) -> None:
     words = in_words(Strategy.parse(f"{axis}3"))
     assert words.endswith(" on 3")
