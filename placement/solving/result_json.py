@@ -62,10 +62,8 @@ _WORDS: dict[Any, str] = {
     Mapping[str, Sequence[str]]: "an object of lists of strings",
     Sequence[str]: "a list of strings",
     Sequence[tuple[str, int, str]]: "a list of [op, number, device]",
-    **{
-        Sequence[kind]: f"a list of objects with {', '.join(f.name for f in fields(kind))}"
-        for kind in (Alternative, Rung)
-    },
+    Sequence[Alternative]: f"a list of objects with {', '.join(f.name for f in fields(Alternative))}",
+    Sequence[Rung]: f"a list of objects with {', '.join(f.name for f in fields(Rung))}",
 }
 
 
