@@ -43,6 +43,8 @@ class MeshRule:
         tensor_modules: of ``"dp"``: patterns of module paths whose weights are cut, as along ``"tp"``, where the batch
             of the others is (``tp on`` in texts).
         shares: of ``"dp"``: samples of each replica, in proportion; empty is as many for each.
+        by_heads: of ``"cp"``: attention is cut by heads, between two all-to-alls (``ulysses`` in texts); else by its
+            queries, which gathers keys and values.
 
     Raises:
         StrategyError: shares that are not one of 1 or more for each part, or not of ``"dp"``; modules whose weights are
@@ -55,8 +57,11 @@ class MeshRule:
     modules: tuple[str, ...] = ()
     tensor_modules: tuple[str, ...] = ()
     shares: tuple[int, ...] = ()
+    by_heads: bool = False
 
     def __post_init__(self) -> None:
+        if self.by_heads and self.name != "cp":
+            raise StrategyError(f"axis {self.name}{self.size} cuts attention by heads, which only cp does.")
         if self.tensor_modules and (self.name not in ("dp", GROUPS) or self.shares):
             what = "uneven shares of the batch" if self.shares else "no batch to cut elsewhere"
             raise StrategyError(
@@ -79,13 +84,15 @@ class MeshRule:
     def axis(self) -> Axis:
         """The axis as `graphs.transforms.splitting.splitter` takes it."""
         patterns = self.modules, self.tensor_modules
-        return Axis(self.name, self.size, AXES[self.name].words, self.sequence, *patterns, shares=self.shares)
+        words = AXES[self.name].words
+        return Axis(self.name, self.size, words, self.sequence, *patterns, shares=self.shares, by_heads=self.by_heads)
 
     def __str__(self) -> str:
         where = f" on {_joined(self.modules)}" if self.modules else ""
         where += f" tp on {_joined(self.tensor_modules)}" if self.tensor_modules else ""
         shares = f" shares={self._shares}" if self.shares else ""
-        return f"{AXES[self.name].in_text}{self.size}{' sp' if self.sequence else ''}{shares}{where}"
+        words = f"{' sp' if self.sequence else ''}{' ulysses' if self.by_heads else ''}"
+        return f"{AXES[self.name].in_text}{self.size}{words}{shares}{where}"
 
     @property
     def _shares(self) -> str:

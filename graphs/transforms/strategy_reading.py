@@ -95,6 +95,8 @@ class _Reader:
                 zero = size
             elif word[0] == "sp" and rule.name == "tp":
                 rule = replace(rule, sequence=True)
+            elif word[0] == "ulysses" and rule.name == "cp":
+                rule = replace(rule, by_heads=True)
             elif word[0] == "on":
                 self._once(word, f"modules of {rule.name}")
                 rule = replace(rule, modules=self._patterns(word, rest))
@@ -108,9 +110,11 @@ class _Reader:
                 self._once(word, "shares")
                 rule = replace(rule, shares=tuple(map(int, given[1].split(":"))))
             else:
-                options = {"dp": ["zero1", "zero2", "zero3", "shares=2:1", "on", "tp on"], "tp": ["sp", "on"]}.get(
-                    rule.name, ["on"]
-                )
+                options = {
+                    "dp": ["zero1", "zero2", "zero3", "shares=2:1", "on", "tp on"],
+                    "tp": ["sp", "on"],
+                    "cp": ["ulysses", "on"],
+                }.get(rule.name, ["on"])
                 raise self._unknown(word, options)
         mesh = {other.name: other for other in strategy.mesh}
         if rule.name == "dp" and "dp" in mesh and GROUPS not in mesh:

@@ -115,7 +115,8 @@ class Cuts:
         levels = tuple(bisect_left(self._extents.get(word, []), parts) for word in words)
         size = axis.size if axis.cuts_weights or "experts" in axis.words else 0
         too_small = tuple(word for word in axis.words if 0 < self.units(word) < parts)
-        walk = (axis.words, size, axis.sequence, axis.modules, axis.tensor_modules, levels, too_small)
+        heads = tuple(other.size for other in (axis, *others) if other.by_heads)
+        walk = (axis.words, size, axis.sequence, axis.modules, axis.tensor_modules, levels, too_small, heads)
         key = (*walk, axis.name == MICRO_BATCHES)
         if key in self._failed:
             raise self._failed[key]

@@ -61,6 +61,10 @@ def _moves(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Mov
         yield from _pipelines(graph, cluster, strategy)
     yield from _memory(graph, cluster, strategy)
     yield from _tensor(graph, strategy)
+    for rule in strategy.mesh:
+        if rule.name == "cp":
+            others = tuple(other for other in strategy.mesh if other is not rule)
+            yield "sequence", replace(strategy, mesh=(*others, replace(rule, by_heads=not rule.by_heads)))
     yield from _weights_of_replicas(graph, strategy)
     if any(rule.size > 1 for rule in strategy.mesh) and graph.is_training:
         for size in (0, strategy.bucket_bytes // _BUCKET_FACTOR, strategy.bucket_bytes * _BUCKET_FACTOR):

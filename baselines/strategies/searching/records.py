@@ -92,7 +92,8 @@ class Pool:
 
 def like(strategy: Strategy) -> object:
     """Strategies that communicate alike, whose estimates are off alike."""
-    mesh = tuple((rule.name, rule.size, rule.sequence, bool(rule.tensor_modules)) for rule in strategy.mesh)
+    rules = ((rule, bool(rule.tensor_modules)) for rule in strategy.mesh)
+    mesh = tuple((rule.name, rule.size, rule.sequence, rule.by_heads, cuts) for rule, cuts in rules)
     pipeline = strategy.stages, strategy.order, bool(strategy.device_names)
     return mesh, *pipeline, strategy.zero, strategy.micro_batches > 1, bool(strategy.recompute)
 

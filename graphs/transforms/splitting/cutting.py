@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from graphs.arrays import IntArray
 from graphs.errors import StrategyError
+from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import OWN_FAMILY
 from graphs.transforms.splitting.op_states import states_of, where
-from graphs.transforms.splitting.sharding import SUM, Axis, Sharding, shard, shares
+from graphs.transforms.splitting.sharding import HEADS, SUM, Axis, Sharding, shard, shares
 
 
 def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis], decided: IntArray | None = None) -> Sharding:
@@ -36,6 +37,7 @@ def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis], decided: IntArray | 
             f"wants; its ops have rows for {', '.join(known)}."
         )
     _check_shared(graph, sharding)
+    _check_heads(graph, sharding, others)
     return sharding
 
 
@@ -80,6 +82,27 @@ def _check_shared(graph: OpGraph, sharding: Sharding) -> None:
                 f"axis {axis.name!r} cuts {state!r} in {', '.join(modules)}, and op {graph.op_names[op]!r} uses all of "
                 f"it in module {graph.modules[op]!r}; name that module too."
             )
+
+
+def _check_heads(graph: OpGraph, sharding: Sharding, others: Sequence[Axis]) -> None:
+    """Attention that an axis cuts by heads has so many, and no tensor axis cuts them as well."""
+    axis = sharding.axis
+    has_heads = any(
+        row is not None and row.axis == HEADS and op_kind(kind).attention_core
+        for row, kind in zip(sharding.row, graph.kinds, strict=True)
+    )
+    if axis.by_heads and not has_heads:
+        raise StrategyError(
+            f"axis {axis.name!r} cuts attention by heads ('ulysses') into {axis.size} parts, and graph {graph.name!r} "
+            "has no attention with so many heads; take fewer parts, or leave out 'ulysses'."
+        )
+    other = next((each for each in others if each.by_heads), None)
+    if other is not None and axis.cuts_weights and has_heads:
+        # An all-to-all makes blocks of the blocks that a tensor axis has made, and not the other way round.
+        raise StrategyError(
+            f"axes {other.name!r} ('ulysses') and {axis.name!r} both cut attention by heads; leave out 'ulysses', or "
+            f"cut other weights by 'on' after {axis.name}{axis.size}."
+        )
 
 
 def _check_extents(graph: OpGraph, axis: Axis, parts: int, others: Sequence[Axis]) -> None:

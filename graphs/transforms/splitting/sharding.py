@@ -23,7 +23,7 @@ from graphs.rows import OWN_FAMILY, Part, Partial, Replicate, Shard, SplitRow
 from graphs.transforms.splitting.normalised import normalised
 from graphs.transforms.splitting.op_states import read_twice, states_of, where
 
-EXPERTS = "experts"
+EXPERTS, HEADS = "experts", "heads"
 WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
 IN_TIME = "mb"  # name of the axis along which micro-batches are cut
 _MOST_CODES = 1 << 10  # of cuts with equally many blocks, of more dimensions than tensors have
@@ -45,6 +45,8 @@ class Axis:
         parts: into which a row is cut along this and earlier axes of the same words; of a tensor axis those along all
             axes and micro-batches, for rows of a dimension with an axis of its own; 0 for `size`.
         shares: of the batch, in proportion, one for each part; empty for parts as even as can be.
+        by_heads: of the axis of a sequence: attention is cut by its heads, between two all-to-alls (Jacobs et al. 2023,
+            "DeepSpeed Ulysses").
     """
 
     name: str
@@ -55,6 +57,7 @@ class Axis:
     tensor_modules: tuple[str, ...] = ()
     parts: int = 0
     shares: tuple[int, ...] = ()
+    by_heads: bool = False
 
     @property
     def cuts_weights(self) -> bool:
@@ -381,10 +384,18 @@ class _Walk:
 
     def _chosen(self, op: int, read: list[int], states: list[int]) -> _Choice:
         rows = self._rows(op, read, states)
+        if self.axis.by_heads and not states and (heads := self._of_heads(op, rows, read)):
+            return min(heads, key=lambda choice: self._exchange_s(choice, read))
         named = [choice for choice in rows if choice.row is not None and choice.row.axis in self.axis.words]
         if named and not self.is_tensor[op]:
             return min(named, key=lambda choice: (self._rank(choice), self._exchange_s(choice, read)))
         return self._followed(op, rows, read)
+
+    def _of_heads(self, op: int, rows: list[_Choice], read: list[int]) -> list[_Choice]:
+        """Rows of heads for a core of attention, and for ops after one that read heads as they are cut."""
+        heads = [choice for choice in rows if choice.row is not None and choice.row.axis == HEADS]
+        is_core = bool(op_kind(self.graph.kinds[op]).attention_core)
+        return heads if is_core else [choice for choice in heads if self._fits(choice, read)]
 
     def _take(self, op: int, best: _Choice) -> None:
         """Make a row the op's, and close what it reads."""

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from graphs.capture import capture_program
+from graphs.errors import StrategyError
 from graphs.records import Work
+from graphs.transforms.splitting.splitter import split
+from graphs.transforms.strategy import MeshRule
 from graphs.zoo import build
 
 LENGTH, WIDTH, HEADS = 12, 16, 4
@@ -71,6 +74,29 @@ def _words() -> tuple[Tensor]:
 )
 def test_training(strategy: str, is_fused: bool) -> None:
     check(Words(is_fused), _words(), strategy)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["cp2 ulysses", "dp2 zero3 | cp2 ulysses", "cp2 ulysses | mb2 | recompute=layers.*", "pp2 1f1b mb2 | cp2 ulysses"],
+)
+def test_training_by_heads(strategy: str) -> None:
+    check(Words(is_fused=True), _words(), strategy)
+
+
+def test_heads_travel_and_no_keys_are_gathered() -> None:
+    graph = capture_program(Words(is_fused=True), _words(), {}, True).graph
+    kinds = [each.kind for each in split(graph, [MeshRule("cp", 2, by_heads=True).axis()]).collectives]
+    assert "all_gather" not in kinds
+    assert kinds.count("all_to_all") == 2 * 4  # of two layers: queries with keys and values, results, and gradients
+
+
+def test_too_few_heads_and_heads_that_weights_cut_are_refused() -> None:
+    program = capture_program(Words(is_fused=False), _words(), {}, True)
+    with pytest.raises(StrategyError, match="into 4 parts, .* no attention with so many heads; take fewer parts"):
+        planned(program, "cp4 ulysses")
+    with pytest.raises(StrategyError, match="'cp' .'ulysses'. and 'tp' both cut attention by heads; leave out"):
+        planned(program, "cp2 ulysses | tp2")
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
