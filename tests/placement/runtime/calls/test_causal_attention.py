@@ -93,9 +93,9 @@ def test_heads_travel_and_no_keys_are_gathered() -> None:
 
 def test_too_few_heads_and_heads_that_weights_cut_are_refused() -> None:
     program = capture_program(Words(is_fused=False), _words(), {}, True)
-    with pytest.raises(StrategyError, match="into 4 parts, .* no attention with so many heads; take fewer parts"):
+    with pytest.raises(StrategyError, match=r"into 4 parts, .* no attention with so many heads; take fewer parts"):
         planned(program, "cp4 ulysses")
-    with pytest.raises(StrategyError, match="'cp' .'ulysses'. and 'tp' both cut attention by heads; leave out"):
+    with pytest.raises(StrategyError, match=r"'cp' .'ulysses'. and 'tp' both cut attention by heads; leave out"):
         planned(program, "cp2 ulysses | tp2")
 
 
