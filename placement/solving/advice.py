@@ -196,7 +196,7 @@ def ladder_rows(result: Result) -> list[str]:
 
 
 def _bought(before: Rung | None, one: Rung) -> str:
-    """What a step of the ladder saves and costs."""
+    """The memory and the time that a step of the ladder saves or costs."""
     if before is None or before.strategy == one.strategy:
         return ""
     less, slower = 1 - one.peak_bytes / max(before.peak_bytes, 1), one.step_time_s / (before.step_time_s or 1.0) - 1

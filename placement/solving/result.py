@@ -367,7 +367,7 @@ class Result:
         return "\n".join(lines)
 
     def _room(self) -> str:
-        """What the fullest device reserves and has left, in words; empty where its memory is not modelled."""
+        """The memory that the fullest device reserves and has left, in words; empty where it is not modelled."""
         peaks = self.answered().peak_bytes
         device = max((d for d in self.cluster.devices if d.name in peaks), key=lambda d: peaks[d.name] - d.usable_bytes)
         if device.memory_bytes >= UNLIMITED_BYTES:

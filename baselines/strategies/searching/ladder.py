@@ -38,7 +38,7 @@ def first_rungs(space: Space) -> Iterator[Strategy]:
 def ladder_of(pool: Pool) -> Mapping[str, Figures]:
     """The best of each rung, in their order: the fastest that fits, else the one that lacks least.
 
-    Of strategies that the simulator has scored where one of the rung is among them and fits, else of estimates.
+    Scores of the simulator where one of the rung was scored and fits, else estimates.
     """
     best: dict[str, Figures] = {}
     for strategy, estimate in pool.estimates.items():
