@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -461,7 +462,11 @@ def _key(key: str) -> str:
 
 
 def _number(value: float) -> str:
-    return repr(value) if isinstance(value, int) else repr(float(value))
+    """A number of TOML, as people write it: ``6.7e13``, and neither 67000000000000.0 nor 6.7E+13."""
+    if isinstance(value, int):
+        return repr(value)
+    text = repr(float(value))
+    return str(Decimal(text).normalize()).lower().replace("+", "") if text.endswith("000000.0") else text
 
 
 def _quoted(text: str) -> str:

@@ -149,5 +149,5 @@ class UnknownNameError(PlacementError, ValueError):
         near = [v for v in self.valid if asked and v.casefold().startswith(asked)]
         near = near or [plain[v] for v in difflib.get_close_matches(asked, plain, n=1, cutoff=0.6)]
         hint = f", did you mean {near[0]!r}?" if near else "."
-        known = f"{listed}." if listed else f"Valid: {', '.join(self.valid)}"
+        known = f"{listed}." if listed else f"Valid: {', '.join(self.valid) or 'there is none.'}"
         super().__init__(f"unknown {what} {name!r}{hint} {known}")

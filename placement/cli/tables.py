@@ -163,8 +163,8 @@ def cluster_details(cluster: Cluster) -> list[RenderableType]:
         )
         carries = "one transfer at a time" if link.exclusive else "any number at once"
         links.add_row(show(link.src), show(link.dst), rate, format_seconds(link.latency_s), carries)
-    about = f"{show(cluster.name)}: {show_line(str(cluster.summary))}"
-    source = f"source: {show_line(str(cluster.source))}"
+    about = show(cluster.name) + (f": {show_line(str(cluster.summary))}" if cluster.summary else "")
+    source = f"source: {show_line(str(cluster.source)) or 'not given'}"
     off = f"predictions: {compared(device for device in cluster.devices if device.kind != 'cpu')}"
     if cluster.source.startswith("measured "):
         return [about, source, devices, links]

@@ -15,12 +15,14 @@ class Exporter:
         label: plural, as errors say it.
         of_strategies: whether it says strategies, which rewrite the graph; else placements of the graph as it is.
         takes: names of the arguments of `placement.export` that it has a use for.
+        text: the word for its text, if it writes one and no document: a line about it, and a field of `--json`.
     """
 
     function: str
     label: str
     of_strategies: bool = True
     takes: tuple[str, ...] = ()
+    text: str = "text"
 
 
 EXPORTERS: Mapping[str, Exporter] = {
@@ -32,6 +34,7 @@ EXPORTERS: Mapping[str, Exporter] = {
         "placement.exporters.scripts.torch_script:torch_script",
         "scripts of PyTorch",
         takes=("graph", "model", "source"),
+        text="script",
     ),
     "accelerate": Exporter("placement.exporters.configurations:accelerate", "configurations of accelerate"),
     "deepspeed": Exporter("placement.exporters.configurations:deepspeed", "configurations of DeepSpeed"),

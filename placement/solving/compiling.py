@@ -25,7 +25,7 @@ from env.plan import Plan
 from env.problem import Problem
 from env.simulation.scoring import Scorer
 from placement.solving.methods import AUTO, HEURISTICS, REFINED, SEARCHES, heuristics_for
-from placement.solving.warmup import two_ops
+from placement.solving.warmup import small_step, two_ops
 
 _BOUNDS, _SIMULATOR, _SEQUENCES, _LOCAL = "bounds", "simulator", "fixed sequences", "local_search"
 _APART = (_LOCAL, "dp_contiguous")  # about half of all compiling
@@ -47,6 +47,17 @@ def compile_for(problem: Problem, methods: Sequence[str], search: bool = True) -
         done()
         for part in apart:
             _compile(part, objective)
+
+
+@functools.cache
+def compile_for_strategies() -> None:
+    """Have all compiled, or loaded, that estimates and scores strategies, and places their graphs."""
+    from baselines.strategies.searching.search import search_strategies  # loads transforms and simulator
+
+    graph, cluster = small_step()
+    search_strategies(graph, cluster, Budget(evaluations=4))
+    for method in STARTS[LATENCY]:  # on times of a cost model, whose arrays are not those of measured times
+        baselines.METHODS[method](Problem(graph, cluster), 0)
 
 
 def _parts(problem: Problem, methods: Sequence[str], search: bool) -> list[str]:

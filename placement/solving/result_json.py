@@ -165,6 +165,8 @@ def _parsed(text: str, where: str) -> Any:
     def refuse(word: str) -> NoReturn:
         raise MismatchError(f"{where} holds {word}, which is not a JSON number.")
 
+    if not text.strip():
+        raise MismatchError(f"{where} is empty; expected a result, as `placement optimize -o` writes.")
     try:
         return json.loads(text, object_pairs_hook=no_doubles, parse_constant=refuse)
     except json.JSONDecodeError as error:

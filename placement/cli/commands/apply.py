@@ -155,7 +155,7 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         from env.objectives import LATENCY
         from env.plan import Priority
         from graphs.errors import InfeasibleError
-        from graphs.transforms.strategy import NONE
+        from graphs.transforms.strategy import NONE, Strategy
         from placement.inputs.examples import read_example
         from placement.inputs.sources import LOCAL, read_cluster
         from placement.optimization import optimize
@@ -168,6 +168,7 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         method = given.method or AUTO
         with usage_errors():
             check_options([method], given.seed, LATENCY, Priority.LONGEST_PATH.value, given.budget_s)
+        strategy = NONE if given.strategy is None else Strategy.parse(given.strategy)
         name = given.cluster or LOCAL
         named = None if name == LOCAL else read_cluster(name)
         example = read_example(given.model, train=given.train, dims=dims, seed=given.seed)
@@ -176,7 +177,6 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         graph = _graph_of(example, machine, given.train, report, given.stack)
     del example
     with progress(f"placing with {method}"):
-        strategy = NONE if given.strategy is None else given.strategy
         result = optimize(graph, machine, method, seed=given.seed, budget_s=given.budget_s, strategy=strategy)
     if not result.feasible:
         raise InfeasibleError(f"{method} found no placement that fits: {result.reason}")

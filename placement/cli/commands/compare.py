@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def compare(given: CompareOptions) -> None:
-    """Place a graph with every method, side by side, against a lower bound."""
+    """Put ways to run a model side by side: strategies, methods, clusters or sizes, against a lower bound."""
     check_outputs(given.html, given.trace, given.output, inputs=[given.graph, given.cluster])
     with progress("importing"):
         from placement.inputs.sources import check_cluster_argument

@@ -69,7 +69,7 @@ def export(given: ExportOptions) -> None:
         raise typer.BadParameter("--dim says how the model is captured for --to torch; give --model too.")
     found = _exported(given)
     if isinstance(found, str):
-        _write_script(given, found)
+        _write_text(given, found, EXPORTERS[given.to].text)
         return
     if given.output is not None:
         from graphs.disk import write_atomically
@@ -86,18 +86,19 @@ def export(given: ExportOptions) -> None:
         emit(f"{show_line(_described(found))}; saved to {given.output}")
 
 
-def _write_script(given: ExportOptions, script: str) -> None:
-    """Write a script to a file or to stdout; with ``--json`` as a field of an object."""
+def _write_text(given: ExportOptions, text: str, word: str) -> None:
+    """Write a text, such as a script, to a file or to stdout; with ``--json`` as a field of an object."""
     if given.output is not None:
         from graphs.disk import write_atomically
 
-        write_atomically(given.output, script)
+        write_atomically(given.output, text)
     if given.as_json:
-        emit_json({"script": script})
+        emit_json({word: text})
     elif given.output is None:
-        emit(script.removesuffix("\n"))
+        emit(text.removesuffix("\n"))
     else:
-        emit(f"script of {len(script.splitlines())} lines; saved to {given.output}, which says how to run it")
+        how = ", which says how to run it" if word == "script" else ""
+        emit(f"{word} of {len(text.splitlines())} lines; saved to {given.output}{how}")
 
 
 def _exported(given: ExportOptions) -> dict[str, Any] | str:

@@ -18,7 +18,6 @@ from typing import Self
 from baselines.budget import Budget, SearchHandle
 from baselines.strategies.searching.records import Rival
 from baselines.strategies.searching.settings import DEFAULTS
-from placement.solving.compiling import compile_for
 from placement.solving.methods import AUTO
 from placement.solving.result import Result
 from placement.solving.solver import Solver
@@ -114,7 +113,6 @@ class _Alongside(PlacementSearch):
         self._began_s = time.monotonic()
 
     def rival(self) -> Rival:
-        compile_for(self._solver.problem, [AUTO])
         quick_s = min(DEFAULTS.placing_quick_share * self._budget.seconds, DEFAULTS.most_placing_quick_s)
         most_s = DEFAULTS.placing_share * self._budget.seconds
         self._began_s = time.monotonic()

@@ -28,6 +28,7 @@ from graphs.transforms.strategy import Strategy
 from placement.sizing.fewest_devices import enough_devices, fastest_that_fits
 from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, SAVING, Alternative, Rung, listed
 from placement.solving.checked import Check, unchecked
+from placement.solving.compiling import compile_for, compile_for_strategies
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
 from placement.solving.one_device import as_alternative
@@ -99,7 +100,10 @@ def best_of_all(
     began_s = time.perf_counter()
     few = cluster if cluster.n_devices <= TABLE_DEVICES else part_of(cluster, cluster.compute_devices[:PLACED_DEVICES])
     solver = solver_or_reason(graph, few, seed)
-    budget = _budget(graph, budget_s, evaluations)
+    compile_for_strategies()
+    if isinstance(solver, Solver):
+        compile_for(solver.problem, [AUTO])
+    budget = _budget(graph, budget_s, evaluations)  # which begins here: compiling takes longer than it, once
     if aids.local_search is not None and isinstance(solver, Solver):
         solver.search_by(LOCAL_SEARCH, aids.local_search)
 
@@ -135,6 +139,7 @@ def beside_placements(
 ) -> Result:
     """`best_of_all` with placements that are known, and the whole budget for strategies."""
     began_s = time.perf_counter()
+    compile_for_strategies()
     budget = _budget(graph, budget_s, evaluations)
     part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
     outcome = find_strategies(graph, cluster, part)
