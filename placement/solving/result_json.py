@@ -166,7 +166,7 @@ def _parsed(text: str, where: str) -> Any:
         raise MismatchError(f"{where} holds {word}, which is not a JSON number.")
 
     if not text.strip():
-        raise MismatchError(f"{where} is empty; expected a result, as `placement optimize -o` writes.")
+        raise MismatchError(f"{where} is not a saved result: it is empty; save it again.")
     try:
         return json.loads(text, object_pairs_hook=no_doubles, parse_constant=refuse)
     except json.JSONDecodeError as error:

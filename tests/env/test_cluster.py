@@ -304,6 +304,12 @@ def test_every_preset_survives_toml(name: str, tmp_path: Path) -> None:
     assert again.routes == cluster.routes
 
 
+def test_large_rates_are_written_as_people_write_them() -> None:
+    text = Cluster.preset("8xH100-nvswitch").to_toml()
+    assert "memory_bytes_per_s = 3.35e12\n" in text
+    assert "000000.0" not in text
+
+
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(clusters())
 def test_every_cluster_survives_toml(cluster: Cluster) -> None:

@@ -284,6 +284,7 @@ COMMANDS = {
     "apply m.py:make p.json --cluster nowhere": "nowhere",
     "apply m.py:make p.json --cluster three.toml": "for cluster 'cpus', and --cluster three.toml is another one; leave",
     "apply m.py:make --cluster two.toml --budget-s -1": "a finite number of seconds, 0 or more, got -1.0",
+    "apply nowhere.py:make --cluster two.toml --strategy dp2x": "cannot be read at 'dp2x'",  # before anything is run
     "apply nowhere.json": "there is no file nowhere.json; give a built-in model",
     "profile p.json -o g.json --cluster two.toml": "p.json has no weights to run; give a built-in model",
     "profile m.py:gate -o g.json --cluster two.toml": "`placement apply` places it by leaf module",

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from numba import njit
 from numba.core.dispatcher import Dispatcher
+from training_steps import mlp
 
 from env import compiling
 from env.cluster import Cluster
@@ -20,6 +22,7 @@ from env.problem import Problem
 from graphs import generators
 from placement.cli import output
 from placement.solving.compiling import _PROGRAM, _helper, _parts
+from placement.solving.strategies import search as strategy_search
 
 
 def _signatures() -> set[tuple[str, str, str]]:
@@ -90,6 +93,22 @@ def test_only_what_is_needed_is_compiled() -> None:
     assert _parts(problem, ["heft", "heft", "hash"], True) == ["bounds", "simulator", "heft", "hash"]
     assert "local_search" in _parts(problem, ["auto"], True)
     assert "local_search" not in _parts(problem, ["auto"], False)
+
+
+def test_all_is_compiled_before_the_time_of_a_search_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first search of a newly installed package had nothing left for searching."""
+    order = []
+    for name in ("compile_for_strategies", "compile_for", "Budget"):
+        real = getattr(strategy_search, name)
+
+        def noted(*given: Any, name: str = name, real: Any = real, **named: Any) -> Any:
+            order.append(name)
+            return real(*given, **named)
+
+        monkeypatch.setattr(strategy_search, name, noted)
+    found = strategy_search.best_of_all(mlp(), Cluster.preset("4xV100-pcie"), evaluations=4)
+    assert found.alternatives
+    assert order[:3] == ["compile_for_strategies", "compile_for", "Budget"]
 
 
 def test_a_person_who_watches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
