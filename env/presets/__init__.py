@@ -46,5 +46,6 @@ def preset(name: str) -> Preset:
 
 def unknown_cluster(name: str, *others: str) -> UnknownNameError:
     """The error for a name that is none; `others` would be names, too."""
-    where = f"`placement clusters` lists them; {', '.join(PATTERNS)} and the like are names, too, and a file of your own ends in .toml"
+    patterns = f"{', '.join(PATTERNS)} and the like are names, too"
+    where = f"`placement clusters` lists them; {patterns}, and a file of your own ends in .toml"
     return UnknownNameError("cluster", name, (*PRESETS, *others), listed=where)
