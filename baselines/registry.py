@@ -43,6 +43,7 @@ def _step(function: str, start: int | None = None, most_ops: float = math.inf) -
     return MethodEntry(function, (LATENCY,), {} if start is None else {LATENCY: start}, most_ops)
 
 
+AUTO = "auto"  # the name of all of them: the best heuristics, improved by searches
 HEURISTICS: Mapping[str, MethodEntry] = {
     "single_device": _both("baselines.placers.single_device:single_device", 1, 1),
     "random": _both("baselines.placers.random:random_placement", 19, 11),

@@ -24,7 +24,7 @@ from table import machine, parser, read_rows
 import placement
 from graphs.disk import write_atomically
 from graphs.formatting import format_seconds
-from placement.replicas.fit_result import FitRun
+from placement.fitting.log import FitRun
 
 METHODS = ("sync", "qsgd:s=16", "local_sgd:period=4", "gossip:topology=random", "downpour", "elastic:period=2",
            "parameter_server", "power_sgd", "sandblaster")  # fmt: skip

@@ -29,7 +29,7 @@ from table import machine, parser, read_rows
 from env.cluster import Cluster
 from graphs.disk import write_atomically
 from graphs.formatting import format_bytes
-from placement.replicas.fit_log import Stop
+from placement.fitting.log import Stop
 
 NAME = "distributed_methods"
 WORKERS, BATCH = 8, 8

@@ -13,14 +13,13 @@ from typing import Any
 
 from env.cluster import Cluster
 from env.device import both_ways
-from placement.replicas.fit_log import Stop
-from placement.replicas.fit_result import FitRun
-from placement.replicas.fit_task import FitTask
-from placement.replicas.methods import FitMethod
-from placement.replicas.role import Role
-from placement.replicas.stragglers import Stragglers
-from placement.replicas.virtual.engine import VirtualEngine
-from placement.replicas.virtual.speeds import Speeds
+from placement.fitting.log import FitRun, Stop
+from placement.fitting.methods import FitMethod
+from placement.fitting.role import Role
+from placement.fitting.stragglers import Stragglers
+from placement.fitting.task import FitTask
+from placement.fitting.virtual.engine import VirtualEngine
+from placement.fitting.virtual.speeds import Speeds
 
 Row = dict[str, Any]
 SAMPLE_S, UPDATE_S = 2e-3, 20e-6  # of a gradient per sample, of an update

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from placement.measuring.collectives import lone_exchange
+from placement.measuring.machine.collectives import lone_exchange
 from placement.runtime.exchanging.collectives import Collectives
 from placement.runtime.exchanging.exchanges import KINDS
 from placement.runtime.ranks.launch import launch

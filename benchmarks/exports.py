@@ -23,7 +23,7 @@ from env.cluster import Cluster
 from env.problem import Problem
 from graphs.errors import InfeasibleError
 from graphs.opgraph import OpGraph
-from placement.solving.result import Result
+from placement.results.result import Result
 
 OUTPUT = Path(__file__).parent.parent / "docs" / "results" / "exports.md"
 TOKENS = 512

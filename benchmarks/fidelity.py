@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from env.simulation.simulator import Schedule
     from graphs.opgraph import FloatArray, IntArray
     from placement.inputs.examples import Example
-    from placement.measuring.profiling import Profile
+    from placement.measuring.models.profiling import Profile
 
 OUT = Path("docs/results")
 # Samples in a step, such that a step takes a CPU core about a second.
@@ -93,9 +93,9 @@ def _measured(name: str, options: argparse.Namespace) -> list[Row]:
     from env.bounds.bounds import lower_bound
     from env.problem import Problem
     from placement.inputs.examples import read_example
-    from placement.measuring.machine import local_cluster
-    from placement.measuring.profiling import measured_profile, step_to_measure
-    from placement.measuring.repeats import Repeats
+    from placement.measuring.machine.local_machine import local_cluster
+    from placement.measuring.models.profiling import measured_profile, step_to_measure
+    from placement.measuring.models.repeats import Repeats
 
     cluster = local_cluster(2, anew=True)
     example = read_example(name, train=options.train, dims={"batch": MODELS[name]}, seed=options.seed)
@@ -124,7 +124,7 @@ def _run(
     trials: Sequence[_Trial], example: Example, cluster: Cluster, options: argparse.Namespace, profile: Profile
 ) -> None:
     """One round."""
-    from placement.measuring.executor import Executor
+    from placement.measuring.runs.executor import Executor
 
     with Executor(
         example.model,
@@ -151,7 +151,7 @@ def _row(
     bound_s: float,
     options: argparse.Namespace,
 ) -> Row:
-    """What came of a placement; ``alone``: of its ops, as of `placement.measuring.profiling.Profile`."""
+    """What came of a placement; ``alone``: of its ops, as of `placement.measuring.models.profiling.Profile`."""
     from env.plan import Plan
     from env.simulation.simulator import Simulator
 

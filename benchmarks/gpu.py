@@ -41,7 +41,7 @@ from placement.calibrating.devices import known_device
 from placement.calibrating.machines import HowToMeasure, measured_device
 from placement.calibrating.records import Calibration
 from placement.calibration import of_measured
-from placement.measuring.speeds import BRIEF, THOROUGH
+from placement.measuring.machine.speeds import BRIEF, THOROUGH
 
 OUT = Path("docs/results")
 FITTING = 0.92  # of free memory that a prediction may fill

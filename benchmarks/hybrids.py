@@ -20,12 +20,12 @@ from table import Printer, parser
 from torch import nn
 
 from graphs.formatting import format_seconds
-from placement.measuring.executor import Executor
-from placement.measuring.machine import local_cluster
-from placement.measuring.profiling import profile
+from placement.measuring.machine.local_machine import local_cluster
+from placement.measuring.models.profiling import profile
+from placement.measuring.runs.executor import Executor
 from placement.optimization import optimize
-from placement.solving.alternatives import best_of_each
-from placement.solving.strategy_words import family_in_words
+from placement.results.alternatives import best_of_each
+from placement.results.strategy_words import family_in_words
 
 BATCH, SIDE, CHANNELS, WIDE, CLASSES = 64, 32, 32, 2048, 100
 

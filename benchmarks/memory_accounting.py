@@ -27,7 +27,7 @@ from graphs.capture import capture
 from graphs.capture.costs import general_kernels
 from graphs.capture.record import default_loss
 from graphs.formatting import format_bytes
-from placement.solving.speedup_limit import peak_bytes, reference_device
+from placement.sizing.speedup_limit import peak_bytes, reference_device
 
 Make = Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
 

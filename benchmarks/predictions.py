@@ -45,7 +45,7 @@ def without_drawing(graph: OpGraph, drawing_s: FloatArray) -> tuple[OpGraph, flo
     """A measured graph whose ops draw nothing, and the seconds that every process draws before them.
 
     Args:
-        drawing_s: float64 [n], of `placement.measuring.profiling.Profile`, of the one kind of device.
+        drawing_s: float64 [n], of `placement.measuring.models.profiling.Profile`, of the one kind of device.
     """
     time_s = np.maximum(graph.time_s - drawing_s[:, None], 0.0)
     return replace(graph, time_s=time_s, fixed_s=np.minimum(graph.fixed_s, np.nan_to_num(time_s))), drawing_s.sum()

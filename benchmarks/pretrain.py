@@ -43,7 +43,7 @@ from placement.learning.learners.pretrained import PRETRAINED, load_pretrained
 from placement.learning.policies.graph_policy import GraphPolicy
 from placement.learning.policies.policy import Proposals
 from placement.learning.policies.policy_file import PolicyOrigin, save_policy
-from placement.solving.result import versions
+from placement.results.result import versions
 
 HELD_OUT_MODELS = ("nasnet_large", "nmt4", "transformer_moe", "gpt2")
 HELD_OUT_CLUSTERS = ("8xV100-nvlink", "mixed-gpus", "8xK40-pcie", "2x8xH100-ib", "16xV100-10gbe")

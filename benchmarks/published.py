@@ -28,8 +28,8 @@ from env.problem import Problem
 from env.published import neurips_cluster
 from env.simulation.loads import loads
 from graphs.readers.published import read_neurips, read_pipedream
+from placement.results.result import Result
 from placement.solving.methods import AUTO
-from placement.solving.result import Result
 from placement.solving.solver import Solver
 
 

@@ -31,7 +31,7 @@ from graphs.formatting import format_seconds
 if TYPE_CHECKING:
     from env.cluster import Cluster
     from graphs.opgraph import FloatArray, OpGraph
-    from placement.measuring.profiling import Profile
+    from placement.measuring.models.profiling import Profile
 
 Made = tuple[nn.Module, tuple[Tensor, ...]]
 
@@ -62,7 +62,7 @@ def main() -> None:
     rows = read_rows(rows_file, lambda row: f"{row['model']} {row['strategy']}")
     missing = [name for name in options.models.split(",") if not any(row["model"] == name for row in rows.values())]
     if missing and not options.render:
-        from placement.measuring.machine import local_cluster
+        from placement.measuring.machine.local_machine import local_cluster
 
         cluster = local_cluster(2, anew=True)
         for name in missing:
@@ -145,9 +145,9 @@ MODELS: dict[str, Callable[[], Made]] = {
 
 def _measured(name: str, cluster: Cluster, options: argparse.Namespace) -> list[Row]:
     """One row for each strategy of a model."""
-    from placement.measuring.executor import Executor
-    from placement.measuring.profiling import measured_profile, step_to_measure
-    from placement.measuring.repeats import Repeats
+    from placement.measuring.models.profiling import measured_profile, step_to_measure
+    from placement.measuring.models.repeats import Repeats
+    from placement.measuring.runs.executor import Executor
 
     torch.manual_seed(options.seed)
     model, args = MODELS[name]()

@@ -91,7 +91,7 @@ def _measured(case: Case, options: argparse.Namespace) -> dict[str, dict[str, fl
 def _with_cuts(case: Case, options: argparse.Namespace) -> str:
     """The strategy, a pipeline's with the stages that measured op times make even, as of `placement apply`."""
     from graphs.transforms.strategy import Strategy
-    from placement.measuring.profiling import profile
+    from placement.measuring.models.profiling import profile
 
     if Strategy.parse(case.strategy).stages == 1:
         return case.strategy

@@ -28,15 +28,16 @@ if TYPE_CHECKING:
     from placement.comparing.strategies import StrategyComparison, compare_strategies
     from placement.comparing.suites import Suite, suite
     from placement.exporters.exporting import export
-    from placement.fitting import FitComparison, fit
+    from placement.fitting.comparison import FitComparison
+    from placement.fitting.fit import fit
     from placement.learning.training import Training, train
-    from placement.measuring.executor import Executor
-    from placement.measuring.profiling import profile
+    from placement.measuring.models.profiling import profile
+    from placement.measuring.runs.executor import Executor
     from placement.memory_estimate import MemoryEstimate, estimate_memory
     from placement.optimization import METHODS, optimize
+    from placement.results.result import Result
     from placement.runtime.application import apply
     from placement.runtime.parts.samples import ShardSampler, shard_of
-    from placement.solving.result import Result
     from placement.verification import Verification, verify
 
 __all__ = [
@@ -82,11 +83,11 @@ _HOME = {
     "Calibration": "placement.calibrating.records",
     "Cluster": "env.cluster",
     "Comparison": "placement.comparing.methods",
-    "Executor": "placement.measuring.executor",
-    "FitComparison": "placement.fitting",
+    "Executor": "placement.measuring.runs.executor",
+    "FitComparison": "placement.fitting.comparison",
     "MemoryEstimate": "placement.memory_estimate",
     "OpGraph": "graphs.opgraph",
-    "Result": "placement.solving.result",
+    "Result": "placement.results.result",
     "SeedComparison": "placement.comparing.seeds",
     "ShardSampler": "placement.runtime.parts.samples",
     "Strategy": "graphs.transforms.strategy",
@@ -103,10 +104,10 @@ _HOME = {
     "compare_strategies": "placement.comparing.strategies",
     "estimate_memory": "placement.memory_estimate",
     "export": "placement.exporters.exporting",
-    "fit": "placement.fitting",
+    "fit": "placement.fitting.fit",
     "load_graph": "graphs.files",
     "optimize": "placement.optimization",
-    "profile": "placement.measuring.profiling",
+    "profile": "placement.measuring.models.profiling",
     "save_graph": "graphs.files",
     "shard_of": "placement.runtime.parts.samples",
     "suite": "placement.comparing.suites",
@@ -118,7 +119,7 @@ _HOME = {
 refuse_namesakes()
 # By name: what stands above could be another package of these names.
 importlib.import_module("env.gym.registration").register_environments()
-importlib.import_module("env.local").register_measurer("placement.measuring.machine:local_cluster")
+importlib.import_module("env.local").register_measurer("placement.measuring.machine.local_machine:local_cluster")
 
 
 def __getattr__(name: str) -> Any:

@@ -15,11 +15,11 @@ from env.plan import Plan
 from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds
 from graphs.transforms.strategy import Strategy
+from placement.results.result import Result, measured_note
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import HEURISTICS, SINGLE, heuristics_for
-from placement.solving.result import Result, measured_note
 from placement.solving.solver import Attempt, Finding, Solver
-from placement.solving.strategies.row import strategy_row
+from placement.solving.strategy_row import strategy_row
 
 if TYPE_CHECKING:
     from env.cluster import Cluster

@@ -20,9 +20,9 @@ from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.recipes import PRECISIONS, number_bytes
 from graphs.transforms.strategy import Strategy
+from placement.results.stacks import stack_word
 from placement.sizing.fewest_devices import FewestDevices, fewest_devices
 from placement.solving.arguments import check_cluster, check_graph
-from placement.solving.stacks import stack_word
 
 PLAIN, RECOMPUTED, ONE_SAMPLE = "plain", "recomputed", "one_sample"
 WAYS = (PLAIN, RECOMPUTED, ONE_SAMPLE)

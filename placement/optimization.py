@@ -15,22 +15,22 @@ from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.learning.by_name import learned
+from placement.results.result import Result
+from placement.results.stacks import asked_for, beside_compiled
 from placement.runtime.checking.check import check
 from placement.solving.arguments import check_options, check_problem
+from placement.solving.best_of_all import SearchAids, best_of_all, has_strategies
 from placement.solving.interruption import as_keyboard_interrupt
 from placement.solving.methods import AUTO, LOCAL_SEARCH, METHODS
-from placement.solving.result import Result
 from placement.solving.solver import Solver
-from placement.solving.stacks import asked_for, beside_compiled
-from placement.solving.strategies.row import strategy_row
-from placement.solving.strategies.search import SearchAids, best_of_all, has_strategies
+from placement.solving.strategy_row import strategy_row
 from placement.workers.islands import island_search
 from placement.workers.runner import Shared, opened
 from placement.workers.scoring import many_scored
 
 if TYPE_CHECKING:
     from env.gym.batch import ScorerFactory
-    from placement.solving.strategies.search import Progress
+    from placement.solving.best_of_all import Progress
 
 __all__ = ["METHODS", "optimize", "solved"]
 

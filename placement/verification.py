@@ -22,11 +22,11 @@ from graphs.errors import MismatchError, UnknownNameError
 from graphs.formatting import format_seconds, show, show_line
 from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
-from placement.solving.answer import Answer, relative_gap
+from placement.results.answer import Answer, relative_gap
+from placement.results.result import ALL, OWN_ORDER, THIS_GRAPH, Result
+from placement.results.stacks import asked_for, stack_word
 from placement.solving.arguments import check_options
 from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, STRATEGY, is_method, measure
-from placement.solving.result import ALL, OWN_ORDER, THIS_GRAPH, Result
-from placement.solving.stacks import asked_for, stack_word
 
 TOLERANCE = 1e-9  # relative: two ways of adding the same numbers differ by rounding
 

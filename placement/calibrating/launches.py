@@ -9,7 +9,7 @@ from torch import nn
 
 from graphs.capture import capture
 from graphs.records import Phase
-from placement.measuring.speeds import synchronise
+from placement.measuring.machine.speeds import synchronise
 
 _LAYERS, _WIDTH = 24, 16
 

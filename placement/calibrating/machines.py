@@ -19,11 +19,11 @@ from placement.calibrating.fitting import PRODUCTS
 from placement.calibrating.kernels import MeasuredKernel, Shapes, measured_kernels, shapes_for, sustained_factor
 from placement.calibrating.launches import host_launch_s
 from placement.inputs.main_memory import available_bytes
-from placement.measuring import machine as machine_now
-from placement.measuring.figures import MeasuredMachine
-from placement.measuring.links import fitted as line_through
-from placement.measuring.speeds import THOROUGH, Effort, measure_speed
-from placement.measuring.workers import Worker, cores_for, run_workers
+from placement.measuring.machine import local_machine as machine_now
+from placement.measuring.machine.figures import MeasuredMachine
+from placement.measuring.machine.links import fitted as line_through
+from placement.measuring.machine.speeds import THOROUGH, Effort, measure_speed
+from placement.measuring.machine.workers import Worker, cores_for, run_workers
 
 Tell = Callable[[str], None]
 _MOST_CORES = 16

@@ -13,7 +13,7 @@ from placement.calibrating.kernels import MeasuredKernel
 from placement.calibrating.known_steps import KnownStep
 
 if TYPE_CHECKING:
-    from placement.measuring.figures import MeasuredMachine
+    from placement.measuring.machine.figures import MeasuredMachine
 
 
 @dataclass(frozen=True)

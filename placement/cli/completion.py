@@ -23,7 +23,7 @@ GRANULARITIES = ("op", "module", "auto")
 PRECISIONS = ("graphs.recipes:PRECISIONS",)
 OPTIMIZERS = ("adam", "adamw", "momentum", "adafactor", "sgd")
 TARGETS = ("placement.exporters.registry:TARGETS",)
-FIT_METHODS = ("placement.replicas.registry:NAMES",)
+FIT_METHODS = ("placement.fitting.registry:NAMES",)
 TRAINING_PRESETS = ("placement.learning.learners.registry:PRESETS",)
 
 

@@ -53,7 +53,7 @@ def check_scorer(how: HowToScore) -> None:
 def profiled(model: str, cluster: str | None, how: HowToRead) -> tuple[OpGraph, Cluster, Running]:
     """The graph of a model with measured op times, the cluster, and what runs its placements there."""
     from placement.inputs.sources import LOCAL, read_cluster
-    from placement.measuring.executor import cores_of
+    from placement.measuring.runs.executor import cores_of
 
     name = cluster or LOCAL
     named = None if name == LOCAL else read_cluster(name)
@@ -63,7 +63,7 @@ def profiled(model: str, cluster: str | None, how: HowToRead) -> tuple[OpGraph, 
     target = named or read_cluster(LOCAL)  # which may be measured first: a minute, for a model that can be read
     cores_of(target)
     with progress(f"measuring {model}"):
-        from placement.measuring.profiling import profile
+        from placement.measuring.models.profiling import profile
 
         graph = profile(example.model, example.args, example.kwargs, target, how.train, name=example.name)
     return graph, target, _running(example, target, how.train)
@@ -90,7 +90,7 @@ def _example(model: str, how: HowToRead) -> Example:
 
 @contextlib.contextmanager
 def _running(example: Example, cluster: Cluster, train: bool) -> Iterator[str | ScorerFactory]:
-    from placement.measuring.executor import Executor
+    from placement.measuring.runs.executor import Executor
 
     own = (example.model, example.args, example.kwargs)
     with Executor(*own, cluster=cluster, train=train, name=example.name) as executor:

@@ -49,6 +49,6 @@ def on_given_stack(source: Source, stack: str | None) -> Source:
     Raises:
         UnknownNameError, GraphError: as `graphs.transforms.on_stack`.
     """
-    from placement.solving.stacks import asked_for
+    from placement.results.stacks import asked_for
 
     return dataclasses.replace(source, graph=asked_for(source.graph, stack))

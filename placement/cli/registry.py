@@ -17,7 +17,8 @@ app = typer.Typer(
     "there.",
     cls=PlainGroup,
 )
-# Every command, in the order of --help, and an example: `placement.cli.commands.NAME` has a function of that name.
+# Every command, in the order of --help, and an example: `placement.cli.commands.NAME` has a function of that name,
+# but for those of a wing of their own.
 EXAMPLES = {
     "models": "placement models nmt4 resnet50 --train",
     "clusters": "placement clusters 4xV100-pcie -o mine.toml",
@@ -34,8 +35,9 @@ EXAMPLES = {
     "train": "placement train nmt4 --cluster 8xV100-nvlink -o policy.zip",
     "fit": "placement fit model.py:make --cluster 4xV100-pcie --methods sync,adam --until loss=0.5",
 }
+_WINGS = {"fit": "placement.fitting.command"}
 for name, example in EXAMPLES.items():
-    function = imported(f"placement.cli.commands.{name}:{name}")
+    function = imported(f"{_WINGS.get(name, f'placement.cli.commands.{name}')}:{name}")
     app.command(cls=PlainCommand, epilog=f"Example: {example}")(as_command(function))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from placement.cli.output import command_line, usage_errors
 
 if TYPE_CHECKING:
-    from placement.solving.result import Result
+    from placement.results.result import Result
 
 # Options that an answer depends on beside graph, cluster and method, as its command line names them.
 ANSWER_FIELDS = (
@@ -36,7 +36,7 @@ def first_lines(given: Any, result: Result, after: str = ": ") -> list[str]:
         result: with alternatives.
         after: ": ", or spaces that align the command with the lines of a summary.
     """
-    from placement.solving.advice import advice_lines, prefers_one_device
+    from placement.results.advice import advice_lines, prefers_one_device
 
     how = [f"do it{after}{do_it(given, result, prefers_one_device(result))}"] if result.feasible else []
     first, *more = advice_lines(result)
@@ -45,7 +45,7 @@ def first_lines(given: Any, result: Result, after: str = ": ") -> list[str]:
 
 
 def compiled_line(words: str) -> list[str]:
-    """The line about what torch.compile would bring, of `placement.solving.stacks.compiled_words`; none of no words."""
+    """The line about what torch.compile would bring, of `placement.results.stacks.compiled_words`; none of no words."""
     return [f"compiled: {words}"] if words else []
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from env.communication.times import CollectiveTimes
     from graphs.opgraph import OpGraph
     from graphs.transforms.coverage import Coverage
-    from placement.measuring.collectives import ComparedCollective
+    from placement.measuring.machine.collectives import ComparedCollective
     from placement.memory_estimate import LeastDevices, MemoryEstimate
 
 BAR_WIDTH = 12
@@ -209,7 +209,7 @@ _ESTIMATE_NOTES = (
 
 def estimate_tables(found: MemoryEstimate, do_it: Sequence[str]) -> list[RenderableType]:
     """The advice, and the command that follows it; what is kept; activations; how many devices."""
-    from placement.solving.advice import in_two
+    from placement.results.advice import in_two
 
     first, *more = in_two(found.headline())
     return [first, *do_it, *more, "", _kept_bytes(found), "", _activations(found), "", *_devices(found)]

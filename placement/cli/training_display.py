@@ -42,7 +42,7 @@ def _table(session: Session, status: Status) -> RenderableType:
     from rich.table import Table
 
     from graphs.formatting import format_seconds, show
-    from placement.solving.answer import relative_gap
+    from placement.results.answer import relative_gap
 
     table = Table(box=None, header_style="bold", padding=(0, 1))
     table.add_column("graph")

@@ -12,11 +12,11 @@ from graphs.formatting import show
 from graphs.opgraph import OpGraph
 from placement.comparing.methods import Comparison
 from placement.comparing.rows import AsJson, Column, Row, RowTable, bar_up_to
+from placement.results.result import Result
+from placement.results.utilisation import format_rate, rate_of
 from placement.sizing.scaling import LEAST_POINTS, BatchFit, ScalingFit, fit_batches, fit_devices
 from placement.sizing.sweeps import BATCH, DEVICES, cost_of
 from placement.solving.methods import measure
-from placement.solving.result import Result
-from placement.solving.utilisation import format_rate, rate_of
 
 HELPS = 0.01  # a device that makes a step less than 1 % faster does not help
 

@@ -19,8 +19,8 @@ from graphs.formatting import format_seconds, show
 from graphs.opgraph import IntArray, OpGraph
 from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
 from placement.optimization import optimize
+from placement.results.result import Result
 from placement.sizing.figures import ClusterFigure, memories, rates
-from placement.solving.result import Result
 
 if TYPE_CHECKING:
     from env.simulation.simulator import Score

@@ -20,20 +20,20 @@ from graphs.origin import EAGER
 from graphs.transforms.strategy import NONE
 from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
 from placement.learning.by_name import learned
+from placement.results.alternatives import best_of_each, single_s
+from placement.results.answer import Answer, relative_gap
+from placement.results.result import OWN_ORDER, Result, versions
+from placement.results.result_json import comparison_row
+from placement.results.stacks import asked_for, beside_compiled, compiled_words
+from placement.results.strategy_words import family_in_words
+from placement.results.utilisation import basis, rate_of
 from placement.runtime.checking.check import check
-from placement.solving.alternatives import best_of_each, single_s
-from placement.solving.answer import Answer, relative_gap
 from placement.solving.arguments import check_options, check_problem
 from placement.solving.interruption import as_keyboard_interrupt
 from placement.solving.methods import AUTO, SINGLE, default_methods, measure, supports
 from placement.solving.own_methods import own_methods
-from placement.solving.result import OWN_ORDER, Result, versions
-from placement.solving.result_json import comparison_row
 from placement.solving.solver import Attempt, Finding, Solver
-from placement.solving.stacks import asked_for, beside_compiled, compiled_words
-from placement.solving.strategies.row import without_answer
-from placement.solving.strategy_words import family_in_words
-from placement.solving.utilisation import basis, rate_of
+from placement.solving.strategy_row import without_answer
 
 SAME = 1e-9  # objectives closer than this, relative, are a tie
 
@@ -197,7 +197,7 @@ def compare(
             graph.
         BoundError: one method's placement beats another one's lower bound.
     """
-    from placement.solving.strategies.search import beside_placements, has_strategies
+    from placement.solving.best_of_all import beside_placements, has_strategies
 
     asked = default_methods(objective) if methods is None else methods
     own = own_methods(methods) if isinstance(methods, Mapping) else {}
@@ -256,7 +256,7 @@ def _strategies_alone(
     graph: OpGraph, cluster: Cluster, seed: int, limits: tuple[float | None, int | None], reason: str
 ) -> Comparison:
     """The comparison where the graph as it is fits nowhere, which a strategy may change."""
-    from placement.solving.strategies.search import beside_placements
+    from placement.solving.best_of_all import beside_placements
 
     nothing = without_answer(graph, cluster, seed, AUTO, reason)
     return Comparison(

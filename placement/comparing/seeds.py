@@ -12,9 +12,9 @@ from env.plan import Method
 from graphs.opgraph import OpGraph
 from placement.comparing.methods import compare
 from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
+from placement.results.result import versions
+from placement.results.utilisation import basis
 from placement.solving.methods import default_methods, measure
-from placement.solving.result import versions
-from placement.solving.utilisation import basis
 
 
 @dataclass(frozen=True)

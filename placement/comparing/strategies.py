@@ -16,16 +16,16 @@ from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
 from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
+from placement.results.result import Result, versions
+from placement.results.result_json import comparison_row
+from placement.results.stacks import asked_for, beside_compiled, compiled_words
+from placement.results.utilisation import basis, rate_of
 from placement.runtime.checking.check import check
 from placement.solving.arguments import check_options, check_problem
+from placement.solving.best_of_all import solver_or_reason
 from placement.solving.methods import AUTO, SINGLE
-from placement.solving.result import Result, versions
-from placement.solving.result_json import comparison_row
 from placement.solving.solver import Solver
-from placement.solving.stacks import asked_for, beside_compiled, compiled_words
-from placement.solving.strategies.row import StrategyRow, refused_row, strategy_row, unrewritten_row, without_answer
-from placement.solving.strategies.search import solver_or_reason
-from placement.solving.utilisation import basis, rate_of
+from placement.solving.strategy_row import StrategyRow, refused_row, strategy_row, unrewritten_row, without_answer
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from graphs.errors import InfeasibleError
 from graphs.opgraph import OpGraph
 from placement.comparing.cases import Case, WhatIf
 from placement.comparing.methods import SAME, Comparison, compare
+from placement.results.result import Result
 from placement.sizing.sweeps import BATCH, DEVICES, check_price
 from placement.solving.methods import AUTO
-from placement.solving.result import Result
-from placement.solving.strategies.row import strategy_row
+from placement.solving.strategy_row import strategy_row
 
 
 def what_if(

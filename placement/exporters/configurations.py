@@ -16,7 +16,7 @@ from placement.exporters.hosts import hosts_of
 from placement.exporters.whole_batch import no_mean_of_parts
 
 if TYPE_CHECKING:
-    from placement.solving.result import Result
+    from placement.results.result import Result
 
 _PRECISION = {"bfloat16": "bf16", "float16": "fp16"}
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}

@@ -20,7 +20,7 @@ from placement.exporters.module_tree import compressed, is_under, runs_modules
 if TYPE_CHECKING:
     from torch import nn
 
-    from placement.solving.result import Result
+    from placement.results.result import Result
 
 CPU = "cpu"
 _CONSTANT = "constant"  # kind of an op that stands for data which no module holds

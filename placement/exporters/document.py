@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from placement.exporters.device_map import module_seconds
 
 if TYPE_CHECKING:
-    from placement.solving.result import Result
+    from placement.results.result import Result
 
 SCHEMA = "placement.export"
 VERSION = 1

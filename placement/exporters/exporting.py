@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from graphs.opgraph import OpGraph
     from placement.exporters.device_map import DeviceMap
-    from placement.solving.result import Result
+    from placement.results.result import Result
 
 
 @overload

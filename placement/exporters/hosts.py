@@ -12,7 +12,7 @@ from graphs.formatting import show
 from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
-    from placement.solving.result import Result
+    from placement.results.result import Result
 
 
 def hosts_of(result: Result, strategy: Strategy) -> tuple[str, ...]:

@@ -18,9 +18,9 @@ from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import Checkpoint, save_checkpoint
 from placement.learning.learners.learner import Best, Learner, Update
 from placement.processes.threads import single_threaded
+from placement.results.result import Result, measured_note
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import is_method
-from placement.solving.result import Result, measured_note
 from placement.solving.solver import Attempt, Finding, Solver
 
 _MOST_WRITING = 0.05  # of the time may go into writing placements that are improved on soon

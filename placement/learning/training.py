@@ -24,8 +24,8 @@ from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learne
 from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
 from placement.learning.session import Files, Point, Session, Status, Target
 from placement.processes.threads import single_threaded
+from placement.results.result import Result, versions
 from placement.solving.arguments import check_count, check_problem, check_seconds
-from placement.solving.result import Result, versions
 from placement.solving.solver import Solver
 from placement.workers.runner import opened
 from placement.workers.scoring import ScoredByWorkers, ScoredProblems

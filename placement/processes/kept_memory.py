@@ -35,6 +35,14 @@ class Usage:
         return Usage((self.faults - before.faults) / steps, (self.system_s - before.system_s) / steps)
 
 
+def peak_bytes() -> int:
+    """The most memory that this process ever had, Python and libraries with it."""
+    import resource  # Windows has none
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 def keep_freed_memory() -> bool:
     """Have this process keep freed memory for its next allocations; returns whether it will.
 

@@ -1,7 +1,7 @@
 """Starting several processes of this host at once, collecting what they answer, and ending them.
 
-All processes are started here: `placement.measuring.workers` forks some for one piece of work,
-`placement.measuring.pool` keeps forked ones for many, `placement.runtime.ranks.launch` starts fresh interpreters.
+All processes are started here: `placement.measuring.machine.workers` forks some for one piece of work,
+`placement.measuring.runs.pool` keeps forked ones for many, `placement.runtime.ranks.launch` starts fresh interpreters.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from html import escape
 
 from graphs.formatting import format_bytes, format_seconds
 from placement.report.strategy_plan import plan_drawing
-from placement.solving.alternatives import Alternative, best_of_each, front, single_s
-from placement.solving.result import Result
-from placement.solving.strategy_words import family_in_words, in_words
+from placement.results.alternatives import Alternative, best_of_each, front, single_s
+from placement.results.result import Result
+from placement.results.strategy_words import family_in_words, in_words
 
 NOTHING = "–"
 WIDTH, HEIGHT = 560, 300

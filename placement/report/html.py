@@ -22,8 +22,8 @@ from placement.report.content import drawn_of, page_data, shown_schedules
 from placement.report.methods import bars, notes, rows
 from placement.report.page import asset, page, repeating
 from placement.report.words import headline, leaders
-from placement.solving.advice import advice
-from placement.solving.answer import relative_gap
+from placement.results.advice import advice
+from placement.results.answer import relative_gap
 from placement.solving.methods import measure
 
 if TYPE_CHECKING:

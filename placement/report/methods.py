@@ -11,8 +11,8 @@ from placement.report.words import leaders, tied_with
 
 if TYPE_CHECKING:
     from placement.comparing.methods import Comparison
-    from placement.solving.answer import Answer
-    from placement.solving.result import Result
+    from placement.results.answer import Answer
+    from placement.results.result import Result
 
 LONGEST_BAR = 3.0  # bars stop at this many times the best; the number is still printed
 

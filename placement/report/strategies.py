@@ -10,13 +10,13 @@ from graphs.formatting import format_bytes, format_seconds
 from placement.report.alternatives import alternatives_cards
 from placement.report.page import page, repeating
 from placement.report.strategy_drawings import PARTS, memory_bars, timeline
-from placement.solving.advice import advice
-from placement.solving.utilisation import basis
+from placement.results.advice import advice
+from placement.results.utilisation import basis
 
 if TYPE_CHECKING:
     from placement.comparing.strategies import StrategyComparison
-    from placement.solving.result import Result
-    from placement.solving.strategies.row import StrategyRow
+    from placement.results.result import Result
+    from placement.solving.strategy_row import StrategyRow
 
 MOST_SECTIONS = 8  # strategies with a timeline of their own
 

@@ -10,8 +10,8 @@ import numpy as np
 from graphs.opgraph import Phase
 from graphs.transforms.axes import AXES
 from graphs.transforms.strategy import MeshRule, Strategy
-from placement.solving.result import Result
-from placement.solving.strategy_words import in_words
+from placement.results.result import Result
+from placement.results.strategy_words import in_words
 
 CELL, ROW, GAP, HEAD, SIDE = 92, 26, 18, 44, 64
 MOST_STAGES, MOST_ROWS, MOST_COLUMNS = 8, 16, 8

@@ -15,10 +15,10 @@ from env.simulation.simulator import Schedule
 from env.simulation.timeline import memory_steps
 from graphs.disk import write_atomically
 from graphs.opgraph import Phase
-from placement.solving.result import Result, schedule_of
+from placement.results.result import Result, schedule_of
 
 if TYPE_CHECKING:
-    from placement.measuring.trial import Span, Timeline, Track
+    from placement.measuring.runs.timeline import RecordedStep, Span, Timeline
 
 DEVICES, LINKS, MEASURED = 1, 2, 3  # process ids
 Event = dict[str, Any]
@@ -53,13 +53,13 @@ def write_trace(result: Result, path: str | PathLike[str], measured: Timeline | 
     write_atomically(path, json.dumps(document, separators=(",", ":"), allow_nan=False))
 
 
-def _names(problem: Problem, measured: Sequence[Track]) -> Iterator[Event]:
+def _names(problem: Problem, measured: Sequence[tuple[str, RecordedStep]]) -> Iterator[Event]:
     """Names of processes and tracks, from top to bottom."""
     links = [f"{link.src} → {link.dst}" for link in problem.cluster.links]
     devices = [f"{d.name} ({d.model or d.kind})" for d in problem.cluster.devices]
     processes = {DEVICES: ("predicted devices", devices), LINKS: ("predicted links", links)}
     if measured:
-        processes = {MEASURED: ("measured devices", [track.name for track in measured]), **processes}
+        processes = {MEASURED: ("measured devices", [name for name, _ in measured]), **processes}
     for position, (pid, (name, tracks)) in enumerate(processes.items()):
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
         yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": position}}
@@ -126,23 +126,24 @@ def _memory(problem: Problem, schedule: Schedule) -> list[Event]:
     ]
 
 
-def _measured(problem: Problem, tracks: Sequence[Track]) -> Iterator[Event]:
+def _measured(problem: Problem, tracks: Sequence[tuple[str, RecordedStep]]) -> Iterator[Event]:
     """A slice for the step of each process, in which lie those of what it did."""
-    for tid, track in enumerate(tracks):
+    for tid, (_, step) in enumerate(tracks):
         on_track = {"ph": "X", "pid": MEASURED, "tid": tid}
-        yield {**on_track, **_during(track), "name": "step", "cat": "step"}
-        for span in track.spans:
-            about = _about(problem, span.op) if span.what == "op" else _about_other(problem, span)
+        yield {**on_track, **_during(step), "name": "step", "cat": "step"}
+        for span in step.spans:
+            peer = "" if span.peer is None else tracks[span.peer][0]
+            about = _about(problem, span.op) if span.what == "op" else _about_other(problem, span, peer)
             yield {**on_track, **_during(span), **about}
 
 
-def _during(stretch: Span | Track) -> Event:
+def _during(stretch: Span | RecordedStep) -> Event:
     return {"ts": stretch.start_s * 1e6, "dur": (stretch.end_s - stretch.start_s) * 1e6}
 
 
-def _about_other(problem: Problem, span: Span) -> Event:
+def _about_other(problem: Problem, span: Span, peer: str) -> Event:
     """Name and details of a slice that is not an op."""
     if span.what == "update":
         return {"name": "optimizer", "cat": "update"}
     made = problem.graph.op_names[span.op] if span.op >= 0 else "an input"
-    return {"name": f"{span.what} {made}", "cat": span.what, "args": {"peer": span.peer}}
+    return {"name": f"{span.what} {made}", "cat": span.what, "args": {"peer": peer}}

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from graphs.formatting import format_seconds
 from placement.report.curves import Across, Curve, plot
 from placement.report.page import page, repeating
+from placement.results.utilisation import format_rate
 from placement.sizing.sweeps import BATCH, DEVICES
 from placement.solving.methods import measure
-from placement.solving.utilisation import format_rate
 
 if TYPE_CHECKING:
     from placement.comparing.cases import Case, WhatIf

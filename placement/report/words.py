@@ -8,12 +8,12 @@ from env.bounds.memory import is_too_large_for_one
 from env.problem import Problem, scope
 from graphs.formatting import format_seconds
 from placement.comparing.rows import NO_GAP, format_percent
-from placement.solving.answer import relative_gap
+from placement.results.answer import relative_gap
 from placement.solving.methods import SINGLE, default_methods
 
 if TYPE_CHECKING:
     from placement.comparing.methods import Comparison
-    from placement.solving.result import Result
+    from placement.results.result import Result
 
 NOT_SEARCHED = "strategies were not searched"
 

@@ -19,11 +19,11 @@ from graphs.opgraph import OpGraph
 from graphs.origin import COMPILED, EAGER, FUSED, STACKS
 from graphs.records import LANE
 from placement.inputs.call_arguments import check_call
+from placement.results.result import Result
 from placement.runtime.backends.registry import BACKENDS, MODULES, Request, backend_of
 from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import functional
 from placement.runtime.ranks.meeting import of_this_host
-from placement.solving.result import Result
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -157,7 +157,7 @@ def plan_of(program: Program, result: Result) -> StrategyPlan:
     from placement.runtime.planning.placement_plan import placement_plan  # these load all transforms and the simulator
     from placement.runtime.planning.strategy_plan import StrategyPlan
     from placement.runtime.planning.values import Values
-    from placement.solving.strategies.row import carried_out_again
+    from placement.solving.strategy_row import carried_out_again
 
     if result.strategy.is_none:
         _check_arguments(program, result.graph)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from env.cluster import Cluster
 from graphs.opgraph import OpGraph
-from placement.solving.result import Result
+from placement.results.result import Result
 
 
 @dataclass(frozen=True)

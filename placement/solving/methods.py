@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import baselines
+from baselines import registry
 from env.objectives import LATENCY, THROUGHPUT
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from env.plan import Method
     from env.problem import Problem
 
-AUTO = "auto"
+AUTO = registry.AUTO
 LOCAL_SEARCH = "local_search"
 SINGLE = "single_device"  # the method whose name says best what a placement on one device is
 HEURISTICS = tuple(baselines.METHODS)

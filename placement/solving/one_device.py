@@ -13,9 +13,9 @@ from env.routes import TABLE_DEVICES
 from graphs.errors import InfeasibleError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.solving.alternatives import ONE_DEVICE, PLACEMENT, Alternative, listed
+from placement.results.alternatives import ONE_DEVICE, PLACEMENT, Alternative, listed
+from placement.results.result import OWN_ORDER, Result
 from placement.solving.methods import SINGLE
-from placement.solving.result import OWN_ORDER, Result
 from placement.solving.solver import Solver
 
 

@@ -29,7 +29,9 @@ from graphs.formatting import counted
 from graphs.opgraph import IntArray, OpGraph
 from graphs.transforms.coarsen.multilevel import to_size
 from graphs.transforms.derived import Derived
-from placement.solving.answer import Answer, agreed_bound_s, named_transfers, order_by_device, relative_gap
+from placement.results.answer import Answer, agreed_bound_s, named_transfers, order_by_device, relative_gap
+from placement.results.result import OWN_ORDER, Result, versions
+from placement.results.utilisation import step_size
 from placement.solving.compiling import compile_for
 from placement.solving.methods import (
     AUTO,
@@ -40,8 +42,6 @@ from placement.solving.methods import (
     heuristics_for,
     searches_of_auto,
 )
-from placement.solving.result import OWN_ORDER, Result, versions
-from placement.solving.utilisation import step_size
 
 TABLE_ENTRIES = 100_000_000  # ops times devices: beyond, no table of all times is made, and groups of ops are placed
 

@@ -22,7 +22,7 @@ from env.plan import Method, Plan
 from env.problem import Problem
 from graphs.errors import BoundError
 from graphs.generators import fork_join, layered
-from placement.solving.answer import agreed_bound_s
+from placement.results.answer import agreed_bound_s
 from placement.solving.methods import heuristics_for
 from placement.solving.solver import Solver
 

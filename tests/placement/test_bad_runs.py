@@ -14,8 +14,8 @@ from torch import nn
 import placement
 from graphs.errors import CaptureError, MismatchError, PlacementError, UnknownNameError
 from placement.cli import run
+from placement.results.result import Result
 from placement.runtime.application import check_same
-from placement.solving.result import Result
 
 SOURCE = """
 import torch

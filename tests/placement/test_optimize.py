@@ -28,8 +28,8 @@ from graphs.errors import GraphFileError, InfeasibleError, MismatchError, Unknow
 from graphs.opgraph import Op, OpGraph, Tensor
 from placement.comparing.methods import compare, ranked, ties
 from placement.optimization import optimize
+from placement.results.result import Result
 from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, default_methods, is_learned, supports
-from placement.solving.result import Result
 from placement.verification import verify
 
 # -- optimize -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import placement
 from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import OpGraph
 from graphs.transforms import on_stack
-from placement.solving.result import Result
+from placement.results.result import Result
 
 CLUSTER = "4xV100-pcie"
 

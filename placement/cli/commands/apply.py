@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from env.cluster import Cluster
     from graphs.opgraph import OpGraph
     from placement.inputs.examples import Example
-    from placement.measuring.trial import Trial
+    from placement.measuring.runs.trial import Trial
     from placement.processes.progress import Report
-    from placement.solving.result import Result
+    from placement.results.result import Result
 
 _MANY_FAULTS = 1000  # of a step; fewer take less than a few milliseconds
 
@@ -135,8 +135,8 @@ def _loaded(given: ApplyOptions, file: Path) -> Result:
         )
     from graphs.errors import MismatchError
     from placement.inputs.sources import LOCAL, read_cluster
-    from placement.measuring.figures import warn_of_doubts
-    from placement.solving.result import Result
+    from placement.measuring.machine.figures import warn_of_doubts
+    from placement.results.result import Result
 
     result = Result.load(file)
     # The cluster local is this machine, measured now or before.
@@ -193,8 +193,8 @@ def _graph_of(example: Example, machine: Cluster, train: bool, report: Report, s
     from graphs.capture.failure import TO_MODULES
     from graphs.errors import CaptureError
     from graphs.origin import EAGER
-    from placement.measuring.profiling import measured_profile, step_to_measure
-    from placement.solving.stacks import asked_for
+    from placement.measuring.models.profiling import measured_profile, step_to_measure
+    from placement.results.stacks import asked_for
 
     own = (example.model, example.args, example.kwargs)
     if stack not in (None, EAGER):
@@ -220,7 +220,7 @@ def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:
 
     predicted = "no time" if result.step_time_s is None else format_seconds(result.step_time_s)
     with progress(f"running {given.model}, predicted {predicted} a step") as bar:
-        from placement.measuring.trial import try_out
+        from placement.measuring.runs.trial import try_out
         from placement.report import write_trace
 
         return try_out(

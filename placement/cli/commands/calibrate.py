@@ -13,7 +13,7 @@ from placement.cli.output import check_outputs, emit, emit_rich, progress
 
 if TYPE_CHECKING:
     from placement.calibrating.records import Calibration
-    from placement.measuring.figures import MeasuredMachine
+    from placement.measuring.machine.figures import MeasuredMachine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def calibrate(given: CalibrateOptions) -> None:
     with progress("importing"):
         from placement import calibration
         from placement.calibrating.machines import HowToMeasure
-        from placement.measuring.figures import warn_of_doubts
+        from placement.measuring.machine.figures import warn_of_doubts
     with progress("calibrating") as report:
         found = calibration.calibrate(
             given.base,

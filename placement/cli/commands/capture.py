@@ -58,7 +58,7 @@ def _coverage(graph: OpGraph) -> Coverage:
 def _figures(graph: OpGraph) -> dict[str, Any]:
     from graphs.kept import activation_bytes, own_precision
     from graphs.origin import EAGER
-    from placement.solving.speedup_limit import peak_bytes, reference_device
+    from placement.sizing.speedup_limit import peak_bytes, reference_device
 
     return {
         "graph": graph.name,

@@ -155,10 +155,10 @@ def _show_compared(cluster: Cluster, as_json: bool) -> None:
     with progress("measuring collectives"):
         from statistics import median
 
-        from placement.measuring.collectives import compared
-        from placement.measuring.figures import CoreTime
-        from placement.measuring.speeds import THOROUGH
-        from placement.measuring.workers import cores_for
+        from placement.measuring.machine.collectives import compared
+        from placement.measuring.machine.figures import CoreTime
+        from placement.measuring.machine.speeds import THOROUGH
+        from placement.measuring.machine.workers import cores_for
 
         cores, before = cores_for(None), CoreTime.now()
         rows = compared(cluster, cores[: cluster.n_devices], THOROUGH)

@@ -15,7 +15,7 @@ from placement.exporters.registry import EXPORTERS
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
-    from placement.solving.result import Result
+    from placement.results.result import Result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def _exported(given: ExportOptions) -> dict[str, Any] | str:
     with progress("importing"):
         from placement.exporters import exporting
         from placement.inputs.sources import read_model
-        from placement.solving.result import Result
+        from placement.results.result import Result
     result = Result.load(given.file)
     classes = None
     if given.no_split is not None:

@@ -32,7 +32,7 @@ def models(given: ModelsOptions) -> None:
     from graphs.errors import UnknownNameError
     from graphs.origin import EAGER
     from graphs.zoo import MODELS
-    from placement.solving.speedup_limit import reference_device
+    from placement.sizing.speedup_limit import reference_device
 
     chosen = given.names or list(MODELS)
     for name in chosen:
@@ -56,8 +56,8 @@ def _row(name: str, given: ModelsOptions, device: Device) -> dict[str, Any]:
     """The figures of one model, as they are printed as JSON."""
     from graphs.zoo import MODELS
     from graphs.zoo.cache import model_graph
-    from placement.solving.speedup_limit import potential
-    from placement.solving.stacks import asked_for
+    from placement.results.stacks import asked_for
+    from placement.sizing.speedup_limit import potential
 
     graph = asked_for(model_graph(name, given.train, precision=given.precision), given.stack)
     gain = potential(graph, device)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from env.cluster import Cluster
     from graphs.opgraph import OpGraph
     from placement.cli.executing import Running
-    from placement.solving.result import Result
+    from placement.results.result import Result
 
 
 def optimize(given: OptimizeOptions) -> None:
@@ -52,7 +52,7 @@ def optimize(given: OptimizeOptions) -> None:
     if given.as_json:
         emit_json(result.to_dict())
     elif result.feasible:
-        from placement.solving.advice import advice_lines
+        from placement.results.advice import advice_lines
         from placement.solving.one_device import beside_one_device
 
         first, summary = first_lines(given, beside_one_device(result, graph, cluster), " " * 8), result.summary()

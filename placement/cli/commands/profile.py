@@ -13,7 +13,7 @@ from placement.cli.output import check_outputs, emit, emit_json, progress
 from placement.cli.steps import tell_steps
 
 if TYPE_CHECKING:
-    from placement.measuring.profiling import Profile
+    from placement.measuring.models.profiling import Profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def _measured(given: ProfileOptions) -> Profile:
         from graphs.errors import CaptureError
         from placement.inputs.examples import read_example
         from placement.inputs.sources import read_cluster
-        from placement.measuring.profiling import measured_profile, step_to_measure
+        from placement.measuring.models.profiling import measured_profile, step_to_measure
 
         machine = read_cluster(given.cluster)
         example = read_example(given.model, train=given.train, dims=sizes)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from placement.comparing.seeds import SeedComparison
     from placement.comparing.strategies import StrategyComparison
     from placement.inputs.sources import Source
-    from placement.solving.result import Result
+    from placement.results.result import Result
 
     Found = TypeVar("Found", Comparison, StrategyComparison, WhatIf, Sensitivities, SeedComparison)
 

@@ -11,8 +11,8 @@ from graphs.formatting import format_seconds, show, show_line
 from placement.cli.comparing.answering import answer, dim, target_of
 from placement.cli.output import progress, reason_as_json
 from placement.cli.searching import compiled_line, first_lines
+from placement.results.utilisation import basis
 from placement.solving.methods import measure
-from placement.solving.utilisation import basis
 
 if TYPE_CHECKING:
     from placement.cli.comparing.asked import CompareOptions

@@ -13,8 +13,8 @@ from placement.cli.comparing.answering import answer, dim, target_of
 from placement.cli.output import progress, reason_as_json
 from placement.cli.records import is_default, option_of
 from placement.report.words import NOT_SEARCHED
+from placement.results.utilisation import basis
 from placement.solving.methods import measure
-from placement.solving.utilisation import basis
 
 if TYPE_CHECKING:
     from placement.cli.comparing.asked import CompareOptions

@@ -16,7 +16,7 @@ from placement.cli.output import progress, reason_as_json, usage_errors
 from placement.cli.records import is_default
 from placement.cli.searching import compiled_line, first_lines
 from placement.comparing.rows import Column, Row, RowTable
-from placement.solving.utilisation import basis
+from placement.results.utilisation import basis
 
 if TYPE_CHECKING:
     from placement.cli.comparing.asked import CompareOptions

@@ -108,7 +108,7 @@ def sweep_or_clusters(
 
 
 def _text(found: WhatIf, given: Options, source: Source, clusters: Sequence[str]) -> list[RenderableType]:
-    from placement.solving.advice import in_two
+    from placement.results.advice import in_two
 
     best = None if found.fastest is None else found.fastest.comparison
     advice, *more = in_two(found.advice())
@@ -250,8 +250,8 @@ def compare_figures(given: Options, source: Source) -> None:
 
 def _of_figures(found: Sensitivities, given: Options) -> list[RenderableType]:
     """The advice, one row for each figure, and what elasticity is."""
-    from placement.solving.advice import in_two
-    from placement.solving.stacks import compiled_words
+    from placement.results.advice import in_two
+    from placement.results.stacks import compiled_words
 
     advice, *more = in_two(found.advice())
     note = "elasticity: by how many percent the step time changes with 1 % more; of memory, the best that fits"

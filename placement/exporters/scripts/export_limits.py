@@ -14,7 +14,7 @@ from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
-    from placement.solving.result import Result
+    from placement.results.result import Result
 
 _SOURCE = re.compile(r"(.*[/\\\\])?[^\W\d]\w*\.py:[^\W\d]\w*(\((\w+=\d+)?(, \w+=\d+)*\))?")
 _INPUTS_APART = ("zb-h1", "zb-h2", "zbv", "v-half")  # orders with backward passes for inputs and weights apart

@@ -12,7 +12,7 @@ from graphs.transforms.strategy import Strategy
 if TYPE_CHECKING:
     from placement.exporters.scripts.stage_modules import StageModules
     from placement.exporters.scripts.tensor_plan import TensorPlan
-    from placement.solving.result import Result
+    from placement.results.result import Result
 
 # Orders that torch has a class for, with the same sequence of blocks.
 SCHEDULES = {

@@ -25,12 +25,12 @@ from placement.exporters.scripts.stage_modules import stage_modules
 from placement.exporters.scripts.tensor_plan import shared_parameters, tensor_plan
 from placement.exporters.scripts.text import script_text
 from placement.exporters.whole_batch import labels_of
-from placement.solving.strategies.row import carried_out_again, cut_as_found
+from placement.solving.strategy_row import carried_out_again, cut_as_found
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from placement.solving.result import Result
+    from placement.results.result import Result
 
 _LAYER = re.compile(r"^(.*?\.)?\d+$")
 

@@ -15,8 +15,8 @@ from graphs.capture.record import Loss
 from graphs.errors import MismatchError
 from graphs.formatting import show
 from placement.inputs.call_arguments import check_states
+from placement.results.result import Result
 from placement.runtime.program.device_layout import DeviceLayout
-from placement.solving.result import Result
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

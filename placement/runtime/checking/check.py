@@ -12,10 +12,10 @@ from env.cluster import Cluster
 from env.lanes import without_lanes
 from graphs.opgraph import OpGraph
 from graphs.origin import step_of
+from placement.results.result import Result
 from placement.runtime.checking.findings import Findings, load, save
 from placement.solving.checked import Checked
-from placement.solving.result import Result
-from placement.solving.strategies.row import cut_as_found
+from placement.solving.strategy_row import cut_as_found
 
 FROM_FILE = "the graph came from a file"
 _FIELDS = {one.name for one in fields(Checked)}

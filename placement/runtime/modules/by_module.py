@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph, Phase
 from placement.inputs.call_arguments import check_states
+from placement.results.result import Result
 from placement.runtime.modules.wrapper import ModelWrapper
-from placement.solving.result import Result
 
 
 def place_modules(model: nn.Module, result: Result, places: Mapping[str, torch.device]) -> nn.Module:

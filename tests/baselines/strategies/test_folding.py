@@ -27,7 +27,7 @@ from graphs.records import LANE
 from graphs.transforms.splitting import Zero, split
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import build
-from placement.solving.strategies.row import strategy_row
+from placement.solving.strategy_row import strategy_row
 from placement.verification import verify
 
 NVSWITCH = Cluster.preset("8xH100-nvswitch", rates="peak")

@@ -15,8 +15,8 @@ import placement
 from env.cluster import Cluster, Device, both_ways
 from graphs.opgraph import Op, OpGraph
 from graphs.opgraph import Tensor as Edge
-from placement.solving.answer import order_by_device
-from placement.solving.result import Result
+from placement.results.answer import order_by_device
+from placement.results.result import Result
 
 
 def cluster_of(*kinds: str) -> Cluster:

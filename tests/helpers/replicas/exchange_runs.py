@@ -11,14 +11,13 @@ from placed_models import one_thread
 from small_problems import cluster_of, device
 from torch import Tensor, nn
 
-from placement.replicas.fit_log import Stop
-from placement.replicas.fit_result import FitRun
-from placement.replicas.fit_task import FitTask
-from placement.replicas.methods import FitMethod
-from placement.replicas.requests import Compute, Participant, ParticipantLost, Post, Request, Updated
-from placement.replicas.role import Role
-from placement.replicas.virtual.engine import VirtualEngine
-from placement.replicas.virtual.speeds import Speeds
+from placement.fitting.log import FitRun, Stop
+from placement.fitting.methods import FitMethod
+from placement.fitting.requests import Compute, Participant, ParticipantLost, Post, Request, Updated
+from placement.fitting.role import Role
+from placement.fitting.task import FitTask
+from placement.fitting.virtual.engine import VirtualEngine
+from placement.fitting.virtual.speeds import Speeds
 
 
 class Classifier(nn.Module):

@@ -19,7 +19,7 @@ from graphs.disk import write_atomically
 from graphs.errors import PlacementError
 
 if TYPE_CHECKING:
-    from placement.replicas.fit_result import CurvePoint
+    from placement.fitting.log import CurvePoint
 
 
 class Regression(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from placement.replicas.fit_task import FitTask
+from placement.fitting.task import FitTask
 
 
 def gradient_diversity(gradients: Tensor) -> float:

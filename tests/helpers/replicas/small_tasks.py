@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from env.cluster import Cluster
-from placement.replicas.fit_task import FitTask
-from placement.replicas.methods import FitMethod
-from placement.replicas.requests import Participant
-from placement.replicas.role import Role
-from placement.replicas.virtual.engine import VirtualEngine
-from placement.replicas.virtual.speeds import Speeds
+from placement.fitting.methods import FitMethod
+from placement.fitting.requests import Participant
+from placement.fitting.role import Role
+from placement.fitting.task import FitTask
+from placement.fitting.virtual.engine import VirtualEngine
+from placement.fitting.virtual.speeds import Speeds
 
 LEARNING_RATE = 0.05
 

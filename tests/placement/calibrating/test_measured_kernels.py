@@ -27,7 +27,7 @@ from placement.calibrating.kernels import (
     products,
 )
 from placement.calibrating.machines import of_hosts, with_data_sheets
-from placement.measuring.workers import Worker, run_workers
+from placement.measuring.machine.workers import Worker, run_workers
 from placement.processes.processes import usable_cores
 
 HERE = torch.device("cpu")

@@ -22,9 +22,9 @@ from graphs.capture.api import GRANULARITIES
 from graphs.kept import STATES
 from graphs.zoo import MODELS
 from placement.exporters.registry import TARGETS
+from placement.fitting.registry import NAMES
 from placement.learning.learners.registry import PRESETS as TRAINING_PRESETS
 from placement.learning.learners.registry import TRAINABLE
-from placement.replicas.registry import NAMES
 from placement.solving.methods import METHODS
 
 

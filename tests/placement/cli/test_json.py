@@ -22,9 +22,10 @@ from placement.calibrating.records import Calibration, CheckedStep, Fit
 from placement.cli import run
 from placement.cli.registry import EXAMPLES
 from placement.inputs import sources
-from placement.measuring import collectives, profiling
-from placement.measuring.collectives import ComparedCollective
-from placement.measuring.trial import DeviceTrial, Trial
+from placement.measuring.machine import collectives
+from placement.measuring.machine.collectives import ComparedCollective
+from placement.measuring.models import profiling
+from placement.measuring.runs.trial import DeviceTrial, Trial
 
 DOC = (Path(__file__).resolve().parents[3] / "docs" / "json.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", DOC, re.DOTALL | re.MULTILINE))

@@ -24,8 +24,8 @@ from placement.comparing.strategies import compare_strategies
 from placement.exporters.exporting import export
 from placement.exporters.registry import TARGETS
 from placement.optimization import optimize
+from placement.results.result import Result
 from placement.runtime.application import apply
-from placement.solving.result import Result
 from placement.verification import verify
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")

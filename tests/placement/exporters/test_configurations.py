@@ -15,7 +15,7 @@ import placement
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 from placement.cli import run
-from placement.solving.result import Result
+from placement.results.result import Result
 from tests.helpers.placed_models import cpus
 
 CLUSTER = placement.Cluster.preset("4xV100-pcie")

@@ -16,7 +16,7 @@ import placement
 from env.cluster import Cluster
 from graphs.errors import InfeasibleError
 from graphs.opgraph import OpGraph
-from placement.solving.result import Result
+from placement.results.result import Result
 
 GPUS = cluster_of("gpu", "gpu")
 X = (torch.randn(3, 4),)

@@ -31,7 +31,7 @@ from placement.learning.policies.policy_file import load_policy
 from placement.learning.policies.registry import POLICIES
 from placement.learning.session import Files, Status
 from placement.learning.training import Training, train
-from placement.solving.result import Result
+from placement.results.result import Result
 
 TIMESTEPS = 160
 

@@ -19,8 +19,8 @@ from placement.report.alternatives import alternatives_cards, time_and_memory
 from placement.report.html import render_html
 from placement.report.strategies import render_strategies
 from placement.report.strategy_plan import plan_drawing, split_lines
-from placement.solving.alternatives import ONE_DEVICE, Alternative, listed
-from placement.solving.result import Result
+from placement.results.alternatives import ONE_DEVICE, Alternative, listed
+from placement.results.result import Result
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")
 WAYS = listed(

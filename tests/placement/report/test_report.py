@@ -38,7 +38,7 @@ from placement.report.html import render_html
 from placement.report.layout import layered_layout, levels
 from placement.report.what_if import render_what_if
 from placement.report.words import headline
-from placement.solving.result import Result
+from placement.results.result import Result
 
 EVIL = '</script><script>window.hit = 1</script><img src=x onerror="window.hit = 2">&amp;"\u2028'
 SCOPE = "among placements that split no op and overlap no steps"

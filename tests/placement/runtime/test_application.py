@@ -22,13 +22,13 @@ from graphs.errors import MismatchError
 from graphs.opgraph import Phase
 from placement.cli import run
 from placement.inputs.sources import read_source
-from placement.measuring import trial
-from placement.measuring.op_clock import Stretch
-from placement.measuring.recording import whole
-from placement.measuring.trial import _equal, try_out
-from placement.measuring.trial_work import GRADIENT, _compared, equal
+from placement.measuring.models.op_clock import Stretch
+from placement.measuring.runs import trial
+from placement.measuring.runs.differences import GRADIENT, Compared, all_equal, compared, equal
+from placement.measuring.runs.recording import whole
+from placement.measuring.runs.trial import try_out
+from placement.results.result import Result
 from placement.runtime.application import places_of, plan_of
-from placement.solving.result import Result
 
 TOWERS = """
 import torch
@@ -184,15 +184,15 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_equal_to_another() -> None:
         f"{GRADIENT}weight": torch.ones(4),
         "output/0": torch.tensor(2e-9),
     }
-    same = _compared({name: tensor.clone() for name, tensor in reference.items()}, reference)
+    same = compared({name: tensor.clone() for name, tensor in reference.items()}, reference)
     assert set(same.values()) == {(True, 0.0)}
     other = {
         f"{GRADIENT}bias": torch.full((4,), -3e-9),
         f"{GRADIENT}weight": torch.ones(4) * 1.01,
         "output/0": torch.tensor(3e-9),
     }
-    assert [is_equal for is_equal, _ in _compared(other, reference).values()] == [True, False, False]
-    assert not _compared({f"{GRADIENT}bias": torch.full((4,), 1e-5)}, reference)[f"{GRADIENT}bias"][0]
+    assert [is_equal for is_equal, _ in compared(other, reference).values()] == [True, False, False]
+    assert not compared({f"{GRADIENT}bias": torch.full((4,), 1e-5)}, reference)[f"{GRADIENT}bias"][0]
 
 
 def test_a_strategy_for_another_step_of_the_model_says_what_differs() -> None:
@@ -206,8 +206,8 @@ def test_a_strategy_for_another_step_of_the_model_says_what_differs() -> None:
         plan_of(program, result)
 
 
-def rank_that_compared(*names: str, unequal: str = "") -> dict[str, Any]:
-    return {"compared": {name: (name != unequal, 0.0) for name in names}}
+def rank_that_compared(*names: str, unequal: str = "") -> Compared:
+    return {name: (name != unequal, 0.0) for name in names}
 
 
 @pytest.mark.parametrize(
@@ -227,11 +227,11 @@ def rank_that_compared(*names: str, unequal: str = "") -> dict[str, Any]:
 def test_what_is_equal_was_compared(
     computed: list[str], ranks: list[tuple[str, ...]], of_gradients: bool, is_equal: bool | None
 ) -> None:
-    assert _equal(computed, [rank_that_compared(*names) for names in ranks], of_gradients) is is_equal
+    assert all_equal(computed, [rank_that_compared(*names) for names in ranks], of_gradients) is is_equal
     if is_equal:
         name = next(name for name in computed if name.startswith("gradient/") == of_gradients)
         unequal = [rank_that_compared(*names, unequal=name) for names in ranks]
-        assert _equal(computed, unequal, of_gradients) is False
+        assert all_equal(computed, unequal, of_gradients) is False
 
 
 HALVES = """
@@ -276,16 +276,16 @@ def test_numbers_of_two_bytes_are_equal_within_their_rounding(
 
 def test_what_is_no_number_is_not_called_equal() -> None:
     nothing = torch.full((), math.nan)
-    compared = _compared({"loss": nothing.clone()}, {"loss": nothing})
-    assert math.isnan(compared["loss"][1])
-    assert _equal(["loss"], [{"compared": compared}], False) is None
-    assert not _compared({"loss": nothing}, {"loss": torch.ones(())})["loss"][0]
+    found = compared({"loss": nothing.clone()}, {"loss": nothing})
+    assert math.isnan(found["loss"][1])
+    assert all_equal(["loss"], [found], False) is None
+    assert not compared({"loss": nothing}, {"loss": torch.ones(())})["loss"][0]
 
 
 def test_twice_a_gradient_is_no_rounding() -> None:
     reference = {f"{GRADIENT}w": torch.ones(4), f"rounding/{GRADIENT}w": torch.tensor(0.02)}
     for factor, is_equal in ((1.05, True), (2.0, False)):
-        found = _compared({f"{GRADIENT}w": torch.full((4,), factor)}, reference)[f"{GRADIENT}w"]
+        found = compared({f"{GRADIENT}w": torch.full((4,), factor)}, reference)[f"{GRADIENT}w"]
         assert found == (is_equal, pytest.approx(factor - 1, rel=1e-5))
 
 

@@ -21,7 +21,7 @@ from rank_failures import listening
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from graphs.errors import RankError
-from placement.replicas.real.plain_pipes import PlainPipe, called, met
+from placement.fitting.real.plain_pipes import PlainPipe, called, met
 from placement.runtime.ranks.launch import launch
 from placement.runtime.transport import gloo
 from placement.runtime.transport.mailbox import Mailbox

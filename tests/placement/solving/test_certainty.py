@@ -10,9 +10,9 @@ from env.presets.compared import COMPARED, NOT_COMPARED
 from graphs.opgraph import Op, OpGraph
 from graphs.origin import Origin
 from graphs.transforms.strategy import Strategy
-from placement.solving.advice import advice, ties
-from placement.solving.alternatives import ONE_DEVICE, Alternative
-from placement.solving.utilisation import BEST_CASE, basis, uncertainty
+from placement.results.advice import advice, ties
+from placement.results.alternatives import ONE_DEVICE, Alternative
+from placement.results.utilisation import BEST_CASE, basis, uncertainty
 
 H100 = Cluster.preset("2xH100-nvswitch")
 RUNS = COMPARED["H100-SXM5-80GB"]

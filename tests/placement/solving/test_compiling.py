@@ -21,8 +21,8 @@ from env.cluster import Cluster
 from env.problem import Problem
 from graphs import generators
 from placement.cli import output
+from placement.solving import best_of_all as strategy_search
 from placement.solving.compiling import _PROGRAM, _helper, _parts
-from placement.solving.strategies import search as strategy_search
 
 
 def _signatures() -> set[tuple[str, str, str]]:

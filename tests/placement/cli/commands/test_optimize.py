@@ -9,7 +9,7 @@ from command_lines import CLUSTER, Call, branches, refused
 
 from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
-from placement.solving.result import Result
+from placement.results.result import Result
 
 
 def test_optimize_then_verify(call: Call, graph_file: Path, tmp_path: Path) -> None:

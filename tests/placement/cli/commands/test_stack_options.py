@@ -10,8 +10,8 @@ import pytest
 from command_lines import Call, refused
 
 from graphs.errors import MismatchError
-from placement.measuring import trial
-from placement.solving.result import Result
+from placement.measuring.runs import trial
+from placement.results.result import Result
 
 CLUSTER = "4xV100-pcie"
 

@@ -20,7 +20,7 @@ from graphs.transforms.strategy import Strategy
 from placement.cli.comparing.asked import OptimizeOptions
 from placement.cli.searching import do_it
 from placement.optimization import optimize
-from placement.solving.strategies.row import strategy_row
+from placement.solving.strategy_row import strategy_row
 
 
 def heavy() -> OpGraph:

@@ -16,7 +16,7 @@ from command_lines import Call, process, refused
 from graphs.files import load_graph, save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
 from placement.cli import training_display
-from placement.solving.result import Result
+from placement.results.result import Result
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from placement.runtime.checking.strategy_check import verdicts
 from placement.runtime.checking.uses import ReadPart, Use, UsePart
 from placement.runtime.checking.verdicts import DIFFERS, NOT_COMPUTED, SAME, verdict
 from placement.runtime.parts.layouts import PartCut, PartLayout, whole
-from placement.solving.strategies.row import strategy_row
+from placement.solving.strategy_row import strategy_row
 
 CLUSTER = Cluster.preset("4xV100-pcie")
 aten = torch.ops.aten

@@ -15,9 +15,9 @@ from torch import nn
 import placement
 from graphs.capture import capture
 from graphs.errors import CaptureError, MismatchError
+from placement.results.result import Result
 from placement.runtime.modules import by_module
 from placement.runtime.modules.by_module import ModulePlaced, module_places, place_modules, to_place
-from placement.solving.result import Result
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
 CPU, OTHER = torch.device("cpu"), torch.device("meta")

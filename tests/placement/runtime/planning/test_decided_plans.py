@@ -13,9 +13,9 @@ from torch import nn
 import placement
 from graphs.capture import Program, capture_program
 from graphs.errors import MismatchError
+from placement.results.result import Result
 from placement.runtime.application import plan_of
 from placement.runtime.writing.writer import write
-from placement.solving.result import Result
 from tests.helpers.placed_models import cpus
 
 TEXTS = ("dp2", "dp2 zero3", "tp2", "mb2", "pp2 1f1b mb2", "pp2 memory mb4", "dp2 | pp2 zb-h1 mb2", "dp2 | mb2 | tp2")

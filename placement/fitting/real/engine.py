@@ -1,0 +1,268 @@
+"""`RealEngine`: participants in processes of this host, one for each; this process watches them and evaluates."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from graphs.disk import temporary_folder
+from graphs.errors import RankError
+from placement.fitting.log import FitLog, Stop, tell_no_one
+from placement.fitting.real.devices import place_of
+from placement.fitting.real.participant_main import COMPUTED, READ, UPDATED, ParticipantSettings, participant_main
+from placement.fitting.real.worker_groups import READY, WorkerGroup, follow
+from placement.fitting.requests import Updated, name_of
+from placement.processes.processes import how_ended, orderly_end
+from placement.processes.starting import ENDED, FAILURE, SILENT, WorkerEndedError, Workers
+from placement.processes.stopped import StoppedProcesses
+from placement.processes.threads import single_threaded
+from placement.runtime.ranks.launch import met_store
+
+if TYPE_CHECKING:
+    from placement.fitting.log import CurvePoint, FitRun
+    from placement.fitting.real.torchrun import Ranks
+    from placement.fitting.requests import Participant
+    from placement.fitting.task import FitTask
+    from placement.processes.starting import Parent
+    from placement.runtime.planning.strategy_plan import StrategyPlan
+
+_LOOK_S = 0.1
+_LOOK_AT_PROCESSES_S = 0.25
+_LAST_WORDS_S = 0.5  # until the end of a participant is seen that another one has told of
+MEETING_S = (30.0, 120.0)  # for the first try, and the second
+_MOST_WEIGHTS = 4  # whose gradients are kept, until all workers have told theirs
+
+
+class RealEngine:
+    """Runs participants until the end. Their processes are forked, and so have the user's model without a file.
+
+    Args:
+        delay_s: (worker, step) -> seconds by which a gradient takes longer than it does.
+        ranks: of `placement.fitting.real.torchrun`, where participants live beside them; all make the same calls.
+        plans: of each worker's step, where workers lie on several devices; each device is a process.
+        kinds: of `placement.fitting.real.devices.kinds_of`; the CPU for all by default.
+    """
+
+    def __init__(
+        self,
+        task: FitTask,
+        workers: int,
+        participants: Sequence[Participant],
+        delay_s: Callable[[int, int], float],
+        ranks: Ranks | None = None,
+        plans: Sequence[StrategyPlan] = (),
+        kinds: Sequence[str] = (),
+    ) -> None:
+        self._task, self._workers, self._participants, self._delay_s = task, workers, participants, delay_s
+        self._ranks, self._plans = ranks, plans
+        self.pids: list[int] = []
+        # (participant, which of its processes), so that those of a worker are neighbours: on one host, if that can be.
+        sizes = [len(plan.states) for plan in plans] or [1] * workers
+        sizes += [1] * (len(participants) - workers)
+        self._seats = [(number, helper) for number, size in enumerate(sizes) for helper in range(size)]
+        self._kinds = kinds or ["cpu"] * len(self._seats)
+
+    def run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None] = tell_no_one) -> FitRun:
+        """Run until the end; `tell` gets each point of the curve.
+
+        Raises:
+            RankError: a participant has died, or failed, and the others do not go on without it.
+            FitError: the ranks have other weights or samples.
+        """
+        ranks = self._ranks
+        if ranks is None:
+            return self._watched(method, stop, tell)
+        if ranks.rank:
+            own = partial(self._seat_main, stop, ranks.rank) if ranks.rank < len(self._seats) else None
+            return ranks.take_part(self._task.fingerprint(), own)
+        try:
+            found = self._watched(method, stop, tell)
+        except RankError as error:
+            ranks.tell(error)
+            raise
+        ranks.tell(found)
+        return found
+
+    def _seat_main(self, stop: Stop, seat: int, parent: Parent) -> None:
+        """Main function of a seat's process, which is told the names of all stores: the common one, then groups'."""
+        if self._ranks is None:  # all are on this host
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        of_all, *of_groups = parent.hear()
+        meet = met_store if self._ranks is None else self._ranks.met_store
+        groups = tuple(
+            WorkerGroup(self._task, worker, plan, partial(meet, name))
+            for worker, (plan, name) in enumerate(zip(self._plans, of_groups, strict=True))
+        )
+        total, (number, helper) = len(self._participants), self._seats[seat]
+        place = place_of(self._kinds, seat)
+        if helper:
+            follow(groups[number], helper, seat, place, parent)
+            return
+        settings = ParticipantSettings(
+            self._task, stop, self._workers, total, self._delay_s, meet(of_all), groups, place
+        )
+        participant_main(settings, number, self._participants[number], seat, parent)
+
+    def _started(self, stop: Stop) -> Workers:
+        """Processes of participants by their numbers, and after them those that help them."""
+        order = sorted(range(len(self._seats)), key=lambda seat: self._seats[seat][1] > 0)
+        mains = [partial(self._seat_main, stop, seat) for seat in order]
+        if self._ranks is None:
+            return Workers.forked(mains)
+        return self._ranks.begin(self._task.fingerprint(), order, mains[0])
+
+    def _watched(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None]) -> FitRun:
+        """Start the participants, and watch them."""
+        log = FitLog(stop, self._task.held_out_loss, tell)
+        log.evaluate(self._task.weights(), 0, 0.0, 0)
+        total = len(self._participants)
+        names = [name_of(number, self._workers) for number in range(total)]
+        # Evaluating here takes no core from the participants.
+        with orderly_end(), single_threaded(), temporary_folder() as folder:
+            workers = self._met(stop, names, folder)
+            try:
+                self.pids = workers.pids
+                watch, processes = _Watch(log, names), StoppedProcesses(workers.pids)
+                began_s = looked_s = time.monotonic()
+                workers.tell(began_s if self._ranks is None else None)  # clocks of hosts have nothing in common
+                while not log.is_over:
+                    for number, kind, content in workers.hear(_LOOK_S):
+                        if number < total:  # if not, its worker finds out
+                            watch.heard(number, kind, content)
+                    watch.end_failed()
+                    if time.monotonic() - looked_s > _LOOK_AT_PROCESSES_S:
+                        looked_s = time.monotonic()
+                        self._end_stopped(processes)
+                    if time.monotonic() - began_s > stop.seconds:
+                        watch.now_s = stop.seconds
+                        log.end()
+            finally:
+                workers.end()
+        watch.settle()
+        return log.run(method, watch.now_s, watch.bytes_sent)
+
+    def _met(self, stop: Stop, names: Sequence[str], folder: Path) -> Workers:
+        """Processes that have met, by stores in a folder of this run: one of all, and one of each worker group.
+
+        A fork of a process with threads may find a lock that no thread is left to open. So those that do not meet are
+        started once more; beside ranks there is no second try, for they begin together.
+        """
+        for limit_s in MEETING_S if self._ranks is None else MEETING_S[-1:]:
+            workers = self._started(stop)
+            try:
+                with suppress(WorkerEndedError):  # which is heard of below
+                    workers.tell([str(folder / f"{limit_s:g}-{group}") for group in range(1 + len(self._plans))])
+                if _meet(workers, names, len(self._seats), limit_s):
+                    return workers
+            except BaseException:
+                workers.end()
+                raise
+            workers.end()
+        raise RankError(f"{len(self._seats)} processes did not meet within {limit_s:g} s; start fewer workers.")
+
+    def _end_stopped(self, processes: StoppedProcesses) -> None:
+        """A stopped participant is as good as lost: it is killed, which the others notice, and go on or end."""
+        stopped = processes.look()
+        if stopped is not None:
+            os.kill(self.pids[stopped], signal.SIGKILL)
+
+
+def _meet(workers: Workers, names: Sequence[str], total: int, limit_s: float) -> bool:
+    """Wait until all processes have met, participants by name and those that help them; False: it took too long."""
+    there, end_s = 0, time.monotonic() + limit_s
+    while there < total:
+        for number, kind, content in workers.hear(_LOOK_S):
+            if kind in (ENDED, FAILURE, SILENT) or content[0] != READY:
+                name = names[number] if number < len(names) else "a process of a worker's strategy"
+                why = how_ended(content) if kind == ENDED else content
+                raise RankError(f"{name} did not begin ({why}); run again.")
+            there += 1
+        if time.monotonic() > end_s:
+            return False
+    return True
+
+
+class _Watch:
+    """Messages of the participants on their way to the log.
+
+    Attributes:
+        now_s: of the run, at the last update.
+    """
+
+    def __init__(self, log: FitLog, names: Sequence[str]) -> None:
+        self._began_s = time.monotonic()
+        self._log, self._names, self._sent_bytes, self.now_s = log, names, [0] * len(names), 0.0
+        self._ended: dict[int, Any] = {}
+        self._failure: tuple[str, float] | None = None  # what a participant has said last, and when
+        self._gradients: dict[tuple[str, int], list[torch.Tensor]] = {}  # by weights and number of samples
+
+    @property
+    def bytes_sent(self) -> int:
+        """Sent by all participants together."""
+        return sum(self._sent_bytes)
+
+    def end_failed(self) -> None:
+        """End a run that a participant does not go on with.
+
+        Raises:
+            RankError: there is one; the message says why, and how others have ended, which is seen a little later.
+        """
+        if self._failure is None:
+            return
+        said, since_s = self._failure
+        died = {self._names[other]: code for other, code in self._ended.items() if code}
+        if died or time.monotonic() - since_s > _LAST_WORDS_S:
+            for name, code in died.items():
+                said = said.replace(f"{name} was lost", f"{name} {how_ended(code)}", 1)
+            raise RankError(said)
+
+    def settle(self) -> None:
+        """Take into account what workers have told of their gradients."""
+        for at in list(self._gradients):
+            self._settle(at)
+
+    def _settle(self, at: tuple[str, int]) -> None:
+        self._log.computed_together(self._gradients.pop(at), at[1])
+
+    def heard(self, number: int, kind: str, content: Any) -> None:
+        """One thing that a participant has said, or that it has ended.
+
+        Raises:
+            RankError: the run does not go on.
+        """
+        if self._log.is_over or (self._failure is not None and kind != ENDED):
+            return
+        if kind == FAILURE:
+            self._failure = str(content), time.monotonic()
+            return
+        if kind == SILENT:
+            raise RankError(
+                f"{self._names[number]} is not reached any more: its host or the network is down; start the run again."
+            )
+        if kind == ENDED:
+            self._ended[number] = content
+            after_s = time.monotonic() - self._began_s
+            self._log.lost(f"{self._names[number]}, which {how_ended(content)} after {after_s:.3g} s")
+            if len(self._ended) == len(self._sent_bytes) and self._failure is None:
+                ends = ", ".join(f"{self._names[other]} {how_ended(code)}" for other, code in self._ended.items())
+                raise RankError(f"all participants have ended before the run was over ({ends}); run again.")
+            return
+        match content:
+            case (word, _, step, version) if word == READ:
+                self._log.read(number, step, version)
+            case (word, weights, gradient, samples) if word == COMPUTED:
+                self._gradients.setdefault((weights, samples), []).append(torch.from_numpy(gradient))
+                if len(self._gradients) > _MOST_WEIGHTS:
+                    self._settle(next(iter(self._gradients)))
+            case (word, seconds, version, staleness, weights, sent_bytes) if word == UPDATED:
+                self._sent_bytes[number], self.now_s = sent_bytes, max(self.now_s, seconds)
+                told = None if weights is None else torch.from_numpy(weights)
+                self._log.updated(Updated(version, staleness, told), self.now_s, self.bytes_sent)

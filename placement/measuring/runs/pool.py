@@ -1,0 +1,242 @@
+"""`WorkerPool`: processes that stay, one for each device, and run one placement of a model after the other.
+
+They are forked, so that each has the whole model and its captured program without a file or a copy: any placement can
+be tried without moving a weight.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import linecache
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+
+from graphs.capture.record import Loss, default_loss
+from graphs.disk import temporary_folder
+from graphs.errors import MismatchError, PlacementError, RankError
+from graphs.transforms.strategy import Strategy
+from placement.measuring.machine.workers import begin_on_core
+from placement.measuring.models.repeats import Repeats
+from placement.measuring.runs.steps import ModelStep
+from placement.measuring.runs.timed_run import TimedRun, timed_run, together_s
+from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
+from placement.runtime.modules.strategy_module import StrategyModule
+from placement.runtime.planning.placement_plan import placement_plan
+from placement.runtime.planning.strategy_plan import StrategyPlan
+from placement.runtime.planning.values import Values
+from placement.runtime.program.functional import Functional
+from placement.runtime.ranks.launch import met_store, reason_of
+from placement.runtime.ranks.process_group import LoneProcess, ProcessGroup
+
+if TYPE_CHECKING:
+    from env.cluster import Cluster
+
+_START_S = 120.0  # until all processes have met
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, eq=False)
+class TimedModel:
+    """The model that the processes of a pool run, and how its steps are timed.
+
+    Attributes:
+        module: whole, with data.
+        step: its captured program.
+        args, kwargs: of one step.
+        cluster: that has a device for each process.
+        loss: of a training step.
+        repeats: how often they are run.
+    """
+
+    module: nn.Module
+    step: Functional
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    cluster: Cluster
+    loss: Loss | None
+    repeats: Repeats
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """A placement that processes are to run.
+
+    Attributes:
+        row: of each op the process that runs it: 0 to k - 1, all of which run some.
+        order: the ops in the order in which they are to start.
+    """
+
+    row: list[int]
+    order: list[int]
+
+    @property
+    def n_ranks(self) -> int:
+        """How many processes take part."""
+        return max(self.row, default=0) + 1
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """A strategy that processes are to run; as text."""
+
+    strategy: str
+
+
+class WorkerPool:
+    """Processes that are started when first needed, and anew after one of them has failed.
+
+    Args:
+        cores: the core that each is pinned to, D of them.
+    """
+
+    def __init__(self, model: TimedModel, cores: Sequence[int]) -> None:
+        self._model, self._cores = model, list(cores)
+        self._workers = Workers()
+        self._store: Any = None
+        self._held = ExitStack()  # the folder that the store is in
+        self._owner = os.getpid()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank."""
+        return self._workers.pids
+
+    def start(self) -> None:
+        """Have all processes there, and none that has ended since it was last asked for anything.
+
+        Raises:
+            RankError: they could not be started.
+            MismatchError: this process has been forked from the one that the bench is in.
+        """
+        if os.getpid() != self._owner:
+            raise MismatchError(
+                "an Executor runs placements in the process that made it; make one in each, or step environments in "
+                "one process (env.gym.vector.PlacementVecEnv)."
+            )
+        if self._workers.all_alive:
+            return
+        self.close()
+        try:
+            size = len(self._cores)
+            self._workers = Workers.forked(
+                [partial(_live, self._model, rank, size, core) for rank, core in enumerate(self._cores)]
+            )
+            path = str(self._held.enter_context(temporary_folder()) / "store")
+            self._store = met_store(path)
+            self._ask(path, _START_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, arrangement: Arrangement | Rewriting, limit_s: float) -> list[float]:
+        """Seconds of each step that counts; a step is over when the last process has ended it.
+
+        Raises:
+            RankError: a process has failed or died, or ``limit_s`` were not enough; all have ended.
+        """
+        self.start()
+        try:
+            found = self._ask(arrangement, limit_s)
+        except BaseException:
+            self.close()  # on Ctrl-C, too: they are in the middle of it
+            raise
+        return together_s([run for run in found if run is not None])
+
+    def close(self) -> None:
+        """End all processes."""
+        if os.getpid() == self._owner:  # in a fork they are not this one's to end
+            self._workers.end()
+            self._store = None
+            self._held.close()
+
+    def _ask(self, question: Any, limit_s: float) -> list[Any]:
+        """The answer of each process, by rank."""
+        try:
+            self._workers.tell(question)
+            return self._workers.collect(limit_s)
+        except NoAnswerError:
+            raise RankError(
+                f"the run was not done after {limit_s:g} s; allow more with limit_s, or run less."
+            ) from None
+        except WorkerFailedError as error:
+            raise RankError(str(error)) from None
+        except WorkerEndedError as error:
+            if self._store is None:
+                raise RankError(f"rank {error.rank} ended early.") from None
+            raise RankError(reason_of(self._store, error.rank, error.code)) from None
+
+
+# -- in the process --------------------------------------------------------------------------------------------------
+
+
+def _live(model: TimedModel, rank: int, size: int, core: int, parent: Parent) -> None:
+    """Main function of a worker."""
+    begin_on_core(core)
+    try:
+        store = met_store(parent.hear())
+        group = ProcessGroup.start(store, rank, size, is_quiet=True) if size > 1 else LoneProcess()
+        model.module.train(model.step.program.train)
+        parent.answer(None)
+        while True:
+            parent.answer(timed(model, parent.hear(), group))
+    except EOFError:
+        return
+    except PlacementError as error:
+        parent.fail(str(error))
+    except Exception as error:
+        parent.fail(f"rank {rank} failed with {type(error).__name__}: {error}")
+
+
+def timed(model: TimedModel, work: Arrangement | Rewriting, group: ProcessGroup) -> TimedRun | None:
+    """A timed run of this rank's share; None where the work does not use this rank.
+
+    As `placement.apply` runs it: on one device the plain model, on several the share of each.
+    """
+    _forget_code()
+    torch.manual_seed(0)
+    n_ranks = group.size if isinstance(work, Rewriting) else work.n_ranks
+    if n_ranks == 1:
+        if group.rank:
+            return None
+        return timed_run(_step(model, model.module, model.loss or default_loss), model.repeats, LoneProcess())
+    if group.rank >= n_ranks:
+        timed_run(lambda: None, model.repeats, group)
+        return None
+    ranks = group.of_first(n_ranks)
+    found = timed_run(_step(model, _share(model, work, ranks), None), model.repeats, ranks, everybody=group)
+    group.drain()
+    return found
+
+
+def _step(model: TimedModel, module: nn.Module, loss: Loss | None) -> ModelStep:
+    return ModelStep.of(module, model.args, model.kwargs, model.step.program.train, loss)
+
+
+def _share(model: TimedModel, work: Arrangement | Rewriting, ranks: ProcessGroup) -> StrategyModule:
+    """A rank's share, of modules of its own; parameters and buffers that it has whole share the model's memory."""
+    if isinstance(work, Rewriting):
+        from baselines.strategies.applied import applied  # loads all transforms
+
+        strategy = Strategy.parse(work.strategy)
+        plan = StrategyPlan(Values(model.step, applied(model.step.program.graph, model.cluster, strategy)))
+    else:
+        plan = placement_plan(model.step, model.cluster, range(work.n_ranks), work.row, work.order)
+    own = model.module
+    twins: dict[int, Any] = {id(buffer): buffer.detach() for buffer in own.buffers()}
+    twins |= {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in own.parameters()}
+    return StrategyModule(copy.deepcopy(own, twins), plan, ranks, _CPU, model.loss)
+
+
+def _forget_code() -> None:
+    """Free the code of the placement before; fx keeps the text of all that it has ever generated, for tracebacks."""
+    linecache.clearcache()
+    getattr(getattr(fx.graph_module, "_loader", None), "eval_cache", {}).clear()
+    gc.collect()

@@ -1,0 +1,237 @@
+"""The first lines of an answer: how to run the model, how much that gains, and the cost of the next best ways."""
+
+from __future__ import annotations
+
+from baselines.registry import AUTO
+from env.objectives import THROUGHPUT
+from graphs.formatting import format_bytes, format_seconds, show_line
+from placement.results.alternatives import (
+    ONE_DEVICE,
+    PLACEMENT,
+    Alternative,
+    Rung,
+    best_of_each,
+    on_one_device,
+    single_s,
+)
+from placement.results.result import Result
+from placement.results.stacks import stack_word
+from placement.results.strategy_words import family_in_words, in_words
+
+_OTHERS = 2  # next best ways that are told
+_FAR = 4.0  # times the answer: slower ways are none to choose from
+_SAFER = 0.1  # share of the memory that a safer way needs less
+_STEPS = 5  # that tell which of two ways is faster
+_SAME = 1.005  # speed-ups below are none, for a reader
+FIRST_LINE = 100  # characters of an answer's first line at most
+_BREAKS = (". ", "; ", ", ", ": ", " ")  # the best place to break it first
+
+
+def in_two(text: str) -> list[str]:
+    """The text as a first line of at most `FIRST_LINE` characters and the rest; one line where it fits."""
+    if len(text) <= FIRST_LINE:
+        return [text]
+    for stop in _BREAKS:
+        at = text.rfind(stop, 0, FIRST_LINE + 1)
+        if at > FIRST_LINE // 3 or (at > 0 and stop == " "):
+            return [text[:at] + stop[0].strip(" ;,"), text[at + len(stop) :]]
+    return [text]
+
+
+def advice_lines(result: Result) -> list[str]:
+    """The advice as its first line and, where that does not hold it all, a second with the rest.
+
+    Args:
+        result: as of `advice`.
+    """
+    return in_two(show_line(advice(result)))
+
+
+def advice(result: Result) -> str:
+    """Advice in one line.
+
+    Args:
+        result: with alternatives (`placement.solving.one_device.beside_one_device` adds them where none were searched).
+    """
+    ways, one_s = best_of_each(result.alternatives), single_s(result.alternatives)
+    which = next((f" ({one.device})" for one in ways if one.device), "")
+    answer = result.answer
+    if answer is None:
+        return f"found nothing that fits: {result.reason}"
+    others = [one for one in ways if one.name != ONE_DEVICE and _is_near(one, answer.objective_s)]
+    if one_s is not None and prefers_one_device(result):
+        held = next(one.peak_bytes for one in ways if one.name == ONE_DEVICE)
+        head = f"{_one_device_is(result, one_s)}{which}: {_time(result, one_s)}, fits in {format_bytes(held or 0)}"
+        told = others if _is_searched(result) or len(answer.used) > 1 else []  # else it would be told twice
+        return "; ".join([head, *(_told(one, one_s) for one in told[:_OTHERS])])
+    peak = format_bytes(max(answer.peak_bytes.values(), default=0))
+    alone = on_one_device(result.alternatives)
+    is_alone = alone is not None and alone.strategy == result.strategy and not result.strategy.is_none
+    gain = _gain(None if is_alone else answer.speedup(one_s), _time(result, answer.objective_s))
+    head = f"{_best(result)}: {gain}, fits in {peak}"
+    rest = [one for one in others if not _is_same(one, result)]
+    return "; ".join(
+        [head, *(_told(one, one_s) for one in rest[:_OTHERS]), *([] if is_alone else [_one_device(result, which)])]
+    )
+
+
+def _is_same(one: Alternative, result: Result) -> bool:
+    """Whether an alternative is the answer itself."""
+    return one.name == PLACEMENT if result.strategy.is_none else one.strategy == result.strategy
+
+
+def _is_near(one: Alternative, best_s: float) -> bool:
+    return one.step_time_s is not None and one.step_time_s <= _FAR * best_s
+
+
+def prefers_one_device(result: Result) -> bool:
+    """Whether the advice is to take one device, which is as fast.
+
+    Args:
+        result: as of `advice`.
+    """
+    one = on_one_device(result.alternatives)
+    if one is None or one.name != ONE_DEVICE or one.step_time_s is None or result.answer is None:
+        return False
+    return one.step_time_s < result.answer.objective_s * _SAME
+
+
+def _is_searched(result: Result) -> bool:
+    """Whether strategies were searched, so that one can say what is best."""
+    return result.method == AUTO and bool(result.bounds)
+
+
+def _one_device_is(result: Result, one_s: float) -> str:
+    """Sentence about one device that is as fast as the answer."""
+    answer = result.answered()
+    if _is_searched(result) and one_s <= answer.objective_s:
+        return "one device is best"
+    if result.strategy.is_none and len(answer.used) == 1:
+        return "one device is the best placement found" if result.method == AUTO else "one device"
+    return "one device is faster" if one_s < answer.objective_s else "one device is nearly as fast"
+
+
+def _best(result: Result) -> str:
+    if not result.strategy.is_none:
+        return in_words(result.strategy)
+    return f"placed op by op on {len(result.answered().used)} devices ({result.chosen})"
+
+
+def _time(result: Result, time_s: float) -> str:
+    off = result.uncertainty
+    sure = "" if off is None else f"± {off:.0%}"
+    how = "a step in steady state" if result.objective == THROUGHPUT else ""
+    return " ".join(filter(None, (format_seconds(time_s), sure, how, stack_word(result.graph))))
+
+
+def _told(one: Alternative, one_s: float | None) -> str:
+    """A next best way and its gain."""
+    is_placement = one.name == PLACEMENT
+    words = family_in_words(one.name) if is_placement else in_words(one.strategy)
+    speedup = one.speedup(one_s)
+    return f"{words} {format_seconds(one.step_time_s or 0.0) if speedup is None else f'{speedup:.2f}x'}"
+
+
+def _gain(speedup: float | None, time: str) -> str:
+    return time if speedup is None else f"{speedup:.2f}x one device, {time}"
+
+
+def _one_device(result: Result, which: str) -> str:
+    one = on_one_device(result.alternatives)
+    if one is None or one.step_time_s is None:
+        return f"one device does not fit{'' if _is_searched(result) else ' as it is'}"
+    how = which if one.name == ONE_DEVICE else f" with {show_line(one.strategy.text)}"
+    return f"one device takes {format_seconds(one.step_time_s)}{how}"
+
+
+def ties(result: Result) -> str:
+    """The next best ways that predictions cannot tell from the answer, and what would; empty where there are none.
+
+    Args:
+        result: as of `advice`.
+    """
+    answer, off = result.answer, result.uncertainty
+    if answer is None or off is None:
+        return ""
+    near = [
+        one
+        for one in best_of_each(result.alternatives)
+        if not _is_same(one, result)
+        and one.name != ONE_DEVICE
+        and one.step_time_s is not None
+        and abs(one.step_time_s / answer.objective_s - 1.0) <= off
+    ]
+    if not near:
+        return ""
+    told = ", ".join(f"{one.strategy.text} {format_seconds(one.step_time_s or 0.0)}" for one in near)
+    steps_s = _STEPS * (answer.objective_s + sum(one.step_time_s or 0.0 for one in near))
+    return f"{told}: within {off:.0%}; {_STEPS} steps of each tell, {format_seconds(steps_s)} in all"
+
+
+def beside(result: Result) -> list[str]:
+    """The best of each family, a line each: its name, its strategy, step time, speed-up and memory."""
+    one_s = single_s(result.alternatives)
+    rows = [_row(one, one_s) for one in best_of_each(result.alternatives)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join([*map(str.ljust, row[:2], widths), *map(str.rjust, row[2:], widths[2:])]) for row in rows)
+    return [line.rstrip() for line in lines]
+
+
+def ladder_rows(result: Result) -> list[str]:
+    """The steps from replicas to the answer, a line each: name, strategy, step time, memory, and what the step buys."""
+    answer, rows, before = result.answer, [], None
+    steps = list(result.ladder)
+    if answer is not None and steps and not result.strategy.is_none:
+        peak = max(answer.peak_bytes.values(), default=0)
+        steps = [one for one in steps if one.strategy != result.strategy or one is not steps[-1]]
+        steps.append(Rung("best", result.strategy, answer.objective_s, peak, fits=True, is_estimated=False))
+    for one in steps:
+        about = "about " if one.is_estimated else ""
+        took = f"{about}{format_seconds(one.step_time_s)}"
+        needs = format_bytes(one.peak_bytes) + ("" if one.fits else ", does not fit")
+        rows.append((one.name, show_line(one.strategy.text), took, needs, _bought(before, one)))
+        before = one
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _bought(before: Rung | None, one: Rung) -> str:
+    """The memory and the time that a step of the ladder saves or costs."""
+    if before is None or before.strategy == one.strategy:
+        return ""
+    less, slower = 1 - one.peak_bytes / max(before.peak_bytes, 1), one.step_time_s / (before.step_time_s or 1.0) - 1
+    memory = f"{abs(less):.0%} {'less' if less > 0 else 'more'} memory"
+    return f"{memory}, {abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
+
+
+def safer(result: Result) -> str:
+    """The fastest way that needs clearly less memory than the answer, and its cost; empty where there is none.
+
+    Args:
+        result: as of `advice`.
+    """
+    answer = result.answer
+    if answer is None:
+        return ""
+    held = max(answer.peak_bytes.values(), default=0)
+    enough = [
+        one
+        for one in result.alternatives
+        if one.step_time_s is not None and one.peak_bytes is not None and one.peak_bytes <= (1 - _SAFER) * held
+    ]
+    one = min(enough, key=lambda one: one.step_time_s or 0.0, default=None)
+    if one is None:
+        return ""
+    what = family_in_words(one.name) if one.strategy.is_none else one.strategy.text
+    cost = (one.step_time_s or 0.0) / answer.objective_s - 1
+    much = f"{cost:.0%} slower" if cost >= _SAME - 1 else "as fast"
+    return f"{what} needs {format_bytes(one.peak_bytes or 0)}, {much}"
+
+
+def _row(one: Alternative, one_s: float | None) -> tuple[str, ...]:
+    text = "" if one.strategy.is_none else show_line(one.strategy.text)
+    if one.step_time_s is None:
+        return family_in_words(one.name), text, "does not fit", "", ""
+    speedup, peak = one.speedup(one_s), format_bytes(one.peak_bytes or 0)
+    times = "" if speedup is None else f"{speedup:.2f}x"
+    return family_in_words(one.name), text, format_seconds(one.step_time_s), times, peak

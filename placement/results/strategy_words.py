@@ -1,0 +1,114 @@
+"""Strategies and their families in plain English."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from graphs.transforms.axes import AXES, GROUPS
+from graphs.transforms.strategy import MeshRule, Strategy
+from placement.results.alternatives import ONE_DEVICE, PLACEMENT
+
+_ORDERS = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "interleaved 1F1B",
+    "zb-h1": "ZB-H1",
+    "zb-h2": "ZB-H2",
+    "zbv": "ZB-V",
+    "v-half": "V-Half",
+    "memory": "the order that fits the memory",
+    "pipedream": "PipeDream",
+}
+_FAMILIES = {
+    ONE_DEVICE: "one device",
+    PLACEMENT: "placed op by op",
+    "": "one device, in micro-batches or recomputing",
+    **{axis.family: axis.brief for axis in AXES.values()},
+    **{f"zero{level}": f"{AXES['dp'].brief}, ZeRO-{level}" for level in (1, 2, 3)},
+    "spatial": "spatial parallel",
+    "hybrid": "hybrid",
+}
+_QUOTED = re.compile(r"'[^']*'")
+_FEW = 4  # names of devices that are told
+_STATISTICS = {
+    "sync": "batch statistics put together",
+    "local": "batch statistics of each part",
+}
+
+
+def in_words(strategy: Strategy) -> str:
+    """``dp4 zero1 | pp2 1f1b mb8``: "data parallel on 4 with ZeRO-1, pipeline of 2 stages (1F1B, 8 micro-batches)"."""
+    return ", ".join(_parts(strategy)) or "the graph as it is"
+
+
+def family_in_words(name: str) -> str:
+    """The name of an alternative: "data parallel, ZeRO-1", "pipeline, 1F1B"."""
+    kind, _, order = name.partition(" ")
+    return f"pipeline, {_ORDERS.get(order, order)}" if kind == "pp" else _FAMILIES.get(name, name)
+
+
+def impossible(refused: Mapping[str, str]) -> list[str]:
+    """A sentence for all families that are not possible for one reason.
+
+    Args:
+        refused: reasons by names of families, each about one strategy, which it may quote.
+    """
+    families: dict[str, list[str]] = {}
+    reasons: dict[str, str] = {}
+    for name, reason in refused.items():
+        alike = _QUOTED.sub("", reason)
+        families.setdefault(alike, []).append(family_in_words(name))
+        reasons.setdefault(alike, reason)
+    return [
+        f"Not possible here: {'; '.join(names)} ({reasons[alike].rstrip('.')})." for alike, names in families.items()
+    ]
+
+
+def _parts(strategy: Strategy) -> Iterator[str]:
+    for rule in strategy.mesh:
+        if rule.name == "dp":
+            yield _axis(replace(rule, size=strategy.replicas), strategy.zero, rule.size)
+        elif rule.name != GROUPS:
+            yield _axis(rule)
+    micro = f"{strategy.micro_batches} micro-batches"
+    if strategy.stages > 1:
+        order = _ORDERS.get(strategy.order, strategy.order)
+        chunks = f", {strategy.chunks} a device" if strategy.chunks > 1 else ""
+        only = "1 micro-batch" if strategy.micro_batches == 1 else micro
+        yield f"pipeline of {strategy.stages} stages{chunks} ({order}, {only})"
+    elif strategy.micro_batches > 1:
+        yield micro
+    if strategy.recompute:
+        what = "recomputing " + ", ".join(map(_recomputed, strategy.recompute))
+        yield "recomputing everything" if strategy.recompute == ("*",) else what
+    if strategy.cuts:
+        yield "stages cut as named"
+    if strategy.device_names:
+        names, few = strategy.device_names, strategy.device_names[:_FEW]
+        yield f"on {', '.join(few)}{f' and {len(names) - _FEW} more' if len(names) > _FEW else ''}"
+    if strategy.reduce:
+        yield f"collectives by {strategy.reduce}"
+    if strategy.fused_updates:
+        yield "fused updates"
+    if strategy.statistics in _STATISTICS:
+        yield _STATISTICS[strategy.statistics]
+
+
+def _axis(rule: MeshRule, zero: int = 0, group: int = 0) -> str:
+    words = f"{AXES[rule.name].brief} on {rule.size}"
+    extra = [f"ZeRO-{zero}{f' in groups of {group}' if group < rule.size else ''}"] if zero else []
+    extra += ["sequence parallelism"] if rule.sequence else []
+    extra += ["attention by heads (Ulysses)"] if rule.by_heads else []
+    extra += [f"shares of {':'.join(map(str, rule.shares))}"] if rule.shares else []
+    where = f" in {', '.join(rule.modules)}" if rule.modules else ""
+    where += f", with the weights of {', '.join(rule.tensor_modules)} cut" if rule.tensor_modules else ""
+    if extra:
+        words += f" with {' and '.join(extra)}"
+    return words + where
+
+
+def _recomputed(pattern: str) -> str:
+    kind = pattern.removeprefix("kind:")
+    return f"ops of kind {kind}" if kind != pattern else pattern

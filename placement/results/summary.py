@@ -1,0 +1,80 @@
+"""`summary`: a result in a few lines for people, its advice first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from env.cluster import UNLIMITED_BYTES
+from env.objectives import THROUGHPUT
+from graphs.formatting import format_bytes, format_seconds, show, show_line
+from graphs.records import LANE
+from graphs.transforms.coverage import repeats_first
+from placement.results.advice import advice_lines, beside, ladder_rows, safer, ties
+from placement.results.stacks import compiled_words
+
+if TYPE_CHECKING:
+    from placement.results.result import Result
+
+_MOST_PEAKS = 8  # devices whose peak is told one by one
+
+
+def summary(result: Result) -> str:
+    """A few lines for people."""
+    chose = "" if result.chosen == result.method else f" (chose {show(result.chosen)})"
+    by = f"method {show(result.method)}{chose}"
+    how = by if result.strategy.is_none else f"strategy {show(result.strategy.text)}"
+    head = f"{show(result.graph.name)} on {show(result.cluster.name)}, {how}, seed {result.seed}"
+    if result.answer is None or not result.feasible:
+        return f"{head}\ninfeasible: {show_line(result.reason or '')}"
+    answer = result.answer
+    devices = [device.name for device in result.cluster.devices if device.kind != LANE]
+    named = [device.name for device in result.used_devices]
+    # Where one place of each stage stands for all, the others have no peaks of their own.
+    shown = named if 0 < len(named) < result.n_used else devices
+    peaks = [f"{show(name)} {format_bytes(answer.peak_bytes[name])}" for name in shown]
+    if len(peaks) > _MOST_PEAKS:
+        ends = [answer.peak_bytes[name] for name in shown]
+        peaks = [f"fullest {peaks[ends.index(max(ends))]}", f"emptiest {peaks[ends.index(min(ends))]}"]
+    taken = result.n_used
+    used = f"{taken} of {len(devices)} devices" if taken <= len(devices) else f"{taken} devices"
+    rates = result.utilisation.words()
+    others: list[str] = []
+    repeats, note = repeats_first(result.note)
+    if repeats:
+        head = f"not shared   {show_line(repeats)}\n{head}"
+    if result.alternatives:
+        first, *more = advice_lines(result)
+        head = "\n".join([first, *(f"also         {rest}" for rest in more), head])
+        others = [f"{'best of each' if k == 0 else '':<13}{row}" for k, row in enumerate(beside(result))]
+        others += [f"{'ladder' if k == 0 else '':<13}{row}" for k, row in enumerate(ladder_rows(result))]
+        others += [
+            f"{name:<13}{show_line(line)}" for name, line in (("safer", safer(result)), ("ties", ties(result))) if line
+        ]
+    lines = [
+        head,
+        f"step time    {', '.join(filter(None, (f'{format_seconds(answer.step_time_s)} on {used}', rates)))}",
+        f"lower bound  {format_seconds(result.lower_bound_s)}, gap {answer.gap:.1%} {result.scope}",
+        f"peak memory  {', '.join(peaks)}{_room(result)}",
+        f"moved        {format_bytes(answer.bytes_moved)} between devices",
+    ]
+    if result.objective == THROUGHPUT:
+        lines.insert(1, f"largest load {format_seconds(answer.objective_s)} in steady state")
+    if result.compiled_s is not None:
+        lines.append(f"compiled     {compiled_words(result.step_time_s, result.compiled_s)}")
+    lines += others
+    if result.checked:
+        lines.append(show_line(result.checked))
+    lines += [f"note         {show_line(note)}" for note in (note, result.basis) if note]
+    if result.interrupted:
+        lines.append("interrupted: the best found so far")
+    return "\n".join(lines)
+
+
+def _room(result: Result) -> str:
+    """The memory that the fullest device reserves and has left, in words; empty where it is not modelled."""
+    peaks = result.answered().peak_bytes
+    device = max((d for d in result.cluster.devices if d.name in peaks), key=lambda d: peaks[d.name] - d.usable_bytes)
+    if device.memory_bytes >= UNLIMITED_BYTES:
+        return ""
+    left = format_bytes(device.usable_bytes - peaks[device.name])
+    return f"; of {format_bytes(device.memory_bytes)}, {format_bytes(device.reserved_bytes)} reserved, {left} left"

@@ -1,0 +1,399 @@
+"""`best_of_all`: the fastest of one device, the placements of a graph as it is, and all strategies."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from baselines.budget import Budget
+from baselines.strategies.estimating.estimate import Estimate
+from baselines.strategies.searching.records import Rival
+from baselines.strategies.searching.settings import DEFAULTS
+from env.cluster import Cluster
+from env.objectives import LATENCY
+from env.plan import Priority
+from env.resizing import part_of
+from env.routes import TABLE_DEVICES
+from graphs.errors import InfeasibleError, StrategyError
+from graphs.formatting import format_bytes, format_seconds
+from graphs.kept import kept_words
+from graphs.opgraph import OpGraph
+from graphs.transforms.coverage import unshared
+from graphs.transforms.strategy import Strategy
+from placement.results.alternatives import ONE_DEVICE, PLACEMENT, SAVING, Alternative, Rung, listed
+from placement.results.result import Result
+from placement.results.strategy_words import impossible
+from placement.sizing.fewest_devices import enough_devices, fastest_that_fits
+from placement.solving.checked import Check, unchecked
+from placement.solving.compiling import compile_for, compile_for_strategies
+from placement.solving.interruption import on_interrupt
+from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
+from placement.solving.one_device import as_alternative
+from placement.solving.placing import placing
+from placement.solving.plainest import WITHIN, oddities, plainer
+from placement.solving.solver import Solver
+from placement.solving.strategy_row import strategy_row, without_answer
+
+if TYPE_CHECKING:
+    from baselines.budget import Search
+    from baselines.strategies.searching.outcome import StrategyOutcome
+    from baselines.strategies.searching.records import Scored
+    from baselines.strategies.searching.search import ScoreMany
+
+Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
+
+_MORE_DEVICES = 4  # times as many as there are, are tried where nothing fits
+_ENOUGH_S = 10.0  # for that, whatever the budget: who is told that nothing fits wants to know what would
+PLACED_DEVICES = 64  # of very many, a graph as it is may be placed on the first ones
+_S_PER_OP, MOST_DEFAULT_S = 0.02, 90.0  # so that all ends within two minutes
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchAids:
+    """Help that a search gets from others.
+
+    Attributes:
+        check: what is known of a strategy before it is the answer.
+        local_search, score_many: workers that search placements and score strategies; None: this process does it all,
+            one after the other.
+    """
+
+    check: Check = unchecked
+    local_search: Search | None = None
+    score_many: ScoreMany | None = None
+
+
+NO_AIDS = SearchAids()
+
+
+def has_strategies(graph: OpGraph) -> bool:
+    """Whether there is anything to search: ops that can be split."""
+    return any(graph.split_rows)
+
+
+def default_budget_s(graph: OpGraph) -> float:
+    """Seconds for a search over strategies; more for a large graph, whose strategies take longer to score."""
+    return max(DEFAULT_BUDGET_S, min(MOST_DEFAULT_S, _S_PER_OP * graph.n_ops // 1))
+
+
+def best_of_all(
+    graph: OpGraph,
+    cluster: Cluster,
+    seed: int = 0,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
+    progress: Progress | None = None,
+    aids: SearchAids = NO_AIDS,
+) -> Result:
+    """The fastest of one device, the placements that `AUTO` finds, and all strategies, within one budget.
+
+    Checks of the strategies that would be the answer come on top of it.
+
+    Returns:
+        The result, with `Result.alternatives`; without an answer where nothing fits, and why.
+    """
+    began_s = time.perf_counter()
+    few = cluster if cluster.n_devices <= TABLE_DEVICES else part_of(cluster, cluster.compute_devices[:PLACED_DEVICES])
+    solver = solver_or_reason(graph, few, seed)
+    compile_for_strategies()
+    if isinstance(solver, Solver):
+        compile_for(solver.problem, [AUTO])
+    budget = _budget(graph, budget_s, evaluations)  # which begins here: compiling takes longer than it, once
+    if aids.local_search is not None and isinstance(solver, Solver):
+        solver.search_by(LOCAL_SEARCH, aids.local_search)
+
+    def searched(rival: Rival) -> StrategyOutcome:
+        part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
+        outcome = find_strategies(graph, cluster, part, progress, aids.score_many, rival)
+        budget.absorb(part)
+        return outcome
+
+    if isinstance(solver, str):
+        placed = single = without_answer(graph, few, seed, AUTO, solver)
+        outcome = searched(Rival(share=DEFAULTS.placing_share))
+        budget.spend(outcome.scored)
+    else:
+        with placing(solver, budget, by_workers=aids.local_search is not None) as own:
+            outcome = searched(own.rival())
+            if progress is not None:
+                progress("placing the graph as it is", 0, 0)
+            placed = own.best(math.inf if outcome.best is None else outcome.best.step_time_s)
+        single = solver.solve(SINGLE)
+    return _within(budget, fastest(graph, cluster, seed, placed, single, outcome, aids.check), began_s)
+
+
+def beside_placements(
+    graph: OpGraph,
+    cluster: Cluster,
+    seed: int,
+    placed: Result,
+    single: Result,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
+    check: Check = unchecked,
+) -> Result:
+    """`best_of_all` with placements that are known, and the whole budget for strategies."""
+    began_s = time.perf_counter()
+    compile_for_strategies()
+    budget = _budget(graph, budget_s, evaluations)
+    part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
+    outcome = find_strategies(graph, cluster, part)
+    budget.absorb(part)
+    budget.spend(outcome.scored)
+    return _within(budget, fastest(graph, cluster, seed, placed, single, outcome, check), began_s)
+
+
+def _within(budget: Budget, result: Result, began_s: float) -> Result:
+    """A result of a search that has had a budget."""
+    return dataclasses.replace(
+        result,
+        budget_s=None if math.isinf(budget.seconds) else budget.seconds,
+        evaluations=budget.spent,
+        interrupted=budget.interrupted,
+        solve_time_s=time.perf_counter() - began_s,
+    )
+
+
+def _budget(graph: OpGraph, budget_s: float | None, evaluations: int | None) -> Budget:
+    """Either limit alone leaves the other open; without any it is the default time."""
+    if budget_s is None:
+        budget_s = default_budget_s(graph) if evaluations is None else math.inf
+    return Budget(budget_s, math.inf if evaluations is None else evaluations)
+
+
+def find_strategies(
+    graph: OpGraph,
+    cluster: Cluster,
+    budget: Budget,
+    progress: Progress | None = None,
+    score_many: ScoreMany | None = None,
+    rival: Rival | None = None,
+) -> StrategyOutcome:
+    """Outcome of the search over strategies within a budget of placements; Ctrl-C ends it with its best."""
+    from baselines.strategies.searching.search import NO_RIVAL, search_strategies  # loads transforms and simulator
+
+    rival = NO_RIVAL if rival is None else rival
+    seconds = max(DEFAULTS.quick_s, budget.seconds)
+    each = budget.evaluations / DEFAULTS.placements_each
+    most = each if math.isinf(each) else max(1, math.ceil(each))
+    own = Budget(seconds, most, interrupted=budget.interrupted)
+
+    def stop() -> None:
+        own.interrupted = True
+
+    with on_interrupt(stop):
+        outcome = search_strategies(graph, cluster, own, progress, starts(graph, cluster), score_many, rival)
+    budget.interrupted |= own.interrupted or outcome.interrupted
+    return outcome
+
+
+def fastest(
+    graph: OpGraph,
+    cluster: Cluster,
+    seed: int,
+    placed: Result,
+    single: Result,
+    outcome: StrategyOutcome,
+    check: Check = unchecked,
+) -> Result:
+    """The fastest that fits of a placement, one device, and the strategies that a search has found.
+
+    The plainest of the strategies within `WITHIN` is taken, and the note tells the fastest. A strategy that fails its
+    check is left out, and the note says why.
+
+    Args:
+        placed, single: the best placement of the graph as it is, and that on a single device; either may have no
+            answer.
+    """
+    from baselines.strategies.searching.bound import strategy_bounds
+
+    bounds = strategy_bounds(graph, cluster)
+    saving = [] if single.answer is not None else _on_one_device(graph, cluster)
+    placements = [one for one in (placed, single) if one.answer is not None]
+    best = min(placements, key=lambda one: one.objective_s or 0.0, default=None)
+    left_out: dict[str, str] = {}
+    candidates = {one.strategy.text: one for one in (*outcome.best_of.values(), *outcome.front)}
+    for found in _plain_first(candidates.values()):
+        if best is not None and best.objective_s is not None and best.objective_s <= found.step_time_s:
+            break
+        row = None if found.strategy.is_none else strategy_row(graph, cluster, found.strategy, seed, bounds).result
+        if row is None or row.answer is None:
+            continue
+        checked = check(graph, cluster, row)
+        if not checked.problem:
+            limit_s = (1 + WITHIN) * min(one.step_time_s for one in candidates.values())
+            if best is not None and best.objective_s is not None:
+                limit_s = min(limit_s, best.objective_s)
+            best = _plainer(dataclasses.replace(row, checked=checked.words), graph, cluster, check, bounds, limit_s)
+            break
+        left_out[found.strategy.text] = checked.problem
+    if best is None:
+        reason = nothing_fits(graph, cluster, seed, placed, outcome)
+        best = without_answer(graph, cluster, seed, AUTO, reason)
+    else:
+        best = best if best.bounds else best.among_strategies(bounds)
+    said = _faster(best, candidates, left_out), few_samples(graph, cluster), *_said(left_out), counted(outcome)
+    cannot = unshared(graph)
+    rest = best.note.replace(cannot, "", 1).strip() if cannot else best.note  # a strategy's own note says it, too
+    remarks = dict.fromkeys((cannot, rest, *said, *impossible(outcome.refused)))
+    return dataclasses.replace(
+        best,
+        method=AUTO,
+        alternatives=listed(
+            one
+            for one in (*_alternatives(placed, single, outcome), *saving, *_own(best))
+            if one.strategy.text not in left_out and not _is_passed_over(one, best)
+        ),
+        ladder=tuple(
+            Rung(name, one.strategy, one.step_time_s, one.peak_bytes, one.fits, isinstance(one, Estimate))
+            for name, one in outcome.ladder.items()
+        ),
+        note=" ".join(remark for remark in remarks if remark),
+    )
+
+
+def _plain_first(found: Iterable[Scored]) -> list[Scored]:
+    """Fastest first, but for those within `WITHIN` of the fastest, of which the plainest come first."""
+    ordered = sorted(found, key=lambda one: one.step_time_s)
+    limit_s = (1 + WITHIN) * ordered[0].step_time_s if ordered else 0.0
+    near = [one for one in ordered if one.step_time_s <= limit_s]
+    return [*sorted(near, key=lambda one: oddities(one.strategy)), *ordered[len(near) :]]
+
+
+def _plainer(
+    result: Result, graph: OpGraph, cluster: Cluster, check: Check, bounds: Mapping[str, float], limit_s: float
+) -> Result:
+    """The result, or that of a plainer form of its strategy that takes no longer than a limit."""
+    for plain in plainer(result.strategy):
+        try:
+            row = strategy_row(graph, cluster, plain, result.seed, bounds).result
+        except StrategyError:
+            continue
+        if row.answer is None or row.answer.objective_s > limit_s:
+            continue
+        checked = check(graph, cluster, row)
+        if not checked.problem:
+            return dataclasses.replace(row, checked=checked.words)
+    return result
+
+
+def _own(best: Result) -> Iterator[Alternative]:
+    """The answer among its alternatives, where it is a strategy."""
+    from baselines.strategies.searching.families import family_of
+
+    if best.answer is not None and not best.strategy.is_none:
+        yield as_alternative(best, family_of(best.strategy))
+
+
+def _is_passed_over(one: Alternative, best: Result) -> bool:
+    """Whether a strategy is faster than the answer, which is plainer."""
+    if one.step_time_s is None or best.objective_s is None or one.strategy.is_none or best.strategy.is_none:
+        return False
+    return one.strategy != best.strategy and one.step_time_s <= best.objective_s
+
+
+def _faster(best: Result, candidates: Mapping[str, Scored], left_out: Mapping[str, str]) -> str:
+    """A remark where a strategy that is less plain than the answer is a little faster; else empty."""
+    fits = [one for text, one in candidates.items() if text not in left_out]
+    first = min(fits, key=lambda one: one.step_time_s, default=None)
+    if first is None or best.objective_s is None or best.strategy.is_none or best.strategy == first.strategy:
+        return ""
+    gain = 1 - first.step_time_s / best.objective_s
+    return f"{first.strategy.text!r} is {gain:.1%} faster, and less plain." if gain > 0 else ""
+
+
+def few_samples(graph: OpGraph, cluster: Cluster) -> str:
+    """A remark where the batch has fewer samples than the cluster has devices; else empty."""
+    samples, n = graph.origin.batch_size, len(cluster.compute_devices)
+    if samples is None or samples >= n or not has_strategies(graph):
+        return ""
+    is_one = samples == 1
+    batch = (
+        "The batch has one sample, so there are no replicas"
+        if is_one
+        else f"The batch has {samples} samples, so there are at most {samples} replicas"
+    )
+    sizes = ",".join(str(samples * k) for k in (1, 2, 4))
+    return f"{batch}; --sweep batch={sizes} says what a larger one brings."
+
+
+def _said(left_out: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each reason why strategies were left out."""
+    for problem in dict.fromkeys(left_out.values()):
+        texts = [text for text, why in left_out.items() if why == problem]
+        others = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+        yield f"Left out: {texts[0]!r}{others}, {problem}."
+
+
+def counted(outcome: StrategyOutcome) -> str:
+    """How many strategies were looked at."""
+    estimated = f"{outcome.estimated:,} {'strategy' if outcome.estimated == 1 else 'strategies'} estimated"
+    if outcome.scored or outcome.nearest is None:
+        return f"{estimated}, {outcome.scored:,} scored by the simulator."
+    nearest, time_s = outcome.nearest.strategy.text, format_seconds(outcome.nearest.step_time_s)
+    return f"{estimated}, none scored by the simulator: the fastest, {nearest!r}, is estimated at {time_s}."
+
+
+def _alternatives(placed: Result, single: Result, outcome: StrategyOutcome) -> Iterator[Alternative]:
+    from baselines.strategies.searching.families import family_of
+
+    for name, result in ((ONE_DEVICE, single), (PLACEMENT, placed)):
+        yield as_alternative(result, name)
+    scored: Sequence[Scored] = [*outcome.best_of.values(), *outcome.front]
+    for one in scored:
+        if one.strategy.is_none:
+            continue  # that is one device
+        yield Alternative(family_of(one.strategy), one.strategy, one.step_time_s, one.peak_bytes)
+
+
+def _on_one_device(graph: OpGraph, cluster: Cluster) -> list[Alternative]:
+    """The fastest strategy by which a graph fits on the largest device, where one does."""
+    from baselines.strategies.searching.scoring import tried
+
+    largest = max(cluster.compute_devices.tolist(), key=lambda d: cluster.devices[d].usable_bytes)
+    alone = part_of(cluster, np.array([largest]))
+    found = fastest_that_fits(graph, alone, 1) if has_strategies(graph) else None
+    if found is None or found.strategy.is_none:
+        return []
+    scored = tried(graph, alone, found.strategy).scored
+    if scored is None or scored.missing_bytes:
+        return []
+    return [Alternative(SAVING, scored.strategy, scored.step_time_s, scored.peak_bytes)]
+
+
+def starts(graph: OpGraph, cluster: Cluster) -> Iterator[Strategy]:
+    """The first strategies of a search: all devices of the cluster, of each host, and of each kind, along one axis."""
+    from baselines.strategies.devices import natural_groups
+    from baselines.strategies.searching.space import Space
+
+    space = Space(graph, cluster)
+    for n, names in natural_groups(cluster):
+        for zero in range(4) if graph.is_training else (0,):
+            yield space.strategy({"dp": n}, zero=zero, device_names=names)
+        yield space.strategy({"tp": n}, device_names=names)
+
+
+def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, outcome: StrategyOutcome) -> str:
+    """The reason why nothing fits: bytes that the most frugal strategy lacks, and how many devices would do."""
+    if outcome.frugal is None:
+        return placed.reason or f"graph {graph.name!r} allows no strategy on cluster {cluster.name!r}."
+    frugal = strategy_row(graph, cluster, outcome.frugal.strategy, seed, {}).result
+    missing, n = outcome.frugal.missing_bytes, len(cluster.compute_devices)
+    lacking = f"lacks {format_bytes(missing)} on the fullest device" if missing else "nearly fits"
+    return (
+        f"the most frugal strategy, {frugal.strategy.text!r}, {lacking}: {frugal.reason or 'by estimate.'} The step "
+        f"keeps {kept_words(graph)}. {enough_devices(graph, cluster, _MORE_DEVICES * n, n, _ENOUGH_S).headline()}"
+    )
+
+
+def solver_or_reason(graph: OpGraph, cluster: Cluster, seed: int) -> Solver | str:
+    """A solver for the graph as it is, or why it fits nowhere."""
+    try:
+        return Solver(graph, cluster, seed, LATENCY, Priority.LONGEST_PATH.value)
+    except InfeasibleError as error:
+        return str(error)

@@ -1,0 +1,44 @@
+"""A hundredth of a step is not worth an unusual strategy."""
+
+from __future__ import annotations
+
+import pytest
+from training_steps import mlp
+
+from env.cluster import Cluster
+from graphs.transforms.strategy import Strategy
+from placement.optimization import optimize
+from placement.solving.plainest import WITHIN, oddities, plainer
+
+CLUSTER = Cluster.preset("8xA100-nvswitch")
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "plain"),
+    [
+        ("dp8 zero3", 0, []),
+        ("dp8 zero3 | updates=fused", 0, []),
+        ("pp2 1f1b mb4 | tp2 sp", 0, []),
+        ("dp2 | bucket=0", 1, ["dp2"]),
+        ("dp2 tp on model.* zero3 | bucket=0", 2, ["dp2 zero3", "dp2 tp on model.* zero3"]),
+        ("dp2 shares=2:1 | reduce=tree", 2, ["dp2", "dp2 shares=2:1"]),
+        ("pp2 zb-h1 mb4", 1, []),
+    ],
+)
+def test_what_is_unusual_is_counted_and_left_out(text: str, count: int, plain: list[str]) -> None:
+    strategy = Strategy.parse(text)
+    assert oddities(strategy) == count
+    assert [one.text for one in plainer(strategy)] == plain
+
+
+def test_the_answer_is_plain_and_hardly_slower_than_the_fastest() -> None:
+    found = optimize(mlp(batch=64, width=512, layers=6), CLUSTER, evaluations=3000)
+    assert found.strategy in [one.strategy for one in found.alternatives]
+    fastest = min(one.step_time_s for one in found.alternatives if one.step_time_s is not None)
+    assert found.answered().step_time_s <= fastest * (1 + WITHIN)
+    if oddities(found.strategy):  # then no plainer form is nearly as fast
+        for one in plainer(found.strategy):
+            assert (
+                optimize(mlp(batch=64, width=512, layers=6), CLUSTER, strategy=one).answered().step_time_s
+                > (1 + WITHIN) * found.answered().step_time_s
+            )
