@@ -19,7 +19,7 @@ from graphs.capture import capture_program
 from graphs.errors import ClusterError, MismatchError
 from graphs.opgraph import OpGraph, Phase
 from placement.cli import run
-from placement.measuring import machine as measure
+from placement.measuring.machine import local_machine as measure
 from placement.measuring.machine.speeds import BRIEF
 from placement.measuring.machine.workers import cores_for
 from placement.measuring.models.op_clock import ClockedRoutine, clocked, host_clock
