@@ -66,7 +66,8 @@ class OpGraph:
         stream: int64 [n], which of several hosts launches the op: 0 throughout for a captured graph; splitting numbers
             them from 0, one for each place and micro-batch.
         tensor_producer, tensor_bytes: int64 [m]; producers never decrease.
-        tensor_in_place: bool [m], whether it lies in bytes that its colocation group keeps; see `tensor_memory_bytes`.
+        tensor_in_place: bool [m], whether it lies in bytes that its colocation group keeps, or inside of a kernel: it
+            has no `tensor_memory_bytes`.
         tensor_transfer_s: float64 [m], NaN where unmeasured.
         consumer_ptr: int64 [m + 1]; consumers: int64 [e]. Tensor t is read by
             ``consumers[consumer_ptr[t]:consumer_ptr[t + 1]]``, increasing.
@@ -321,6 +322,17 @@ class OpGraph:
     def tensor_memory_bytes(self) -> IntArray:
         """int64 [m]: what each tensor takes of its producer's device; 0 in place, where its bytes are kept anyway."""
         return frozen(np.where(self.tensor_in_place, 0, self.tensor_bytes))
+
+    @cached_property
+    def tensor_is_kept(self) -> BoolArray:
+        """bool [m]: tensors in place that updates alone read: gradients, in bytes that last for the whole step.
+
+        Other tensors in place are those inside of a kernel, which lie nowhere.
+        """
+        _, consumer, tensor = self.edge_list
+        result = self.tensor_in_place.copy()
+        result[tensor[self.phase[consumer] != Phase.UPDATE]] = False
+        return frozen(result)
 
     @cached_property
     def transfer_bytes(self) -> IntArray:

@@ -131,8 +131,8 @@ class Tensor:
         bytes: its size.
         consumers: names of the ops that read it, each once; empty for a result of the step.
         transfer_s: measured seconds to move it over one link; None means latency + bytes / bandwidth.
-        in_place: it is written into bytes that its colocation group keeps, as a parameter's gradient is, and so takes
-            no memory of its own on its producer's device.
+        in_place: it is written into bytes that its colocation group keeps, as a parameter's gradient is, or lies
+            inside of a kernel, and so takes no memory of its own on its producer's device.
     """
 
     producer: str

@@ -93,7 +93,7 @@ class Exchanges:
                 is_summed = summed and bool(layout.tensor_copies[tensor] > 1)
                 about = Exchanged("tensor", tensor, before, tuple(codes), is_summed, is_second, int(phase))
                 op = int(layout.graph.tensor_producer[tensor])
-                in_place = bool(layout.graph.tensor_in_place[tensor])
+                in_place = bool(layout.graph.tensor_is_kept[tensor])
                 waits_for = gates if is_second else ()
                 share = layout.mesh[a].written_share[tensor, 0]
                 whole = np.rint(sizes / share).astype(np.int64) if layout.is_folded else None
@@ -116,7 +116,7 @@ class Exchanges:
         size = np.tile(sizes[0], later)
         spots = [self.spot(p) for p in range(layout.places)]
         # The product that makes a gradient adds to it, if it is Megatron's: what was summed so far is read, no more.
-        is_within = graph.origin.stack == "fused" and bool(graph.tensor_in_place[tensor])
+        is_within = graph.origin.stack == "fused" and bool(graph.tensor_is_kept[tensor])
         adds = self.out.ops(
             self._named(
                 f"{graph.op_names[op]}/accumulate",
@@ -135,7 +135,7 @@ class Exchanges:
             part=place,
             micro_batch=batch,
         )
-        is_kept = bool(graph.tensor_in_place[tensor] and not self.is_released[tensor])
+        is_kept = bool(graph.tensor_is_kept[tensor] and not self.is_released[tensor])
         sums = self.out.tensors(adds, size, is_kept).reshape(later, layout.places)
         adds = adds.reshape(later, layout.places)
         self.out.edges(ids[1:], adds)

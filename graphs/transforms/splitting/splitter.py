@@ -238,7 +238,8 @@ class _Split:
         producer = layout.first_op[graph.tensor_producer[tensor]] + number
         sizes = self.storage.tensor_sizes()
         # A gradient is written in place by the first micro-batch; the others' are added to it.
-        in_place = graph.tensor_in_place[tensor] & (number < layout.places) & ~self.storage.is_released[tensor]
+        is_own = (number < layout.places) & ~self.storage.is_released[tensor]
+        in_place = graph.tensor_in_place[tensor] & (is_own | ~graph.tensor_is_kept[tensor])
         self.out.tensors(
             producer, sizes, in_place, graph.tensor_transfer_s[tensor] * self._transfer_share(tensor, sizes)
         )

@@ -102,7 +102,7 @@ def gathers_of(graph: OpGraph, casts: Mapping[int, int]) -> list[Gathered]:
 def writes_only_gradients(graph: OpGraph) -> BoolArray:
     """bool [n]: ops all of whose tensors lie in bytes that are kept."""
     result = np.ones(graph.n_ops, dtype=np.bool_)
-    np.logical_and.at(result, graph.tensor_producer, graph.tensor_in_place)
+    np.logical_and.at(result, graph.tensor_producer, graph.tensor_is_kept)
     return result
 
 

@@ -78,6 +78,24 @@ def shared_kernels(graph: OpGraph, kernel_of: IntArray, is_compiled: bool) -> tu
     return moved, np.where(is_shared, launches, alone)
 
 
+def inside_kernels(graph: OpGraph, kernel_of: IntArray) -> BoolArray:
+    """bool [m]: tensors that members of their own kernel read and nobody else, and that lie nowhere.
+
+    One stays that is no larger than what its producer is the last to read: until the kernel ends, memory holds that.
+
+    Args:
+        kernel_of: as of `shared_kernels`.
+    """
+    producer, consumer, tensor = graph.edge_list
+    result = np.diff(graph.consumer_ptr) > 0
+    result[tensor[kernel_of[producer] != kernel_of[consumer]]] = False
+    last = np.full(graph.n_tensors, -1, dtype=np.int64)
+    np.maximum.at(last, tensor, graph.topological_position[consumer])
+    is_last = (last[tensor] == graph.topological_position[consumer]) & ~result[tensor]
+    freed = sums(consumer[is_last], graph.tensor_memory_bytes[tensor[is_last]].astype(np.float64), graph.n_ops)
+    return result & (graph.tensor_bytes > freed[graph.tensor_producer])
+
+
 def _moved(graph: OpGraph, kernel: IntArray, habits: _Habits) -> FloatArray:
     """float64 [n]: what each op reads from outside of its kernel, and writes that leaves it."""
     producer, consumer, tensor = graph.edge_list

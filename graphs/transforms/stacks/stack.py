@@ -13,15 +13,16 @@ from graphs.origin import COMPILED, EAGER, STACKS, keep_step, step_of
 from graphs.transforms.coarsen.contraction import contract
 from graphs.transforms.derived import Derived
 from graphs.transforms.stacks.compiled import compiled_kernels
-from graphs.transforms.stacks.costs import shared_kernels
+from graphs.transforms.stacks.costs import inside_kernels, shared_kernels
 from graphs.transforms.stacks.handmade import handmade_kernels
 
 
 def on_stack(graph: OpGraph, stack: str) -> OpGraph:
-    """The same ops, tensors and names, launched as a stack does: bytes moved and launches change, nothing else.
+    """The same ops, tensors and names, launched as a stack does: bytes moved, launches and memory change, nothing else.
 
     The members of one kernel share it: its first member launches it, the others launch nothing, and the bytes that a
-    member moves are what it reads from outside of its kernel and writes that leaves it. So a split graph, a recomputed
+    member moves are what it reads from outside of its kernel and writes that leaves it. Tensors that only members read
+    take no memory. So a split graph, a recomputed
     one or one in micro-batches may come after, and values do not depend on the stack.
 
     Args:
@@ -45,8 +46,11 @@ def on_stack(graph: OpGraph, stack: str) -> OpGraph:
             f"the op times of graph {graph.name!r} were measured op by op and do not tell those of stack {stack}; "
             "use a graph without measured times."
         )
-    moved, kernels = shared_kernels(graph, _kernels(graph, stack), stack == COMPILED)
-    placed = replace(graph, bytes_moved=moved, kernels=kernels, origin=replace(graph.origin, stack=stack))
+    kernel_of = _kernels(graph, stack)
+    moved, kernels = shared_kernels(graph, kernel_of, stack == COMPILED)
+    in_place = frozen(graph.tensor_in_place | inside_kernels(graph, kernel_of))
+    origin = replace(graph.origin, stack=stack)
+    placed = replace(graph, bytes_moved=moved, kernels=kernels, tensor_in_place=in_place, origin=origin)
     step = step_of(graph)  # which a stack does not change
     return placed if step is None else keep_step(placed, step)
 
