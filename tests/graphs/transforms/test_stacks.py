@@ -61,6 +61,45 @@ def test_a_stack_conserves_work_and_never_moves_more(graph: OpGraph, stack: str)
 
 
 @settings(max_examples=40)
+@given(unmeasured(), st.sampled_from(SHARED))
+def test_only_what_one_kernel_reads_and_writes_takes_no_memory(graph: OpGraph, stack: str) -> None:
+    placed, kernel = on_stack(graph, stack), kernels_of(graph, stack)
+    producer, consumer, tensor = graph.edge_list
+    leaves = np.diff(graph.consumer_ptr) == 0
+    leaves[tensor[kernel[producer] != kernel[consumer]]] = True
+    changed = placed.tensor_in_place != graph.tensor_in_place
+    assert not (changed & leaves).any()
+    assert not (graph.tensor_in_place & ~placed.tensor_in_place).any()
+    np.testing.assert_array_equal(placed.tensor_is_kept & changed, False)
+
+
+def test_cross_entropy_in_one_kernel_holds_float32_logits_once() -> None:
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(8, 1024, bias=False, dtype=torch.bfloat16)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(self.head(x).float(), y)
+
+    rows = 4096
+    given = torch.zeros(rows, 8, dtype=torch.bfloat16), torch.zeros(rows, dtype=torch.long)
+    graph = capture(Loss(), given, train=True, optimizer="sgd")
+    peaks = []
+    for stack in ("eager", "fused"):
+        placed = on_stack(graph, stack)
+        for text in ("dp2", "dp2 | mb2"):
+            made = applied(placed, Cluster.preset("4xA100-nvswitch"), Strategy.parse(text))
+            peaks.append(int(Simulator(made.problem).score(made.plan).peak_bytes.max()))
+    half = rows // 2 * 1024
+    kept = 8 * 1024 * 4 + 2**20  # weights and their gradients, and little more
+    # Eager: the logits' copy, their logarithms and a gradient, each of 4 bytes. Fused: one of 4 and a gradient of 2.
+    assert 12 * half <= peaks[0] <= 12 * half + kept
+    assert 6 * half <= peaks[2] <= 6 * half + kept
+    assert 3 * half <= peaks[3] <= 3 * half + kept
+
+
+@settings(max_examples=40)
 @given(unmeasured(), st.sampled_from(STACKS))
 def test_twice_is_once_and_no_kernel_waits_for_itself(graph: OpGraph, stack: str) -> None:
     placed = on_stack(graph, stack)
