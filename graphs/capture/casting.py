@@ -74,10 +74,11 @@ def follow(node: fx.Node, source: fx.Node) -> None:
     """Let the cast of a gradient come right after what made it: until then two formats of it are held."""
     if node is source:
         return
-    if source.target is operator.getitem:  # made when it was first asked for
-        source.args[0].append(source)  # type: ignore[union-attr]
+    maker = source.all_input_nodes[0] if source.target is operator.getitem else source
+    if maker is not source:
+        maker.append(source)  # it was made when it was first asked for
     source.append(node)
-    node.meta |= {key: source.meta[key] for key in ("module", "mirror", "call") if key in source.meta}
+    node.meta |= {key: maker.meta[key] for key in ("module", "mirror", "call") if key in maker.meta}
 
 
 def dtype_of(name: str) -> torch.dtype:

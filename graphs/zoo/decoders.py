@@ -184,9 +184,10 @@ class Decoder(nn.Module):
 
     def forward(self, words: Tensor, labels: Tensor | None = None) -> Tensor:
         x = self.word_embedding(words)
+        cosine, sine = self.cosine.to(x.dtype), self.sine.to(x.dtype)  # tables are wide where numbers of layers are not
         balances: list[Tensor] = []
         for layer in self.layers:
-            x, balance = layer(x, self.cosine, self.sine)
+            x, balance = layer(x, cosine, sine)
             balances += [] if balance is None else [balance]
         logits: Tensor = self.output(self.norm(x))
         if labels is None:

@@ -42,12 +42,6 @@ def from_inputs(graph: OpGraph) -> BoolArray:
     return found
 
 
-def read_twice(graph: OpGraph) -> set[int]:
-    """Numbers of the states that several ops of the forward pass use."""
-    forward = {name for name, phase in zip(graph.op_names, graph.phase.tolist(), strict=True) if phase == Phase.FORWARD}
-    return {s for s, state in enumerate(graph.states) if sum(user in forward for user in state.users) > 1}
-
-
 def where(graph: OpGraph, patterns: tuple[str, ...]) -> BoolArray:
     """bool [n]: which ops lie in a module that one of the patterns names, or in a module below it."""
     if not patterns:

@@ -11,6 +11,7 @@ convolutional neural networks").
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +22,8 @@ from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import OWN_FAMILY, Part, Partial, Replicate, Shard, SplitRow
 from graphs.transforms.splitting.normalised import normalised
-from graphs.transforms.splitting.op_states import read_twice, states_of, where
+from graphs.transforms.splitting.op_states import states_of, where
+from graphs.transforms.splitting.storage_ops import gradient_casts, weight_casts
 
 EXPERTS, HEADS = "experts", "heads"
 WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
@@ -207,12 +209,13 @@ class _Choice:
     outputs: list[int]
 
 
-def _choice(row: SplitRow, n_read: int) -> _Choice:
-    """A row of an op that reads so many tensors."""
+def _choice(row: SplitRow, n_read: int, weights: tuple[int, ...] = ()) -> _Choice:
+    """A row of an op that reads so many tensors; those at places `weights` are states that were cast."""
+    states = [*(row.inputs[k] for k in weights), *row.inputs[n_read:]]
     return _Choice(
         row,
-        [code(part, row.axis) for part in row.inputs[:n_read]],
-        [code(part, "") for part in row.inputs[n_read:]],
+        [code(part, row.axis) for k, part in enumerate(row.inputs[:n_read]) if k not in weights],
+        [code(part, "") for part in states],
         [code(part, row.axis) for part in row.outputs],
     )
 
@@ -233,6 +236,13 @@ class _Walk:
         self.input_ptr, self.input_tensor = ptr.tolist(), tensors.tolist()
         self.output_ptr = graph.output_ptr.tolist()
         self.states_of = states_of(graph)
+        # An op that reads a cast of a state reads the state: how that is cut is decided once, and its casts follow.
+        self.casts = weight_casts(graph) if decided is None else {}
+        self.weights = self._see_through_casts()
+        self.wanted: dict[int, set[int]] = {}  # of each cast, how its readers want it
+        # An op that writes a gradient before its cast writes the gradient: as the state is cut.
+        gradients = {} if decided is not None else gradient_casts(graph)
+        self.gradients = {int(graph.tensor_producer[t]): (t, *cast) for t, cast in gradients.items()}
         self.available: list[set[int]] = [set() for _ in range(graph.n_tensors)]
         self.written = [WHOLE] * graph.n_tensors
         self.read = [WHOLE] * len(self.input_tensor)
@@ -246,10 +256,10 @@ class _Walk:
         if axis.name == IN_TIME:  # an update comes once, after all micro-batches
             is_cut &= graph.phase != Phase.UPDATE
         self.is_tensor, self.is_cut = is_tensor.tolist(), (is_cut & among).tolist()
-        self.choices: dict[tuple[int, bool, int, bool, bool], list[_Choice]] = {}
+        self.choices: dict[tuple[object, ...], list[_Choice]] = {}
         self.open: dict[int, list[_Choice]] = {}  # ops that nothing binds yet, and their rows
         self.producer = graph.tensor_producer.tolist()
-        self.tied = read_twice(graph)
+        self.tied = self._read_twice()
         self.forward_of = graph.forward_of.tolist()
         self.row_number = graph.row_numbers
         self.kind = list(zip(graph.kinds, self.phase, strict=True))
@@ -264,6 +274,35 @@ class _Walk:
         for op in list(self.open):  # what only open ops read
             if op in self.open:
                 self._take(op, self.open.pop(op)[0])
+        for op in self.casts:
+            self._take(op, self._like_its_readers(op))
+
+    def _see_through_casts(self) -> dict[int, tuple[int, ...]]:
+        """By op, the places of tensors it reads that are casts of states, which from now on are states it uses."""
+        state_of = {t: s for op, s in self.casts.items() for t in range(self.output_ptr[op], self.output_ptr[op + 1])}
+        found: dict[int, tuple[int, ...]] = {}
+        for op in range(self.graph.n_ops) if state_of else ():
+            read = self.input_tensor[self.input_ptr[op] : self.input_ptr[op + 1]]
+            places = tuple(k for k, t in enumerate(read) if t in state_of and self.graph.tensor_bytes[t])
+            if places:
+                found[op] = places
+                self.states_of[op] = [*(state_of[read[k]] for k in places), *self.states_of[op]]
+        return found
+
+    def _read_twice(self) -> set[int]:
+        """Numbers of the states that several ops of the forward pass use."""
+        forward = (self.graph.phase == Phase.FORWARD).tolist()
+        count = Counter(s for op, own in enumerate(self.states_of) if forward[op] and op not in self.casts for s in own)
+        return {state for state, users in count.items() if users > 1}
+
+    def _like_its_readers(self, op: int) -> _Choice:
+        """The row of a cast by which it writes what its readers want: the state as it is cut."""
+        n_read, tensor = self.input_ptr[op + 1] - self.input_ptr[op], self.output_ptr[op]
+        kept = self.state[self.casts[op]] or WHOLE
+        wanted = self.wanted.get(tensor, set())
+        rows = self._choices(op, n_read) if kept > SUM and self.is_cut[op] else []
+        like = (choice for choice in rows if choice.states == [kept] and choice.outputs[0] in wanted)
+        return next(like, self._whole(op, n_read))
 
     def _take_decided(self, decided: IntArray) -> None:
         """Make the rows of these numbers those of the ops."""
@@ -348,8 +387,9 @@ class _Walk:
     # -- one op -----------------------------------------------------------------------------------------------
 
     def _decide(self, op: int) -> None:
-        first, last = self.input_ptr[op], self.input_ptr[op + 1]
-        read, states = self.input_tensor[first:last], self.states_of[op]
+        if op in self.casts:
+            return
+        read, states = [self.input_tensor[e] for e in self._entries(op)], self.states_of[op]
         written = range(self.output_ptr[op], self.output_ptr[op + 1])
         if self.is_tensor[op] and not states and all(self._is_open(t) for t in read):
             self._leave_open(op, self._rows(op, read, states), written)
@@ -367,6 +407,7 @@ class _Walk:
         mirrored = self.row[forward] if forward >= 0 else None
         return (
             self.row_number[op],
+            self.weights.get(op, ()),
             self.kind[op],
             self.is_cut[op],
             self.is_tensor[op],
@@ -379,6 +420,8 @@ class _Walk:
                 for t in read
             ),
             *((self.state[s], s in self.tied) for s in states),
+            self._gradient_state(op),
+            self.row_number[self.gradients[op][1]] if op in self.gradients else -1,
             *((self.size[t], frozenset(self.normalised[t])) for t in written),
         )
 
@@ -399,10 +442,14 @@ class _Walk:
 
     def _take(self, op: int, best: _Choice) -> None:
         """Make a row the op's, and close what it reads."""
-        first, last = self.input_ptr[op], self.input_ptr[op + 1]
-        read, states = self.input_tensor[first:last], self.states_of[op]
+        states, row = self.states_of[op], best.row
         written = range(self.output_ptr[op], self.output_ptr[op + 1])
-        for e, (t, need) in enumerate(zip(read, best.tensors, strict=True), start=first):
+        for k in self.weights.get(op, ()):
+            e = self.input_ptr[op] + k
+            self.read[e] = WHOLE if row is None else code(row.inputs[k], row.axis)
+            self.wanted.setdefault(self.input_tensor[e], set()).add(self.read[e])
+        for e, need in zip(self._entries(op), best.tensors, strict=True):
+            t = self.input_tensor[e]
             self._close(t, need)
             self.read[e] = need
             self.available[t].add(need)
@@ -413,6 +460,11 @@ class _Walk:
             self.written[t] = made
             self.available[t].add(made)
         self.row[op] = best.row
+
+    def _entries(self, op: int) -> list[int]:
+        """Entries of ``graph.inputs`` of an op that are no weights."""
+        first, weights = self.input_ptr[op], self.weights.get(op, ())
+        return [e for e in range(first, self.input_ptr[op + 1]) if e - first not in weights]
 
     # -- random masks and the like: cut as the first reader wants them, since every part can make its own -----------
 
@@ -451,19 +503,22 @@ class _Walk:
         rows = [
             choice
             for choice in self._choices(op, len(read))
-            if self._keeps(choice, states) and not self._adds_up_stretches(choice, read)
+            if self._keeps(choice, states)
+            and self._writes_as_kept(op, choice)
+            and not self._adds_up_stretches(choice, read)
         ]
         if not self.is_tensor[op] or op_kind(self.graph.kinds[op]).is_product:
             return rows
         tensors = (*read, *range(self.output_ptr[op], self.output_ptr[op + 1]))
-        return [choice for choice in rows if not self._cuts_normalised(choice, tensors)]
+        return [choice for choice in rows if not self._cuts_normalised(choice, tensors, self.weights.get(op, ()))]
 
-    def _cuts_normalised(self, choice: _Choice, tensors: tuple[int, ...]) -> bool:
+    def _cuts_normalised(self, choice: _Choice, tensors: tuple[int, ...], weights: tuple[int, ...]) -> bool:
         """Whether it cuts a dimension that a norm reads, and not into units of another word."""
         row = choice.row
         if row is None or row.axis in OWN_FAMILY:
             return False
-        parts = (*row.inputs[: len(choice.tensors)], *row.outputs)
+        read = row.inputs[: len(choice.tensors) + len(weights)]
+        parts = (*(part for k, part in enumerate(read) if k not in weights), *row.outputs)
         return any(
             isinstance(part, Shard) and part.dim in self.normalised[t] for t, part in zip(tensors, parts, strict=True)
         )
@@ -471,16 +526,17 @@ class _Walk:
     def _choices(self, op: int, n_read: int) -> list[_Choice]:
         """The rows of an op that allow as many parts as there are."""
         rows = self.graph.split_rows[op]
-        is_tensor = self.is_tensor[op]
+        is_tensor, weights = self.is_tensor[op], self.weights.get(op, ())
+        n_read += len(weights)
         is_update = self.phase[op] == Phase.UPDATE
         if is_update:  # of the whole table it needs the whole gradient
             rows = tuple(row for row in rows if with_whole_tables(row, n_read) is row)
         by_groups = is_tensor and op_kind(self.graph.kinds[op]).is_grouped
-        key = (self.row_number[op], is_update, n_read, is_tensor, by_groups)
+        key = (self.row_number[op], is_update, n_read, is_tensor, by_groups, weights)
         found = self.choices.get(key)
         if found is None:
             found = self.choices[key] = [
-                _choice(row, n_read)
+                _choice(row, n_read, weights)
                 for row in (with_whole_tables(each, n_read) for each in rows)
                 if (row.extent >= self._parts(row, is_tensor) or row.extent == 1)
                 and not (by_groups and row.axis == EXPERTS)
@@ -504,6 +560,20 @@ class _Walk:
             for s, need in zip(states, choice.states, strict=True)
         )
 
+    def _gradient_state(self, op: int) -> int:
+        """The code of the state whose gradient an op writes before its cast; WHOLE where it writes none."""
+        return WHOLE if op not in self.gradients else self.state[self.gradients[op][2]] or WHOLE
+
+    def _writes_as_kept(self, op: int, choice: _Choice) -> bool:
+        """Whether a gradient that is to be cast is written as its state is kept, or a summand of it."""
+        if op not in self.gradients:
+            return True
+        tensor, cast, _ = self.gradients[op]
+        made, kept = choice.outputs[tensor - self.output_ptr[op]], self._gradient_state(op)
+        if kept <= SUM:
+            return made <= SUM
+        return any(one.tensors == [made] and one.states == [kept] for one in self._choices(cast, 1))
+
     def _adds_up_stretches(self, choice: _Choice, read: list[int]) -> bool:
         """Whether it takes for a summand what is written in stretches, of which no exchange makes one."""
         return any(
@@ -518,7 +588,8 @@ class _Walk:
             exact = [choice for choice in rows if self._fits(choice, read)]
             return min(exact, key=lambda choice: self._cost_s(op, choice, read), default=whole)
         # An op that uses a cut state is cut as the state is, if it can be.
-        is_bound = bool(rows) and any((self.state[s] or WHOLE) > SUM for s in self.states_of[op])
+        kept = [self.state[s] or WHOLE for s in self.states_of[op]]
+        is_bound = bool(rows) and max([*kept, self._gradient_state(op)]) > SUM
         uncut = [] if is_bound else [whole]
         usual = self._of_axis(rows)
         if self._is_cut_loss(op, read) and not any(self._fits(choice, read) for choice in usual):

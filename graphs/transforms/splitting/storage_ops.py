@@ -44,13 +44,16 @@ class Gathered(NamedTuple):
 
 
 def parameter_casts(graph: OpGraph) -> dict[int, int]:
-    """The ops that cast a parameter for its readers, as a mixed precision has them -> the parameter's number.
+    """Those of `weight_casts` that a mixed precision made -> the parameter's number.
 
     Of autocast in a model there are none: its casts are the model's own, and FSDP gathers before them.
     """
     precision = PRECISIONS.get(graph.origin.precision or "")
-    if precision is None or not precision.casts_parameters:
-        return {}
+    return {} if precision is None or not precision.casts_parameters else weight_casts(graph)
+
+
+def weight_casts(graph: OpGraph) -> dict[int, int]:
+    """Ops that do nothing but cast a state for its readers -> the state's number."""
     ptr, tensors = graph.inputs
     found = {}
     for op, states in enumerate(states_of(graph)):
@@ -58,6 +61,22 @@ def parameter_casts(graph: OpGraph) -> dict[int, int]:
         is_alone = len(states) == 1 and not graph.tensor_bytes[read].any()
         if is_alone and base_name(graph.kinds[op]) == _CAST and graph.phase[op] != Phase.UPDATE:
             found[op] = states[0]
+    return found
+
+
+def gradient_casts(graph: OpGraph) -> dict[int, tuple[int, int]]:
+    """Tensors that nobody reads but casts that make them a gradient -> the last such op, and the state's number."""
+    ptr, tensors = graph.inputs
+    found = {}
+    writes, of_ops = writes_only_gradients(graph), states_of(graph)
+    for op in np.flatnonzero((graph.phase == Phase.BACKWARD) & writes).tolist():
+        states, before = of_ops[op], op
+        while len(states) == 1 and base_name(graph.kinds[before]) == _CAST:  # to a norm's own format, and then to that
+            read = tensors[ptr[before] : ptr[before + 1]].tolist()
+            if len(read) != 1 or len(graph.consumers_of(read[0])) != 1:
+                break
+            found[read[0]] = op, states[0]
+            before = int(graph.tensor_producer[read[0]])
     return found
 
 
