@@ -15,6 +15,7 @@ from graphs.capture import Program, capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.capture.trace import value_of
 from graphs.errors import MismatchError, UnknownNameError
+from graphs.kept import precision_named
 from graphs.opgraph import OpGraph
 from graphs.origin import COMPILED, EAGER, FUSED, STACKS
 from graphs.records import LANE
@@ -24,6 +25,7 @@ from placement.runtime.backends.registry import BACKENDS, MODULES, Request, back
 from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import functional
 from placement.runtime.ranks.meeting import of_this_host
+from placement.runtime.states.formats import accept_gradients, convert
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -53,7 +55,8 @@ def apply(
 
     Args:
         model: the model that was captured. With its parameters on ``meta``, each process makes only its own.
-        result: what `placement.optimize` found, or the file it was saved to.
+        result: what `placement.optimize` found, or the file it was saved to. The model's numbers become those of the
+            precision that it was captured in, if any.
         args, kwargs: example inputs of the shapes that were captured.
         loss: as in `placement.capture`, if it was given there.
         devices: torch device of each device of the cluster by name; by default the n-th of kind ``"gpu"`` is
@@ -96,7 +99,12 @@ def apply(
     )
     backend = backend_of(request)
     _check_stack(stack, backend)
+    precision = None if placed.graph.origin.precision is None else precision_named(placed.graph.origin.precision)
+    if precision is not None:
+        convert(model, precision)
     applied = BACKENDS[backend].run(request)
+    if precision is not None:
+        accept_gradients(applied, precision)
     if stack == COMPILED:
         applied.compile()
     return applied

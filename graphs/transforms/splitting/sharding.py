@@ -571,7 +571,7 @@ class _Walk:
         tensor, cast, _ = self.gradients[op]
         made, kept = choice.outputs[tensor - self.output_ptr[op]], self._gradient_state(op)
         if kept <= SUM:
-            return made <= SUM
+            return bool(made <= SUM)
         return any(one.tensors == [made] and one.states == [kept] for one in self._choices(cast, 1))
 
     def _adds_up_stretches(self, choice: _Choice, read: list[int]) -> bool:

@@ -59,6 +59,11 @@ class Request:
         """How many devices the placement uses."""
         return len(set(self.result.device_numbers().tolist()))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model itself does what was placed: on one device, without the casts of a precision."""
+        return self.n_devices == 1 and self.result.graph.origin.precision is None
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -159,6 +164,6 @@ MODULES = "modules"  # the backend of placements by module
 BACKENDS: Mapping[str, Backend] = {
     "ranks": Backend(_is_distributed, _ranks),
     MODULES: Backend(lambda request: request.by_module, _modules),
-    "plain": Backend(lambda request: request.n_devices == 1, _plain),
+    "plain": Backend(lambda request: request.is_plain, _plain),
     "threads": Backend(lambda request: True, _threads),
 }

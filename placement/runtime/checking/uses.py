@@ -184,12 +184,16 @@ class _Uses:
                 continue
             operands[argument] = ReadPart(part)
             if wanted is not None:
-                is_zero, is_dense = self._values.is_zero_at(wanted, place), wanted.have.state in self._plan.gathered
+                is_zero, is_dense = self._values.is_zero_at(wanted, place), self._is_gathered(wanted.have)
                 # Statistics that parts put together are whole in each of them, though rows call them sums.
                 summand = () if puts_together else self._summand(wanted, place)
                 operands[argument] = ReadPart(part, summand, is_zero, is_dense)
                 halo += [(argument, dim) for dim in at.beside(node, argument, op, wanted)]
         return UsePart(operands, outputs, self._groups(node, op, place, batch), tuple(halo))
+
+    def _is_gathered(self, have: Form) -> bool:
+        """Whether a tensor is a parameter that was gathered, or a cast of one."""
+        return have.state in self._plan.gathered or have.tensor in self._plan.gathered_casts
 
     def _summand(self, wanted: Wanted, place: int) -> tuple[int, ...]:
         values, (codes, want) = self._values, (wanted.have.codes, wanted.want.codes)

@@ -130,6 +130,7 @@ def forward_program(
     leaves: Mapping[str, Any],
     parts: Mapping[str, PartLayout],
     lent: AbstractContextManager[None],
+    precision: str | None = None,
 ) -> Program:
     """The forward pass of the global batch, captured in the mode that a model is in.
 
@@ -138,6 +139,7 @@ def forward_program(
         leaves: what is in them, by path.
         parts: of each argument the part that is this rank's own.
         lent: while it is open, the model has all its parameters and buffers.
+        precision: that the training step was captured in.
 
     Raises:
         MismatchError: an argument is neither whole nor this rank's part.
@@ -147,7 +149,7 @@ def forward_program(
     whole = {id(given[path]): given[path].new_empty(part.shape) for path, part in parts.items()}
     positional, keywords = tree_map(lambda leaf: whole.get(id(leaf), leaf), (args, dict(kwargs)))
     with lent:
-        return capture_program(model, positional, keywords, train=False)
+        return capture_program(model, positional, keywords, train=False, precision=precision)
 
 
 def _missing(plan: StrategyPlan, states: RankStates) -> list[str]:

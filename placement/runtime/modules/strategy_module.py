@@ -169,7 +169,9 @@ class StrategyModule(OpByOpWrapper):
         settings = repr([(path, leaf) for path, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)])
         if settings not in self._evaluations:
             given = lent(self._model, self._outlines)
-            program = forward_program(self._model, args, kwargs, leaves, self._program.input_parts, given)
+            precision = self._plan.values.step.program.graph.origin.precision
+            parts = self._program.input_parts
+            program = forward_program(self._model, args, kwargs, leaves, parts, given, precision)
             self._evaluations[settings] = self._beside(evaluation_plan(program, self._plan))
         return self._evaluations[settings]
 

@@ -24,6 +24,7 @@ from graphs.opgraph import Phase
 from graphs.rows import Shard
 from graphs.transforms.derived import Collective, Exchanged
 from graphs.transforms.splitting.sharding import SUM, WHOLE
+from graphs.transforms.splitting.storage_ops import cast_tensor
 from placement.runtime.exchanging.exchanges import Exchange, Member
 from placement.runtime.parts.layouts import PartCut, PartLayout, whole
 from placement.runtime.planning.grouped_lists import are_ends_of_groups
@@ -266,14 +267,16 @@ class StrategyPlan:
             state, variant = self.flat_state(member)
             n = values.layout(variant, places[0]).n_elements
             parts = tuple(self.flat(n, place) for place in places)
-            dtype = values.step.program.state_infos[state].layout.dtype
-            if kind == "all_reduce":  # of the parts of a gradient, which are a reduce-scatter's results
-                return Member(kind, whole(parts[0].local_shape), dtype=dtype, is_flat=True)
             if kind == "all_gather":
+                info = values.step.program.state_infos[state]
+                dtype = (info if member.cast < 0 else values.root(self.cast_form(member))).layout.dtype
                 # Below level 3 a rank has the memory of the whole for good, and its own entries lie in it.
                 has_room = member.phase == Phase.UPDATE
                 return Member(kind, whole((n,)), before=parts, dtype=dtype, is_flat=True, in_place=has_room)
             # Level 1 keeps gradients whole: the sum of a part goes where it was, and nothing is copied.
+            dtype = values.root(values.written(member.number)).layout.dtype
+            if kind == "all_reduce":  # of the parts of a gradient, which are a reduce-scatter's results
+                return Member(kind, whole(parts[0].local_shape), dtype=dtype, is_flat=True)
             return Member(kind, whole((n,)), after=parts, dtype=dtype, is_flat=True, in_place=self.keeps_gradients)
         if any(b > SUM and a == SUM for b, a in zip(member.before, member.after, strict=True)):
             name = values.graph.op_names[int(values.graph.tensor_producer[member.number])]
@@ -342,6 +345,21 @@ class StrategyPlan:
         else:
             state = next(s for s, number in values.state_number.items() if number == member.number)
         return state, Form(-1, state, values.state_codes(state))
+
+    def cast_form(self, member: Exchanged) -> Form:
+        """What a cast makes of a parameter whose stored parts are cast and then gathered."""
+        return self.values.written(cast_tensor(self.values.graph, member.cast))
+
+    @cached_property
+    def casts_of_parts(self) -> frozenset[int]:
+        """Ops after recomputation that cast the stored parts of parameters, which are gathered then."""
+        collectives = self.values.applied.exchanged.collectives
+        return frozenset(member.cast for one in collectives for member in one.members if member.cast >= 0)
+
+    @cached_property
+    def gathered_casts(self) -> frozenset[int]:
+        """The tensors that `casts_of_parts` write."""
+        return frozenset(cast_tensor(self.values.graph, op) for op in self.casts_of_parts)
 
     @property
     def keeps_gradients(self) -> bool:

@@ -77,10 +77,10 @@ class Variants(Generic[Planned]):
     ) -> tuple[Program, Planned]:
         check_call(self._model, args, kwargs)
         program = self._program
-        name = program.graph.name
+        name, precision = program.graph.name, program.graph.origin.precision
         if is_other_mode:
             with self._lent():
-                captured = capture_program(self._model, args, kwargs, train=False, name=name)
+                captured = capture_program(self._model, args, kwargs, train=False, precision=precision, name=name)
             return captured, self._nearest(captured, self._planned)
         check_kinds(program, leaves)
         check_batch(program, leaves)
@@ -88,7 +88,9 @@ class Variants(Generic[Planned]):
             return program, self._planned
         try:
             with self._lent():
-                captured = capture_program(self._model, args, kwargs, train=program.train, loss=self._loss, name=name)
+                captured = capture_program(
+                    *(self._model, args, kwargs, program.train), loss=self._loss, precision=precision, name=name
+                )
             return captured, self._same_ops(captured, self._planned)
         except (CaptureError, MismatchError) as error:
             reason = str(error).splitlines()[0].rstrip(".")

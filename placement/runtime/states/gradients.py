@@ -14,6 +14,7 @@ def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor], in_wh
     Args:
         in_whole: they are parts of whole gradients, and may keep the memory of these.
     """
+    gradients = {name: _accepted(model.get_parameter(name), gradient) for name, gradient in gradients.items()}
     counts: dict[int, int] = {}
     for gradient in gradients.values():
         if gradient.layout is torch.strided:
@@ -33,4 +34,9 @@ def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor], in_wh
         if is_alone and gradient.stride() == parameter.stride():
             parameter.grad = gradient
         else:
-            parameter.grad = torch.empty_like(parameter).copy_(gradient)
+            parameter.grad = torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+
+
+def _accepted(parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient in the format that a parameter takes one in; replicas may have added up a narrower one."""
+    return gradient.to(parameter.grad_dtype or gradient.dtype)

@@ -70,6 +70,7 @@ class Reader:
         for crossing in plan.crossings:
             if crossing.source == self._row:
                 self._outgoing.setdefault(crossing.variant, []).append(crossing)
+        self._casts: dict[int, fx.Node] = {}
         self._ops: list[int] = []
         self._gives: list[tuple[Key, fx.Node]] = []
 
@@ -113,7 +114,7 @@ class Reader:
                 return self._emitted(node, call, {}), outputs[0]
             return self._literal(node), whole(info.layout.shape) if info else None
         wanted = self._values.wanted(anchor, op, batch)
-        if anchor.state in self._plan.gathered:
+        if anchor.state in self._plan.gathered or wanted.have.tensor in self._plan.gathered_casts:
             if self._needs_no_weight(op, wanted):
                 part = self._values.layout(wanted.want, self._place)
                 return self._blank(part, self._values.root(wanted.want).layout.dtype), part
@@ -152,7 +153,12 @@ class Reader:
                 have = wanted.have._replace(phase=phase, batch=number)
                 if have in self._pending or have in self._roots:
                     return wanted._replace(have=have)
-        name = self._step.program.states[wanted.have.state].names[0]
+        states, tensor = self._step.program.states, wanted.have.tensor
+        name = (
+            states[wanted.have.state].names[0]
+            if tensor < 0
+            else self._graph.op_names[int(self._graph.tensor_producer[tensor])]
+        )
         raise StrategyError(
             f"op {self._graph.op_names[op]!r} reads {name!r}, which the strategy does not gather for it; take a lower "
             "level than zero3."
@@ -238,7 +244,7 @@ class Reader:
         if variant in self._pending:
             value = self._arrived(variant)
             shape = self._values.layout(variant, self._place).local_shape
-            is_flat = variant.state >= 0
+            is_flat = variant.state >= 0 or variant.tensor in self._plan.gathered_casts
             return self._code.call_function(torch.ops.aten.view.default, (value, list(shape))) if is_flat else value
         if variant.state >= 0:
             return self._take(("state", self._step.program.states[variant.state].names[0]))
@@ -455,12 +461,21 @@ class Reader:
         if member.what == "parameter":
             state, variant = self._plan.flat_state(member)
             stored = self._take(("state", self._step.program.states[state].names[0]))
+            if member.cast >= 0:
+                variant = self._plan.cast_form(member)
+                stored = self._cast(member.cast, stored, self._values.root(variant).layout.dtype)
             return stored, variant._replace(phase=member.phase, batch=batch)
         before = Form(member.number, -1, member.before, SUMMED if member.is_summed else batch)
         again = before._replace(is_again=True)
         if member.is_again and (again in self._pending or again in self._roots):
             before = again
         return self._value(before), self._variant_after(member, batch)
+
+    def _cast(self, op: int, stored: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """What op j makes of the stored part of a parameter."""
+        if op not in self._casts:
+            self._casts[op] = self._code.call_function(torch.ops.aten._to_copy.default, (stored,), {"dtype": dtype})
+        return self._casts[op]
 
     def _is_needless(self, member: Exchanged) -> bool:
         """Whether an exchange is of a table of numbers, which every rank has, or of statistics that nobody reads."""

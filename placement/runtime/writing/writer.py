@@ -88,10 +88,14 @@ class Writer(WithExtras):
                 self._exchange(number, batch)
         elif kind == STATISTICS:
             self._sum_statistics(origin)
-        elif kind in (ACCUMULATE, STORED) or self._graph.phase[origin] == Phase.UPDATE:
+        elif kind in (ACCUMULATE, STORED) or self._is_none_of_ours(origin):
             return
         elif self._graph.kernels[origin] or kind != "input":
             self._compute(origin, batch)
+
+    def _is_none_of_ours(self, op: int) -> bool:
+        """Whether op j is the optimizer's, or casts what is stored of a parameter, which gathering it does."""
+        return bool(self._graph.phase[op] == Phase.UPDATE) or op in self._plan.casts_of_parts
 
     def _is_update(self, number: int) -> bool:
         """Whether a collective gathers what the update before this step has written."""

@@ -10,13 +10,17 @@ import torch
 from torch import nn
 
 from graphs.errors import MismatchError
+from graphs.origin import Origin
 from graphs.transforms.strategy import Strategy
 from placement.runtime.backends.registry import BACKENDS, Request, backend_of
 
 
 def request(devices: int, by_module: bool = False) -> Request:
     result: Any = SimpleNamespace(
-        device_numbers=lambda: torch.arange(devices).repeat(2), graph_name="net", strategy=Strategy()
+        device_numbers=lambda: torch.arange(devices).repeat(2),
+        graph_name="net",
+        graph=SimpleNamespace(origin=Origin()),
+        strategy=Strategy(),
     )
     return Request(
         nn.Linear(1, 1), result, by_module, None, dict, *[lambda: pytest.fail("captured before it is run")] * 2
