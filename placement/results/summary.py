@@ -32,7 +32,9 @@ def summary(result: Result) -> str:
     # Where one place of each stage stands for all, the others have no peaks of their own.
     shown = named if 0 < len(named) < result.n_used else devices
     peaks = [f"{show(name)} {format_bytes(answer.peak_bytes[name])}" for name in shown]
-    if len(peaks) > _MOST_PEAKS:
+    if len(shown) > 1 and len({answer.peak_bytes[name] for name in shown}) == 1:
+        peaks = [f"{format_bytes(answer.peak_bytes[shown[0]])} on each of {len(shown)}"]
+    elif len(peaks) > _MOST_PEAKS:
         ends = [answer.peak_bytes[name] for name in shown]
         peaks = [f"fullest {peaks[ends.index(max(ends))]}", f"emptiest {peaks[ends.index(min(ends))]}"]
     taken = result.n_used
