@@ -14,8 +14,8 @@ from placement.fitting.real.devices import delays_of, is_here, kinds_of, plans_o
 from placement.fitting.real.engine import RealEngine
 from placement.fitting.real.rehearsal import Rehearsal, gradient_times
 from placement.fitting.role import Role
+from placement.fitting.virtual.assignment import Assignment
 from placement.fitting.virtual.engine import VirtualEngine
-from placement.fitting.virtual.seating import Seating
 from placement.fitting.virtual.speeds import placed_step, speeds_of
 from placement.results.stacks import asked_for
 
@@ -61,13 +61,13 @@ class Engines:
             FitError, StrategyError, CaptureError: what model, cluster and method do not allow.
         """
         task, cluster, workers, strategy = self.task, self.cluster, self.workers, self.strategy
-        seating = Seating.of(cluster, workers, strategy.devices, method.exchange.servers(workers))
+        assignment = Assignment.of(cluster, workers, strategy.devices, method.exchange.servers(workers))
         participants = participants_of(method, task, workers, self.lr)
         if self.is_real:
-            delay_s = delays_of(self._undelayed_s(seating), self.delays)
-            plans = plans_of(task, self.graph_of(task.batch), cluster, seating, strategy, self.ranks)
-            return RealEngine(task, workers, participants, delay_s, self.ranks, plans, kinds_of(cluster, seating))
-        speeds = speeds_of(self.graph_of, task.batch, cluster, seating, strategy, self.delays)
+            delay_s = delays_of(self._undelayed_s(assignment), self.delays)
+            plans = plans_of(task, self.graph_of(task.batch), cluster, assignment, strategy, self.ranks)
+            return RealEngine(task, workers, participants, delay_s, self.ranks, plans, kinds_of(cluster, assignment))
+        speeds = speeds_of(self.graph_of, task.batch, cluster, assignment, strategy, self.delays)
         if is_here(cluster, strategy):
             rehearsal = Rehearsal(task, self._gradients_s, workers, len(participants) - workers, task.seed)
             speeds = speeds.timed(self._gradients_s, rehearsal, self.delays, task.seed)
@@ -110,14 +110,14 @@ class Engines:
         # Each of several ranks measures its own.
         return gradient_times(self.task, self.workers if self.ranks is None else 1)
 
-    def _undelayed_s(self, seating: Seating) -> list[float]:
+    def _undelayed_s(self, assignment: Assignment) -> list[float]:
         """Seconds of a gradient, which stragglers take longer than: measured on cores, as simulated on GPUs."""
         if self.delays.text == "none":  # nobody sleeps, and nothing need be known
             return [0.0]
-        if set(kinds_of(self.cluster, seating)) == {"cpu"}:
+        if set(kinds_of(self.cluster, assignment)) == {"cpu"}:
             return self._gradients_s(self.task.batch)
         graph = self.graph_of(self.task.batch)
-        return [placed_step(graph, self.cluster, own, self.strategy).gradient_s for own in seating.workers]
+        return [placed_step(graph, self.cluster, own, self.strategy).gradient_s for own in assignment.workers]
 
 
 def participants_of(method: FitMethod, task: FitTask, workers: int, lr: float) -> list[Any]:

@@ -19,7 +19,7 @@ from placement.fitting.log import CurvePoint, FitRun, Stop
 from placement.fitting.methods import FitMethod, check_sizes
 from placement.fitting.real.devices import check_real, is_here
 from placement.fitting.stragglers import Stragglers
-from placement.fitting.virtual.seating import most_workers
+from placement.fitting.virtual.assignment import most_workers
 from placement.results.result import versions
 from placement.solving.arguments import check_cluster
 
@@ -115,7 +115,7 @@ def fit(
     ranks = _ranks() if real else None
     several = len(cluster.compute_devices) // placed.devices if workers is None else workers
     if ranks is not None:
-        several = _seated(asked, several, placed.devices, ranks.size, is_fixed=workers is not None)
+        several = _fitting_workers(asked, several, placed.devices, ranks.size, is_fixed=workers is not None)
     most_workers(cluster, several, placed.devices)
     delays = Stragglers.parse(stragglers, seed, several)
     for method in asked:
@@ -206,7 +206,9 @@ def _ranks() -> Ranks | None:
     return ranks()
 
 
-def _seated(methods: Sequence[FitMethod], workers: int, devices_each: int, ranks: int, *, is_fixed: bool) -> int:
+def _fitting_workers(
+    methods: Sequence[FitMethod], workers: int, devices_each: int, ranks: int, *, is_fixed: bool
+) -> int:
     """How many workers there are among so many ranks: those asked for, else as many as leave room for servers.
 
     Raises:
@@ -217,7 +219,7 @@ def _seated(methods: Sequence[FitMethod], workers: int, devices_each: int, ranks
     if most[method] <= ranks:
         return workers
     if workers > 1 and not is_fixed:
-        return _seated(methods, workers - 1, devices_each, ranks, is_fixed=False)
+        return _fitting_workers(methods, workers - 1, devices_each, ranks, is_fixed=False)
     theirs = f"{workers * devices_each} of them for {counted(workers, 'worker')}"
     fewer = ", or take fewer workers" if workers > 1 else ""
     raise FitError(

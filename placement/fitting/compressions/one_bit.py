@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from placement.fitting.compressions.bits import packed, unpacked
-from placement.fitting.compressions.quantizer import Quantizer
+from placement.fitting.compressions.quantizer import Quantizer, packed, unpacked
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from graphs.errors import FitError
-from placement.fitting.compressions.bits import packed, unpacked
-from placement.fitting.compressions.quantizer import Quantizer
+from placement.fitting.compressions.quantizer import Quantizer, packed, unpacked
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""Common part of quantised gradients: an all-reduce in which every message is quantised, with error feedback."""
+"""Common parts of quantised gradients: an all-reduce of quantised messages with error feedback, and packed codes."""
 
 from __future__ import annotations
 
@@ -83,3 +83,16 @@ class Quantizer(Compressor, ABC):
 def _equal_parts(size: int, count: int) -> list[slice]:
     ends = [size * k // count for k in range(count + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+
+def packed(codes: Tensor, bits: int) -> Tensor:
+    """uint8 [ceil(n * bits / 8)]: integers [n] from 0 to 2**bits - 1, the low bits first."""
+    spread = torch.stack([(codes >> k & 1).to(torch.uint8) for k in range(bits)], 1).view(-1)
+    padded = torch.nn.functional.pad(spread, (0, -len(spread) % 8)).view(-1, 8)
+    return torch.stack([padded[:, k] << k for k in range(8)]).sum(0, dtype=torch.uint8)
+
+
+def unpacked(data: Tensor, bits: int, n: int) -> Tensor:
+    """int64 [n]: the codes of `packed`."""
+    spread = torch.stack([data >> k & 1 for k in range(8)], 1).view(-1)[: n * bits].view(n, bits)
+    return torch.stack([spread[:, k].long() << k for k in range(bits)]).sum(0)

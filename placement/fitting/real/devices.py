@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from placement.fitting.real.torchrun import Ranks
     from placement.fitting.stragglers import Stragglers
     from placement.fitting.task import FitTask
-    from placement.fitting.virtual.seating import Seating
+    from placement.fitting.virtual.assignment import Assignment
     from placement.runtime.planning.strategy_plan import StrategyPlan
 
 _GPU = "gpu"  # as kind of a device
@@ -57,10 +57,10 @@ def check_real(cluster: Cluster, devices: int) -> None:
         )
 
 
-def kinds_of(cluster: Cluster, seating: Seating) -> tuple[str, ...]:
+def kinds_of(cluster: Cluster, assignment: Assignment) -> tuple[str, ...]:
     """Kind of device of each process of a run: those of each worker, and then servers, which need no GPU."""
-    workers = [cluster.devices[device].kind for own in seating.workers for device in own]
-    return (*workers, *["cpu"] * len(seating.servers))
+    workers = [cluster.devices[device].kind for own in assignment.workers for device in own]
+    return (*workers, *["cpu"] * len(assignment.servers))
 
 
 def place_of(kinds: Sequence[str], number: int) -> torch.device:
@@ -72,7 +72,12 @@ def place_of(kinds: Sequence[str], number: int) -> torch.device:
 
 
 def plans_of(
-    task: FitTask, graph: OpGraph, cluster: Cluster, seating: Seating, strategy: Strategy, ranks: Ranks | None = None
+    task: FitTask,
+    graph: OpGraph,
+    cluster: Cluster,
+    assignment: Assignment,
+    strategy: Strategy,
+    ranks: Ranks | None = None,
 ) -> list[StrategyPlan]:
     """Plans of each worker's processes, one for each device; empty where each worker is one device.
 
@@ -92,7 +97,7 @@ def plans_of(
     rows = torch.arange(task.batch) % len(task.data[0])
     arguments = tuple(each[rows] for each in task.data)
     program = capture_program(task.model, arguments, {}, True, loss=task.loss, optimizer="sgd")
-    parts = [part_of(cluster, np.array(own, dtype=np.int64)) for own in seating.workers]
+    parts = [part_of(cluster, np.array(own, dtype=np.int64)) for own in assignment.workers]
 
     def results() -> list[str]:
         return [strategy_row(graph, part, strategy).result.to_json() for part in parts]

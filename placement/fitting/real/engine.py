@@ -67,8 +67,8 @@ class RealEngine:
         # (participant, which of its processes), so that those of a worker are neighbours: on one host, if that can be.
         sizes = [len(plan.states) for plan in plans] or [1] * workers
         sizes += [1] * (len(participants) - workers)
-        self._seats = [(number, helper) for number, size in enumerate(sizes) for helper in range(size)]
-        self._kinds = kinds or ["cpu"] * len(self._seats)
+        self._processes = [(number, group_rank) for number, size in enumerate(sizes) for group_rank in range(size)]
+        self._kinds = kinds or ["cpu"] * len(self._processes)
 
     def run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None] = tell_no_one) -> FitRun:
         """Run until the end; `tell` gets each point of the curve.
@@ -81,7 +81,7 @@ class RealEngine:
         if ranks is None:
             return self._watched(method, stop, tell)
         if ranks.rank:
-            own = partial(self._seat_main, stop, ranks.rank) if ranks.rank < len(self._seats) else None
+            own = partial(self._process_main, stop, ranks.rank) if ranks.rank < len(self._processes) else None
             return ranks.take_part(self._task.fingerprint(), own)
         try:
             found = self._watched(method, stop, tell)
@@ -91,8 +91,8 @@ class RealEngine:
         ranks.tell(found)
         return found
 
-    def _seat_main(self, stop: Stop, seat: int, parent: Parent) -> None:
-        """Main function of a seat's process, which is told the names of all stores: the common one, then groups'."""
+    def _process_main(self, stop: Stop, process: int, parent: Parent) -> None:
+        """Main function of a process, which is told the names of all stores: the common one, then groups'."""
         if self._ranks is None:  # all are on this host
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         of_all, *of_groups = parent.hear()
@@ -101,20 +101,20 @@ class RealEngine:
             WorkerGroup(self._task, worker, plan, partial(meet, name))
             for worker, (plan, name) in enumerate(zip(self._plans, of_groups, strict=True))
         )
-        total, (number, helper) = len(self._participants), self._seats[seat]
-        place = place_of(self._kinds, seat)
-        if helper:
-            follow(groups[number], helper, seat, place, parent)
+        total, (number, group_rank) = len(self._participants), self._processes[process]
+        place = place_of(self._kinds, process)
+        if group_rank:
+            follow(groups[number], group_rank, process, place, parent)
             return
         settings = ParticipantSettings(
             self._task, stop, self._workers, total, self._delay_s, meet(of_all), groups, place
         )
-        participant_main(settings, number, self._participants[number], seat, parent)
+        participant_main(settings, number, self._participants[number], process, parent)
 
     def _started(self, stop: Stop) -> Workers:
         """Processes of participants by their numbers, and after them those that help them."""
-        order = sorted(range(len(self._seats)), key=lambda seat: self._seats[seat][1] > 0)
-        mains = [partial(self._seat_main, stop, seat) for seat in order]
+        order = sorted(range(len(self._processes)), key=lambda process: self._processes[process][1] > 0)
+        mains = [partial(self._process_main, stop, process) for process in order]
         if self._ranks is None:
             return Workers.forked(mains)
         return self._ranks.begin(self._task.fingerprint(), order, mains[0])
@@ -160,13 +160,13 @@ class RealEngine:
             try:
                 with suppress(WorkerEndedError):  # which is heard of below
                     workers.tell([str(folder / f"{limit_s:g}-{group}") for group in range(1 + len(self._plans))])
-                if _meet(workers, names, len(self._seats), limit_s):
+                if _meet(workers, names, len(self._processes), limit_s):
                     return workers
             except BaseException:
                 workers.end()
                 raise
             workers.end()
-        raise RankError(f"{len(self._seats)} processes did not meet within {limit_s:g} s; start fewer workers.")
+        raise RankError(f"{len(self._processes)} processes did not meet within {limit_s:g} s; start fewer workers.")
 
     def _end_stopped(self, processes: StoppedProcesses) -> None:
         """A stopped participant is as good as lost: it is killed, which the others notice, and go on or end."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -107,15 +106,10 @@ class Rehearsal:
         """Measurements of each participant, all at once, each in a process of its own, on so many cores at most."""
         turns = int(_TIMED_S / statistics.median(self._gradients_s(self._task.batch)))
         turns = _FIRST + min(_MOST, max(_FEWEST, turns))
-        with _told_failures(), temporary_folder() as folder:
-            take_part = partial(_take_part, self._task, len(parts), turns, n_cores)
+        take_part = partial(_take_part, self._task, len(parts), turns, n_cores)
+        with temporary_folder() as folder:
             mains = [partial(take_part, each, number) for number, each in enumerate(parts)]
-            started = Workers.forked([partial(_failing_well, each) for each in mains])
-            try:
-                started.tell(str(folder / "store"))
-                return started.collect()
-            finally:
-                started.end()
+            return _answers(mains, str(folder / "store"))
 
 
 def gradient_times(task: FitTask, workers: int) -> Callable[[int], list[float]]:
@@ -126,27 +120,28 @@ def gradient_times(task: FitTask, workers: int) -> Callable[[int], list[float]]:
         if not samples:
             return [0.0]
         mains = [partial(_time_gradients, task, samples, number) for number in range(workers)]
-        with _told_failures():
-            started = Workers.forked([partial(_failing_well, each) for each in mains])
-            try:
-                started.tell(None)
-                return [each for own in started.collect() for each in own]
-            finally:
-                started.end()
+        return [each for own in _answers(mains, None) for each in own]
 
     return seconds
 
 
-@contextmanager
-def _told_failures() -> Iterator[None]:
-    """Let a failure of a process of a rehearsal, such as a sample that the model does not take, end the fit."""
-    try:
-        with orderly_end():
-            yield
-    except WorkerFailedError as error:
-        raise FitError(str(error)) from None
-    except WorkerEndedError as error:
-        raise FitError(f"a process of the rehearsal {how_ended(error.code)}; run again.") from None
+def _answers(mains: Sequence[Callable[[Parent], None]], question: str | None) -> list[Any]:
+    """The answer of each of several processes to a question.
+
+    Raises:
+        FitError: one has failed, as on a sample that the model does not take.
+    """
+    with orderly_end():
+        started = Workers.forked([partial(_failing_well, each) for each in mains])
+        try:
+            started.tell(question)
+            return started.collect()
+        except WorkerFailedError as error:
+            raise FitError(str(error)) from None
+        except WorkerEndedError as error:
+            raise FitError(f"a process of the rehearsal {how_ended(error.code)}; run again.") from None
+        finally:
+            started.end()
 
 
 def _failing_well(main: Callable[[Parent], None], parent: Parent) -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class _Seat:
+class _ParticipantState:
     """A participant as the engine sees it: what it waits for, and what has arrived for it."""
 
     participant: Participant
@@ -62,7 +62,7 @@ class VirtualEngine:
     ) -> None:
         self._task, self._workers, self._speeds = task, workers, speeds
         self._network = VirtualNetwork(cluster)
-        self._seats = [_Seat(participant) for participant in participants]
+        self._states = [_ParticipantState(participant) for participant in participants]
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._meetings: dict[tuple[type, tuple[int, ...]], dict[int, tuple[Tensor, ...]]] = {}
@@ -84,7 +84,7 @@ class VirtualEngine:
     def _run(self, method: str, stop: Stop, tell: Callable[[CurvePoint], None]) -> FitRun:
         self._log = FitLog(stop, self._task.held_out_loss, tell)
         self._log.evaluate(self._task.weights(), 0, 0.0, 0)
-        for number in range(len(self._seats)):
+        for number in range(len(self._states)):
             self._go_on(number, None)
         while self._events and not self._log.is_over:
             time_s, _, then = heapq.heappop(self._events)
@@ -95,8 +95,8 @@ class VirtualEngine:
             self.now_s = time_s
             then()
         self._log.end("the run ended early: every participant waited for another one")
-        for seat in self._seats:
-            seat.participant.close()
+        for state in self._states:
+            state.participant.close()
         return self._log.run(method, self.now_s, self.bytes)
 
     def _at(self, time_s: float, then: Callable[[], None]) -> None:
@@ -107,15 +107,15 @@ class VirtualEngine:
 
     def _go_on(self, number: int, answer: Any) -> None:
         """Hand a participant its answer, and carry out what it asks for, until it has to wait."""
-        seat = self._seats[number]
+        state = self._states[number]
         self._computing.discard(number)
         while not self._log.is_over and number not in self._lost:
             began_s = time.thread_time()
             try:
                 if isinstance(answer, ParticipantLost):
-                    request = seat.participant.throw(answer)
+                    request = state.participant.throw(answer)
                 else:
-                    request = seat.participant.send(answer)
+                    request = state.participant.send(answer)
             except StopIteration:
                 return
             except ParticipantLost as lost:
@@ -125,16 +125,16 @@ class VirtualEngine:
                 own_s = time.thread_time() - began_s
                 self._at(self.now_s + own_s, partial(self._take, number, request))
                 return
-            if not self._is_answered_now(number, seat, request):
+            if not self._is_answered_now(number, state, request):
                 return
             answer = self._answer
 
     def _take(self, number: int, request: Request) -> None:
         """Carry out what a participant has asked for after some computing of its own."""
-        if number not in self._lost and self._is_answered_now(number, self._seats[number], request):
+        if number not in self._lost and self._is_answered_now(number, self._states[number], request):
             self._go_on(number, self._answer)
 
-    def _is_answered_now(self, number: int, seat: _Seat, request: Request) -> bool:
+    def _is_answered_now(self, number: int, state: _ParticipantState, request: Request) -> bool:
         self._answer: Any = None
         match request:
             case Post():
@@ -143,11 +143,11 @@ class VirtualEngine:
                     self._later(self.now_s + own_s, number, None)
                 return not own_s
             case Receive():
-                self._answer = seat.inbox.take(request)
-                seat.waiting = request if request.wait and self._answer is None else None
-                return seat.waiting is None
+                self._answer = state.inbox.take(request)
+                state.waiting = request if request.wait and self._answer is None else None
+                return state.waiting is None
             case Compute():
-                self._compute(number, seat, request)
+                self._compute(number, state, request)
             case Pause():
                 self._later(self.now_s + request.seconds, number, None)
             case Updated():
@@ -156,8 +156,8 @@ class VirtualEngine:
                 self._meet(number, request)
         return False
 
-    def _compute(self, number: int, seat: _Seat, request: Compute) -> None:
-        step, seat.steps = seat.steps, seat.steps + 1
+    def _compute(self, number: int, state: _ParticipantState, request: Compute) -> None:
+        step, state.steps = state.steps, state.steps + 1
         samples = self._task.samples_of(request.samples, number, self._workers, step)
         self._log.read(number, step, request.version)
         with self._task.drawing(number, step):
@@ -187,18 +187,18 @@ class VirtualEngine:
         return own_s
 
     def _deliver(self, number: int, message: Message) -> None:
-        seat = self._seats[number]
-        seat.inbox.put(message)
-        if seat.waiting is not None:
-            taken = seat.inbox.take(seat.waiting)
+        state = self._states[number]
+        state.inbox.put(message)
+        if state.waiting is not None:
+            taken = state.inbox.take(state.waiting)
             if taken is not None:
-                seat.waiting = None
+                state.waiting = None
                 self._go_on(number, taken)
 
     def _lose(self, number: int) -> None:
-        self._seats[number].participant.close()
+        self._states[number].participant.close()
         self._lost.add(number)
-        for other in range(len(self._seats)):
+        for other in range(len(self._states)):
             if other not in self._lost:
                 self._send(number, Post(other, LOST))
         for key in [key for key in self._meetings if number in key[1]]:

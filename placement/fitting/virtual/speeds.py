@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from env.cluster import Cluster
     from graphs.opgraph import OpGraph
     from placement.fitting.stragglers import Stragglers
-    from placement.fitting.virtual.seating import Seating
+    from placement.fitting.virtual.assignment import Assignment
 
 
 class ExchangeTimes(Protocol):
@@ -85,7 +85,7 @@ def speeds_of(
     graph_of: Callable[[int], OpGraph],
     batch: int,
     cluster: Cluster,
-    seating: Seating,
+    assignment: Assignment,
     strategy: Strategy,
     stragglers: Stragglers,
 ) -> Speeds:
@@ -106,14 +106,14 @@ def speeds_of(
     def placed(worker: int, samples: int) -> PlacedStep:
         if not samples:
             return PlacedStep(0.0, 0.0)
-        return placed_step(graph_of(samples), cluster, seating.workers[worker], strategy)
+        return placed_step(graph_of(samples), cluster, assignment.workers[worker], strategy)
 
-    workers = len(seating.workers)
+    workers = len(assignment.workers)
     updates_s = [placed(worker, batch).update_s for worker in range(workers)]
     problem = Problem(graph_of(batch), cluster)
-    updates_s += [_update_s(problem, device) for device in seating.servers]
+    updates_s += [_update_s(problem, device) for device in assignment.servers]
     return Speeds(
-        seating.device,
+        assignment.device,
         lambda worker, step, samples: placed(worker, samples).gradient_s * stragglers.factor(worker, step),
         updates_s.__getitem__,
     )

@@ -58,7 +58,8 @@ class StrategyModule(OpByOpWrapper):
         self._program = RankProgram(plan, group, place, self._tensors.get)
         self._outlines = outlines_of(model)
         self._states = RankStates(model, plan.states, group, place)
-        self._names = {name: state.name for state in self._states.table[group.rank] for name in state.names}
+        # The first of tied names, under which this rank's module has a parameter of the plan.
+        self._own_names = {name: state.name for state in self._states.table[group.rank] for name in state.names}
         self._evaluations: dict[str, OtherStep] = {}  # by what is no tensor among the arguments
         given, program = partial(lent, model, self._outlines), plan.values.step.program
         self._variants = Variants(model, program, plan, resized_plan, forward_plan, loss, given)
@@ -121,7 +122,7 @@ class StrategyModule(OpByOpWrapper):
         leaves = self._leaves(args, kwargs)
         self._check_gradients(tensors_of(leaves))
         given = self._run(args, kwargs, leaves)
-        gradients = {self._own_name(key[1]): value for key, value in given.items() if key[0] == "gradient"}
+        gradients = {self._own_names[key[1]]: value for key, value in given.items() if key[0] == "gradient"}
         # One that was frozen since gets none, as without a strategy.
         trained = {name: value for name, value in gradients.items() if self.get_parameter(name).requires_grad}
         add_gradients(self, trained, in_whole=self._plan.keeps_gradients)
@@ -180,10 +181,6 @@ class StrategyModule(OpByOpWrapper):
         if self._compile_run is not None:
             made.compile(self._compile_run)
         return made
-
-    def _own_name(self, name: str) -> str:
-        """The name under which this rank's module has a parameter of the plan."""
-        return next(own for own, first in self._names.items() if first == self._names.get(name, name))
 
     def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Leaves of the arguments, by path, once this rank's parameters are there."""

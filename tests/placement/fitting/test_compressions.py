@@ -13,7 +13,7 @@ from replicas.small_tasks import engine, regression
 from torch import Tensor
 
 from graphs.errors import FitError
-from placement.fitting.compressions.bits import packed, unpacked
+from placement.fitting.compressions.quantizer import packed, unpacked
 from placement.fitting.log import Stop
 from placement.fitting.methods import FitMethod
 from placement.fitting.requests import AllGather, AllReduce, Message, Post, Request

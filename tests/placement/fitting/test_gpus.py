@@ -20,7 +20,7 @@ from placement.fitting.comparison import FitComparison
 from placement.fitting.real import engine
 from placement.fitting.real.devices import check_real, kinds_of, place_of
 from placement.fitting.task import CPU
-from placement.fitting.virtual.seating import Seating
+from placement.fitting.virtual.assignment import Assignment
 from placement.runtime.transport import nccl
 from placement.runtime.transport.gloo import gloo_group
 
@@ -82,7 +82,7 @@ def test_a_worker_on_several_gpus_learns_as_in_virtual_time(groups: Path) -> Non
 
 
 def test_gpus_are_counted_on_each_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = kinds_of(gpus(4), Seating.of(gpus(4), 4, 1, ["host"]))
+    kinds = kinds_of(gpus(4), Assignment.of(gpus(4), 4, 1, ["host"]))
     assert kinds == ("gpu", "gpu", "gpu", "gpu", "cpu")
     assert [place_of(kinds, number).index for number in range(5)] == [0, 1, 2, 3, None]
     started = {"RANK": "3", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}

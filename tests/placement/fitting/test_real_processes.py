@@ -135,7 +135,7 @@ def test_a_stopped_worker_is_as_good_as_lost() -> None:
 
 @pytest.mark.parametrize("hanging", [1, 2])
 def test_processes_that_do_not_meet_are_started_once_more(hanging: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, seat_main, tries = RealEngine._started, RealEngine._seat_main, [0]
+    started, process_main, tries = RealEngine._started, RealEngine._process_main, [0]
 
     def counted(self: RealEngine, *args: Any) -> Any:
         tries[0] += 1
@@ -144,10 +144,10 @@ def test_processes_that_do_not_meet_are_started_once_more(hanging: int, monkeypa
     def hung(self: RealEngine, *args: Any) -> None:
         if tries[0] <= hanging:
             signal.pause()
-        seat_main(self, *args)
+        process_main(self, *args)
 
     monkeypatch.setattr(RealEngine, "_started", counted)
-    monkeypatch.setattr(RealEngine, "_seat_main", hung)
+    monkeypatch.setattr(RealEngine, "_process_main", hung)
     monkeypatch.setattr(engine_module, "MEETING_S", (1.0, 60.0 if hanging == 1 else 1.0))
     if hanging == 1:
         assert real("sync").points[-1].updates == STOP.updates

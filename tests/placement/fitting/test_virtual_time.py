@@ -25,8 +25,8 @@ from placement.fitting.data import fit_task_of
 from placement.fitting.log import FitRun, Stop
 from placement.fitting.requests import AllGather, AllReduce, Compute, Participant, Post, Receive, Updated
 from placement.fitting.stragglers import Stragglers
+from placement.fitting.virtual.assignment import Assignment
 from placement.fitting.virtual.engine import VirtualEngine
-from placement.fitting.virtual.seating import Seating
 from placement.fitting.virtual.speeds import ExchangeTimes, Speeds, placed_step, speeds_of
 
 BANDWIDTH, LATENCY_S, STEP_S = 1e6, 0.01, 1.0
@@ -242,9 +242,9 @@ def test_stragglers_out_of_range_are_refused(text: str) -> None:
 
 
 def test_servers_are_on_the_host_or_with_the_workers_or_where_they_say() -> None:
-    assert Seating.of(star(3), 3, 1, [None, None]).device == (0, 1, 2, 0, 1)
-    assert Seating.of(star(3, CPU), 2, 1, [None, None, "gpu2"]).device == (0, 1, 3, 3, 2)
-    assert Seating.of(star(5), 2, 2, []).workers == ((0, 1), (2, 3))
+    assert Assignment.of(star(3), 3, 1, [None, None]).device == (0, 1, 2, 0, 1)
+    assert Assignment.of(star(3, CPU), 2, 1, [None, None, "gpu2"]).device == (0, 1, 3, 3, 2)
+    assert Assignment.of(star(5), 2, 2, []).workers == ((0, 1), (2, 3))
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_servers_are_on_the_host_or_with_the_workers_or_where_they_say() -> None
 )
 def test_what_the_cluster_has_not_is_said(workers: int, each: int, servers: tuple[str, ...], said: str) -> None:
     with pytest.raises(FitError, match=said):
-        Seating.of(star(3), workers, each, servers)
+        Assignment.of(star(3), workers, each, servers)
 
 
 def captured(samples: int) -> OpGraph:
@@ -270,8 +270,8 @@ def captured(samples: int) -> OpGraph:
 def test_a_step_takes_what_its_ops_take_on_the_workers_own_device() -> None:
     slower = Device("gpu9", "gpu", 2**30, {"float32": 5e8}, 5e8)
     cluster = replace(star(1, slower, CPU))
-    seating = Seating.of(cluster, 2, 1, [None])
-    speeds = speeds_of(captured, 20, cluster, seating, Strategy.parse("none"), Stragglers.parse("slow:factor=3", 0))
+    assignment = Assignment.of(cluster, 2, 1, [None])
+    speeds = speeds_of(captured, 20, cluster, assignment, Strategy.parse("none"), Stragglers.parse("slow:factor=3", 0))
     graph = captured(20)
     ops_s = np.maximum(graph.flops / 1e9, graph.bytes_moved / 1e9)
     update_s = ops_s[graph.phase == 2].sum()

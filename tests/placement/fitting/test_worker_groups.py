@@ -19,7 +19,7 @@ from placement.fitting.log import CurvePoint, FitRun
 from placement.fitting.methods import FitMethod
 from placement.fitting.real.devices import plans_of
 from placement.fitting.real.engine import RealEngine
-from placement.fitting.virtual.seating import Seating
+from placement.fitting.virtual.assignment import Assignment
 
 
 def fitted(methods: Any, strategy: str, workers: int, **options: Any) -> FitComparison:
@@ -44,7 +44,7 @@ def killed(method: str, number: int) -> FitRun:
     graph = capture(model, tuple(each[:8] for each in data), train=True, loss=task.loss, optimizer="sgd")
     strategy = Strategy.parse("tp2")
     servers = FitMethod.parse(method).exchange.servers(2)
-    plans = plans_of(task, graph, cores(4), Seating.of(cores(4), 2, 2, servers), strategy)
+    plans = plans_of(task, graph, cores(4), Assignment.of(cores(4), 2, 2, servers), strategy)
     participants = participants_of(FitMethod.parse(method), task, 2, 0.3)
     engine = RealEngine(task, 2, participants, lambda *_: 0.01, plans=plans)
 

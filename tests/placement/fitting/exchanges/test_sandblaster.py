@@ -10,7 +10,7 @@ from placed_models import one_thread
 from replicas.exchange_runs import Setting, fit, task
 from torch import Tensor, nn
 
-from placement.fitting.exchanges.portions import Portions
+from placement.fitting.exchanges.sandblaster import Portions
 from placement.fitting.log import Stop
 from placement.fitting.requests import Portion
 

@@ -1,4 +1,4 @@
-"""`Seating`: which participant is on which devices of a cluster."""
+"""`Assignment`: which participant is on which devices of a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Seating:
+class Assignment:
     """Devices by number.
 
     Attributes:
@@ -32,7 +32,7 @@ class Seating:
         return (*(own[0] for own in self.workers), *self.servers)
 
     @classmethod
-    def of(cls, cluster: Cluster, workers: int, devices_each: int, servers: Sequence[str | None]) -> Seating:
+    def of(cls, cluster: Cluster, workers: int, devices_each: int, servers: Sequence[str | None]) -> Assignment:
         """Workers one after the other on the devices that compute; servers where they say.
 
         A server that does not say is on a CPU beside them, each on the next one; where there is none, with the next
@@ -42,9 +42,10 @@ class Seating:
             FitError: more workers than devices, or no device of a server's name.
         """
         devices = most_workers(cluster, workers, devices_each)
-        seated = tuple(tuple(devices[worker * devices_each : (worker + 1) * devices_each]) for worker in range(workers))
+        ends = range(devices_each, workers * devices_each + 1, devices_each)
+        of_workers = tuple(tuple(devices[end - devices_each : end]) for end in ends)
         hosts = [d for d, device in enumerate(cluster.devices) if device.kind == "cpu" and d not in devices]
-        anywhere = hosts or [own[0] for own in seated]
+        anywhere = hosts or [own[0] for own in of_workers]
         found = []
         for number, name in enumerate(servers):
             if name is None:
@@ -57,7 +58,7 @@ class Seating:
                     f"the method has a server on {name!r}, and cluster {cluster.name!r} has no such device; take one "
                     f"of {known}."
                 )
-        return cls(seated, tuple(found))
+        return cls(of_workers, tuple(found))
 
 
 def most_workers(cluster: Cluster, workers: int, devices_each: int) -> list[int]:
