@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from placement.results.result import Result
     from placement.runtime.application import apply
     from placement.runtime.parts.samples import ShardSampler, shard_of
+    from placement.runtime.states.masters import with_masters
     from placement.verification import Verification, verify
 
 __all__ = [
@@ -75,6 +76,7 @@ __all__ = [
     "suite",
     "train",
     "verify",
+    "with_masters",
 ]
 
 # No module is called like a function here: importing the module would put itself in the function's place.
@@ -113,6 +115,7 @@ _HOME = {
     "suite": "placement.comparing.suites",
     "train": "placement.learning.training",
     "verify": "placement.verification",
+    "with_masters": "placement.runtime.states.masters",
 }
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from graphs.errors import MismatchError
+from placement.runtime.states.masters import MASTER
 from placement.runtime.storing.tensor_files import Path
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 _KIND, _WITHOUT = "optimizer", "without"  # what a file says: whose state it is, and parameters that have none
 # State of torch's optimizers for each entry of a parameter, and once for each parameter.
 _ENTRYWISE = frozenset(
-    ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg", "grad_avg", "acc_delta", "prev")
+    (
+        *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg", "grad_avg", "acc_delta"),
+        *("prev", MASTER),
+    )
 )
 SCALARS = ("step", "mu_product", "eta", "mu")
 

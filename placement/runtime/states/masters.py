@@ -1,0 +1,77 @@
+"""`with_masters`: an optimizer that updates wide copies of narrow parameters, as Megatron-LM's does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from graphs.errors import MismatchError
+
+MASTER = "master"  # slot of an optimizer's state
+_O = TypeVar("_O", bound=torch.optim.Optimizer)
+
+
+def with_masters(optimizer: _O) -> _O:
+    """Let an optimizer of torch's keep a float32 copy of each narrower parameter, and update that.
+
+    What it remembers is float32, too; after each step the parameter is its copy, rounded. The copy is made of the
+    parameter at the first step, and is among the optimizer's state as ``"master"``, saved and loaded with it.
+
+    Args:
+        optimizer: of parameters whose gradients are float32, as `placement.apply` gives them for ``"master"``.
+
+    Returns:
+        The same optimizer.
+
+    Raises:
+        MismatchError: none of its parameters is narrower.
+    """
+    if not any(map(_is_narrow, _parameters(optimizer))):
+        raise MismatchError(
+            f"the parameters of this {type(optimizer).__name__} are none narrower than float32, of which copies would "
+            "be kept; use it as it is, or capture the model with precision='master'."
+        )
+    masters = _Masters(optimizer)
+    optimizer.register_step_pre_hook(lambda *_: masters.begin())
+    optimizer.register_step_post_hook(lambda *_: masters.end())
+    # Torch gives what it loads the formats of the parameters.
+    optimizer.register_load_state_dict_pre_hook(lambda *_: masters.begin())
+    optimizer.register_load_state_dict_post_hook(lambda *_: masters.end(are_loaded=True))
+    return optimizer
+
+
+class _Masters:
+    """Puts the copies in the place of the parameters, and back."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._narrow: dict[torch.Tensor, torch.Tensor] = {}
+
+    def begin(self) -> None:
+        """Let parameters be their copies."""
+        for parameter in filter(_is_narrow, _parameters(self._optimizer)):
+            self._narrow[parameter] = parameter.data
+            state: dict[str, Any] = self._optimizer.state.get(parameter, {})
+            parameter.data = state.pop(MASTER) if MASTER in state else parameter.data.float()
+
+    def end(self, are_loaded: bool = False) -> None:
+        """Let them be what they were, of the copies' values; copies that were loaded stay those."""
+        for parameter, narrow in self._narrow.items():
+            state: dict[str, Any] = self._optimizer.state.get(parameter, {})
+            if not are_loaded and (state or parameter.grad is not None):  # it has been updated
+                state = self._optimizer.state[parameter]
+                state[MASTER] = parameter.data
+            if MASTER in state:
+                narrow.copy_(state[MASTER])
+            parameter.data = narrow
+        self._narrow.clear()
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _is_narrow(parameter: torch.Tensor) -> bool:
+    return parameter.is_floating_point() and parameter.dtype.itemsize < torch.float32.itemsize
