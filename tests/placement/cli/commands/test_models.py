@@ -12,6 +12,11 @@ from command_lines import Call, refused
 from graphs.zoo import MODELS
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACEMENT_CACHE_DIR", str(tmp_path / "cache"))
+
+
 def test_models_prints_a_row_and_json_the_same_figures(call: Call, tmp_path: Path) -> None:
     code, out, err = call("models", "alexnet")
     assert (code, err) == (0, "")

@@ -189,8 +189,15 @@ def test_parts_of_overlapping_stretches_have_nothing_in_common() -> None:
 # -- processes -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_shared", [True, False], ids=["shared memory", "gloo"])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("size", "is_shared"),
+    [
+        pytest.param(2, True, id="2, shared memory"),
+        pytest.param(3, True, id="3, shared memory"),
+        pytest.param(3, False, id="3, gloo"),
+        pytest.param(2, False, id="2, gloo", marks=pytest.mark.slow),
+    ],
+)
 def test_processes_get_the_parts_of_sums_and_wholes(
     monkeypatch: pytest.MonkeyPatch, size: int, is_shared: bool
 ) -> None:
