@@ -280,7 +280,7 @@ def _outputs(graph: OpGraph) -> list[list[tuple[int, list[int]]]]:
     found: list[list[tuple[int, list[int]]]] = [[] for _ in range(graph.n_ops)]
     consumers, ends = graph.consumers.tolist(), graph.consumer_ptr.tolist()
     for tensor, producer in enumerate(graph.tensor_producer.tolist()):
-        found[producer].append((int(graph.tensor_memory_bytes[tensor]), consumers[ends[tensor] : ends[tensor + 1]]))
+        found[producer].append((int(graph.tensor_bytes[tensor]), consumers[ends[tensor] : ends[tensor + 1]]))
     return found
 
 

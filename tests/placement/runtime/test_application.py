@@ -20,6 +20,7 @@ from env.cluster import Cluster, Device, both_ways
 from graphs.capture import capture_program
 from graphs.errors import MismatchError
 from graphs.opgraph import Phase
+from graphs.transforms.stacks import on_stack
 from placement.cli import run
 from placement.inputs.sources import read_source
 from placement.measuring.models.op_clock import Stretch
@@ -118,6 +119,13 @@ def test_a_file_will_do(towers: tuple[nn.Module, tuple[torch.Tensor, ...]], tmp_
     placed(model, args, False).save(tmp_path / "p.json")
     expected = model(*args)
     torch.testing.assert_close(placement.apply(model, tmp_path / "p.json", args)(*args), expected)
+
+
+def test_a_placement_found_on_another_stack_is_of_the_same_model() -> None:
+    model, args = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Tanh()), (torch.randn(4, 8),)
+    graph = on_stack(placement.capture(model, args), "compiled")  # what a kernel keeps inside takes no memory there
+    for method in ("single_device", "round_robin"):
+        placement.apply(model, placement.optimize(graph, two(), method), args)
 
 
 def test_another_model_is_refused(towers: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
