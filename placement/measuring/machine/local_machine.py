@@ -6,12 +6,11 @@ import hashlib
 import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -88,19 +87,17 @@ def _known_apart(devices: int | None, seed: int, anew: bool, effort: Effort) -> 
     """In a process of its own. This one, had it used a GPU, could not be forked any more."""
     with temporary_folder() as folder:
         file = folder / "local.toml"
-        asked = {"devices": devices, "seed": seed, "anew": anew, "effort": asdict(effort), "file": str(file)}
         try:
-            launch(f"{__name__}:write_known", asked, ["cpu"], pinned=False)
+            launch(f"{__name__}:write_known", (file, devices, seed, anew, effort), ["cpu"], pinned=False)
         except RankError as error:
             raise ClusterError(f"this machine cannot be measured: {error}") from None
         return Cluster.from_toml(file)
 
 
-def write_known(asked: dict[str, Any], group: object) -> None:
+def write_known(asked: tuple[Path, int | None, int, bool, Effort], group: object) -> None:
     """In the process that measures apart."""
-    effort: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in asked["effort"].items()}
-    found = _known(asked["devices"], asked["seed"], asked["anew"], Effort(**effort))
-    write_atomically(Path(asked["file"]), found.to_toml())
+    file, devices, seed, anew, effort = asked
+    write_atomically(file, _known(devices, seed, anew, effort).to_toml())
 
 
 def measured_machine(devices: int | None = None, *, seed: int = 0, effort: Effort = THOROUGH) -> MeasuredMachine:

@@ -46,7 +46,7 @@ def launch(
 
     Args:
         work: ``module:function``; it is called with the description and the `ProcessGroup`.
-        description: plain data, such as numbers, text and dictionaries; what the function returns is plain data too.
+        description: what can be pickled, such as a record of a module; so is what the function returns.
         places: torch device of each process, e.g. ``"cpu"`` or ``"cuda:0"``.
         limit_s: how long it may take, anew after each report.
         pinned: each process of a device ``"cpu"`` keeps to a core of its own and computes with one thread.
