@@ -30,8 +30,9 @@ class Shape:
         biases: products have biases.
         tied: the head is the embedding.
         flash: attention is one kernel; else scores are written to memory and softmax reads them.
-        autocast: parameters are float32, and products cast to bfloat16, as ``torch.autocast`` does; else all is
-            bfloat16.
+        precision: that it is trained in, as in docs/precision.md.
+        autocast: parameters are float32, and products cast to bfloat16, as ``torch.autocast`` does, whatever
+            `precision` says.
         dropout: share of numbers that are dropped of attention's weights, and of what each layer adds; 0: no dropout.
     """
 
@@ -49,6 +50,7 @@ class Shape:
     biases: bool = False
     tied: bool = False
     flash: bool = True
+    precision: str = "bfloat16"
     autocast: bool = False
     dropout: float = 0.0
 
@@ -218,8 +220,9 @@ class Transformer(nn.Module):
         x = self.word_embedding(words)
         if self.position_embedding is not None:
             x = x + self.position_embedding(self.places)
+        tables = tuple(table if table is None else table.to(x.dtype) for table in (self.cosine, self.sine, self.mask))
         for layer in self.layers:
-            x = layer(x, (self.cosine, self.sine, self.mask))
+            x = layer(x, tables)
         logits = self.output(self.norm(x))
         return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
@@ -230,8 +233,9 @@ def _norm(shape: Shape) -> nn.Module:
 
 @lru_cache(maxsize=12)
 def captured(shape: Shape, batch: int) -> OpGraph:
-    """The graph of one training step on `batch` sequences, computed in bfloat16, AdamW."""
+    """The graph of one training step on `batch` sequences, in the shape's precision, AdamW."""
     with torch.device("meta"):
-        model = Transformer(shape).to(torch.float32 if shape.autocast else torch.bfloat16)
+        model = Transformer(shape)
         words = torch.empty(batch, shape.tokens, dtype=torch.long)
-    return placement.capture(model, (words, words), train=True, optimizer="adamw")
+    precision = None if shape.autocast else shape.precision
+    return placement.capture(model, (words, words), train=True, optimizer="adamw", precision=precision)

@@ -151,6 +151,7 @@ def _llm_foundry(row: Row) -> Run | Skipped:
         biases=True,
         tied=True,
         flash=row.get("attn_impl_in_yaml", "flash") in ("flash", "triton"),
+        precision="mixed-bf16-reduce",  # PURE: parameters are gathered, and gradients reduced, in bfloat16
         autocast=row["MP Mode"] == "DEFAULT",
     )
     batch = int(row["GlobalBatchSize"])
@@ -202,7 +203,16 @@ def _torchtitan(row: Row) -> Run | Skipped:
     stack = "compiled" if row["compile"] == "1" else "eager"
     memory = float(row["peak_memory_GiB"]) * GIB if row["peak_memory_GiB"] else None
     return Run(
-        *(name, replace(shape, tokens=tokens), batch, local, max(shard, 1), _joined(words), _hosts(gpus, kind), stack),
+        *(
+            name,
+            replace(shape, tokens=tokens, precision="mixed"),
+            batch,
+            local,
+            max(shard, 1),
+            _joined(words),
+            _hosts(gpus, kind),
+            stack,
+        ),
         *(gpus, seconds, memory),
     )
 
@@ -228,6 +238,7 @@ def _dgxc(row: Row) -> Run | Skipped:
         norm="rms" if gated else "layer",
         positions="learned" if gpt3 else "rotary",
         biases=gpt3,
+        precision="master",
     )
     replicas = gpus // (tensor * stages * context)
     words = _megatron_words(replicas, tensor, context, stages, chunks)
@@ -243,9 +254,10 @@ def _simumax(row: Row) -> Run | Skipped:
     tensor, stages, context, replicas = (int(row[key] or 1) for key in ("tp", "pp", "cp", "dp"))
     if (row["experts"] or "0") not in ("", "0", "1"):
         return Skipped(row["case"], "experts are not built")
-    shape = Shape(*(int(row[key]) for key in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")))
+    keys = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")
+    shape = Shape(*(int(row[key]) for key in keys), precision="master")
     kind = row["gpu"].split("-")[0]
-    words = _megatron_words(replicas, tensor, context, stages, 1)
+    words = [*_megatron_words(replicas, tensor, context, stages, 1), _even_cuts(shape.layers, stages)]
     return Run(
         *(row["case"], shape, int(row["global_batch"]), int(row["micro_batch"]), replicas, _joined(words)),
         *(_hosts(gpus, kind), "fused", gpus, float(row["step_ms"]) / 1e3, float(row["max_alloc_gib"]) * GIB),
@@ -280,6 +292,7 @@ def _bloom(row: Row) -> Run | Skipped:
         tied=True,
         flash=False,
         dropout=0.1,
+        precision="master",  # DeepSpeed's BF16_Optimizer
     )
     words = [*_megatron_words(sizes["dp"], sizes["tp"], 1, sizes["pp"], 1, sequence=False), _again(FULL)]
     words += [_deepspeed_cuts(sizes["nlayers"], sizes["pp"])]
@@ -326,6 +339,12 @@ def _vtrain(row: Row) -> Run | Skipped:
         *(gpus, float(row["iteration time (ms)"]) / 1e3),
         software=Software(blocking=True),
     )
+
+
+def _even_cuts(layers: int, stages: int) -> str:
+    """Where Megatron cuts a pipeline: equally many layers in each stage, whatever comes before and after them."""
+    begins = range(layers // stages, layers, layers // stages) if stages > 1 and layers % stages == 0 else ()
+    return "cuts=" + "+".join(f"layers.{layer}.norm/_to_copy" for layer in begins) if begins else ""
 
 
 def _deepspeed_cuts(layers: int, stages: int) -> str:

@@ -83,11 +83,11 @@ class _Patterns:
                 self._join(source, op)
 
     def gradients(self) -> None:
-        """A sum of gradients of a parameter is part of the product that makes the last of them."""
+        """A sum of gradients of a parameter is part of the product that makes the last of them, and so is its cast."""
         graph = self.graph
         in_place = {int(op) for op in graph.tensor_producer[graph.tensor_in_place]}
         for source, op in self.edges:
-            is_sum = op in in_place and self.names[op] == "add"
+            is_sum = op in in_place and self.names[op] in ("add", *_CASTS)
             is_product = self.facts.role[source] is KernelRole.LIBRARY and graph.phase[source] == graph.phase[op]
             if is_sum and is_product and len(self.groups.members[self.groups.of(op)]) == 1:
                 self._merge(source, op)
