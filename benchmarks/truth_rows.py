@@ -255,7 +255,7 @@ def _simumax(row: Row) -> Run | Skipped:
     if (row["experts"] or "0") not in ("", "0", "1"):
         return Skipped(row["case"], "experts are not built")
     keys = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")
-    shape = Shape(*(int(row[key]) for key in keys), precision="master")
+    shape = replace(Shape(*(int(row[key]) for key in keys)), precision="master")
     kind = row["gpu"].split("-")[0]
     words = [*_megatron_words(replicas, tensor, context, stages, 1), _even_cuts(shape.layers, stages)]
     return Run(

@@ -46,7 +46,7 @@ class Gathered(NamedTuple):
 def parameter_casts(graph: OpGraph) -> dict[int, int]:
     """Those of `weight_casts` that a mixed precision made -> the parameter's number.
 
-    Of autocast in a model there are none: its casts are the model's own, and FSDP gathers before them.
+    Autocast in a model makes none: its casts are the model's own, and FSDP gathers before them.
     """
     precision = PRECISIONS.get(graph.origin.precision or "")
     return {} if precision is None or not precision.casts_parameters else weight_casts(graph)
@@ -96,7 +96,7 @@ def cast_tensor(graph: OpGraph, cast: int) -> int:
 def gathers_of(graph: OpGraph, casts: Mapping[int, int]) -> list[Gathered]:
     """The gathers of parameters that a step needs if they are stored in parts, in the order of their readers.
 
-    What writes nothing but a gradient does not read its parameter.
+    An op that writes nothing but a gradient does not read its parameter.
 
     Args:
         casts: those of `parameter_casts` whose results are gathered.

@@ -347,7 +347,7 @@ class StrategyPlan:
         return state, Form(-1, state, values.state_codes(state))
 
     def cast_form(self, member: Exchanged) -> Form:
-        """What a cast makes of a parameter whose stored parts are cast and then gathered."""
+        """The result of a cast of a parameter, whose stored parts are cast and then gathered."""
         return self.values.written(cast_tensor(self.values.graph, member.cast))
 
     @cached_property

@@ -16,7 +16,7 @@ _O = TypeVar("_O", bound=torch.optim.Optimizer)
 def with_masters(optimizer: _O) -> _O:
     """Let an optimizer of torch's keep a float32 copy of each narrower parameter, and update that.
 
-    What it remembers is float32, too; after each step the parameter is its copy, rounded. The copy is made of the
+    Its states are float32, too; after each step the parameter is its copy, rounded. The copy is made of the
     parameter at the first step, and is among the optimizer's state as ``"master"``, saved and loaded with it.
 
     Args:

@@ -472,7 +472,7 @@ class Reader:
         return self._value(before), self._variant_after(member, batch)
 
     def _cast(self, op: int, stored: fx.Node, dtype: torch.dtype) -> fx.Node:
-        """What op j makes of the stored part of a parameter."""
+        """The stored part of a parameter, as op j casts it."""
         if op not in self._casts:
             self._casts[op] = self._code.call_function(torch.ops.aten._to_copy.default, (stored,), {"dtype": dtype})
         return self._casts[op]
