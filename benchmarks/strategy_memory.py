@@ -68,7 +68,7 @@ def measured(description: dict[str, Any], group: ProcessGroup) -> tuple[int, int
 
     applied = plan.values.applied
     score, _ = Simulator(applied.problem).schedule(applied.plan)
-    device = int(plan.values.rewrite.devices.reshape(-1)[group.rank])
+    device = int(plan.values.split.rewrite.devices.reshape(-1)[group.rank])
     planned = int(score.peak_bytes[device])
     update = optimizer(module)
 

@@ -44,9 +44,9 @@ class RecordingModule(StrategyModule):
         return spans
 
     def _with_clock(self, routine: Routine) -> Routine:
-        graph, exchanged = self._plan.values.graph, self._plan.values.applied.exchanged
+        graph, exchanged = self._plan.values.split.graph, self._plan.values.applied.exchanged
         origins = exchanged.origin[self._plan.ops(self.rank)].tolist()
-        own = [self._plan.values.source[op] for op in origins if graph.phase[op] != Phase.UPDATE]
+        own = [self._plan.values.split.source[op] for op in origins if graph.phase[op] != Phase.UPDATE]
         return recorded(routine, partial(self._write, own))
 
     def _write(self, ops: Sequence[int], stretches: Sequence[Stretch]) -> None:

@@ -21,7 +21,7 @@ from placement.runtime.calls.local_calls import (
 from placement.runtime.checking.smaller_calls import Smaller, candidates, shapes_of
 from placement.runtime.checking.uses import ReadPart, Use, UsePart
 from placement.runtime.parts.layouts import PartCut, PartLayout, compact, take
-from placement.runtime.planning.values import info_of
+from placement.runtime.planning.forms import info_of
 from placement.runtime.writing.glue import as_captured
 
 _DOUBLE = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.float16: torch.float64}

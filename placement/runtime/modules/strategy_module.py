@@ -125,7 +125,7 @@ class StrategyModule(OpByOpWrapper):
         gradients = {self._own_names[key[1]]: value for key, value in given.items() if key[0] == "gradient"}
         # One that was frozen since gets none, as without a strategy.
         trained = {name: value for name, value in gradients.items() if self.get_parameter(name).requires_grad}
-        add_gradients(self, trained, in_whole=self._plan.keeps_gradients)
+        add_gradients(self, trained, in_whole=self._plan.storage.keeps_gradients)
         loss: torch.Tensor = given["loss", 0]
         return loss
 

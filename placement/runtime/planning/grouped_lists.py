@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphs.op_kinds import op_kind
 from graphs.transforms.splitting.sharding import SUM, WHOLE
-from placement.runtime.planning.values import Values
+
+if TYPE_CHECKING:
+    from placement.runtime.planning.values import Values
 
 Lists = tuple[tuple[tuple[int, int], ...], ...]
 
 
 def are_ends_of_groups(values: Values, tensor: int) -> bool:
     """Whether a tensor says where the groups of a product end: each part of the batch has such numbers of its own."""
-    graph = values.graph
-    dtype = values.step.program.tensor_infos[values.captured(tensor)].layout.dtype
+    graph = values.split.graph
+    dtype = values.step.program.tensor_infos[values.nodes.captured(tensor)].layout.dtype
     return not dtype.is_floating_point and any(
         op_kind(graph.kinds[op]).is_grouped for op in graph.consumers_of(tensor).tolist()
     )
@@ -32,16 +35,20 @@ def lists_read(values: Values, entry: int, op: int, batch: int, place: int) -> L
         Stretches of each part's tokens among those that are here, as ``(start, stop)``; empty where the tokens
         are of one list.
     """
-    tensor = int(values.graph.inputs[1][entry])
-    axes = [a for a, one in enumerate(values.mesh) if int(one.written[tensor]) == SUM and int(one.read[entry]) == WHOLE]
+    tensor = int(values.split.graph.inputs[1][entry])
+    axes = [
+        a
+        for a, one in enumerate(values.split.mesh)
+        if int(one.written[tensor]) == SUM and int(one.read[entry]) == WHOLE
+    ]
     if not axes:
         return ()
     counted, counter = _entry_counted(values, tensor, axes)
-    variant = values.wanted_by_edge(counted, counter, batch).want
-    mine = values.coordinates(place)
-    free = [range(size) if a in axes else (mine[a],) for a, size in enumerate(values.sizes)]
+    form = values.wanted_by_edge(counted, counter, batch).want
+    mine = values.split.coordinates(place)
+    free = [range(size) if a in axes else (mine[a],) for a, size in enumerate(values.split.sizes)]
     parts = [
-        values.layout(variant, int(np.ravel_multi_index(coordinates, values.sizes))).runs(0)
+        values.parts.layout(form, int(np.ravel_multi_index(coordinates, values.split.sizes))).runs(0)
         for coordinates in itertools.product(*free)
     ]
     # Tokens that are put together lie in the order of the whole list.
@@ -54,11 +61,11 @@ def lists_read(values: Values, entry: int, op: int, batch: int, place: int) -> L
 
 def _entry_counted(values: Values, tensor: int, axes: list[int]) -> tuple[int, int]:
     """The entry by which a sorted list is read to count the tokens of each group, and the op j that counts."""
-    ptr, tensors = values.graph.inputs
+    ptr, tensors = values.split.graph.inputs
     while True:
-        op = int(values.graph.tensor_producer[tensor])
+        op = int(values.split.graph.tensor_producer[tensor])
         entries = range(int(ptr[op]), int(ptr[op + 1]))
         for entry in entries:
-            if all(int(values.mesh[a].read[entry]) > SUM for a in axes):
+            if all(int(values.split.mesh[a].read[entry]) > SUM for a in axes):
                 return entry, op
-        tensor = int(tensors[next(e for e in entries if all(int(values.mesh[a].read[e]) == SUM for a in axes))])
+        tensor = int(tensors[next(e for e in entries if all(int(values.split.mesh[a].read[e]) == SUM for a in axes))])

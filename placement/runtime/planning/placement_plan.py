@@ -58,25 +58,25 @@ def resized_plan(program: Program, plan: StrategyPlan) -> StrategyPlan:
         MismatchError: the step has other ops.
     """
     check_same_ops(program, plan.values.step.program)
-    return _on_ranks_of(plan, program, plan.values.rows, plan.sequence.tolist())
+    return _on_ranks_of(plan, program, plan.values.split.rows, plan.sequence.tolist())
 
 
 def forward_plan(program: Program, plan: StrategyPlan) -> StrategyPlan:
     """The forward pass alone of a training step, on its ranks, in program order: ops go where their parameters are."""
     known = plan.values.step.program
     kept = {name: min(rows) for names, rows in _keepers(plan) for name in names}
-    row = nearest_devices(program, known, plan.values.rows, kept)
+    row = nearest_devices(program, known, plan.values.split.rows, kept)
     return _on_ranks_of(plan, program, row)
 
 
 def _keepers(plan: StrategyPlan) -> list[tuple[tuple[str, ...], frozenset[int]]]:
     """Names of each state of a step, and the ranks that store it."""
     states = plan.values.step.program.states
-    return [(state.names, rows) for state, rows in zip(states, plan.state_rows, strict=True)]
+    return [(state.names, rows) for state, rows in zip(states, plan.storage.rows, strict=True)]
 
 
 def _on_ranks_of(
     plan: StrategyPlan, program: Program, row: Sequence[int], order: Sequence[int] | None = None
 ) -> StrategyPlan:
-    devices: list[int] = plan.values.rewrite.devices[:, 0].tolist()
+    devices: list[int] = plan.values.split.rewrite.devices[:, 0].tolist()
     return placement_plan(functional(program), plan.values.applied.problem.cluster, devices, row, order)

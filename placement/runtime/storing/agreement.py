@@ -32,7 +32,7 @@ def check_same_plan(group: ProcessGroup, plan: StrategyPlan) -> None:
         MismatchError: the ranks have different plans, and would wait for each other for ever.
     """
     graph = plan.values.applied.exchanged.graph
-    text = repr((graph.op_names, plan.sequence.tolist(), plan.values.rewrite.row.tolist()))
+    text = repr((graph.op_names, plan.sequence.tolist(), plan.values.split.rewrite.row.tolist()))
     digest = hashlib.sha256(text.encode()).hexdigest()
     if len(set(group.all_gather(digest, "its plan"))) > 1:
         raise MismatchError(

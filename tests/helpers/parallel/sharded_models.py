@@ -160,7 +160,7 @@ def run_plan(plan: StrategyPlan, model: nn.Module, args: tuple[Any, ...], kwargs
     for rank in range(1, plan.n_ranks if train else 1):
         assert run.loss is not None
         assert torch.equal(given[rank]["loss", 0], run.loss)
-    for number in range(len(plan.outputs)):
+    for number in range(len(plan.outputs.each)):
         run.outputs.append(given[0]["output", number])
         for rank in range(1, plan.n_ranks):
             assert torch.equal(given[rank]["output", number], run.outputs[-1])

@@ -182,7 +182,7 @@ def _by_ranks(case: Case, strategy: str, train: bool) -> Numbers:
     if not train:
         torch.manual_seed(0)
         given = ranks.step()[0]
-        return {f"output {number}": given["output", number] for number in range(len(plan.outputs))}
+        return {f"output {number}": given["output", number] for number in range(len(plan.outputs.each))}
     numbers: Numbers = {}
     optimizers = []
     for row, states in zip(plan.states, ranks.states, strict=True):

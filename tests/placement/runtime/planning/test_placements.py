@@ -86,9 +86,9 @@ def test_what_no_rank_asked_for_stays_on_the_ranks_of_the_step() -> None:
     plan = placement_plan(functional(program), cpus(3), [0, 1, 2], row)
     smaller = resized_plan(capture_program(model, (torch.randn(2, 4),), train=True), plan)
     assert smaller.n_ranks == plan.n_ranks == 3
-    assert smaller.values.rows == plan.values.rows
+    assert smaller.values.split.rows == plan.values.split.rows
     alone = capture_program(copy.deepcopy(model).eval(), (torch.randn(2, 4),))
     evaluated = forward_plan(alone, plan)
     assert evaluated.n_ranks == 3
-    of_module = dict(zip(alone.graph.modules, evaluated.values.rows, strict=True))
+    of_module = dict(zip(alone.graph.modules, evaluated.values.split.rows, strict=True))
     assert (of_module["0"], of_module["1"], of_module["2"]) == (1, 1, 2)
