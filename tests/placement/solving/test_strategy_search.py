@@ -460,13 +460,13 @@ def test_speedups_need_both_times() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "peaks"),
+    ("way", "peaks"),
     [
-        ("dp16", r"[\d.]+ kB on each of 16;.*"),
-        ("dp8 | pp2 mb2", r"fullest host\d/gpu\d .*, emptiest host\d/gpu\d .*"),
+        ({"strategy": "dp16"}, r"[\d.]+ kB on each of 16;.*"),
+        ({"method": "round_robin"}, r"fullest host\d/gpu\d .*, emptiest host\d/gpu\d .*"),
     ],
 )
-def test_many_devices_are_summed_up(strategy: str, peaks: str) -> None:
-    found = optimize(mlp(batch=16), Cluster.preset("2x8xH100-ib"), strategy=strategy)
+def test_many_devices_are_summed_up(way: dict[str, Any], peaks: str) -> None:
+    found = optimize(mlp(batch=16), Cluster.preset("2x8xH100-ib"), **way)
     (line,) = [line for line in found.summary().splitlines() if line.startswith("peak memory")]
     assert re.fullmatch(f"peak memory  {peaks}", line)
