@@ -220,6 +220,29 @@ CASCADE_LAKE = Device(
     memory_bytes_per_s=140.8e9,
     launch_overhead_s=CPU_LAUNCH_S,
 )
+# The two CPUs of DGX A100 and DGX H100 as one device (NVIDIA data sheets, 2021 and 2023): AMD EPYC 7742, 64 cores at
+# 2.25 GHz, AVX2, 8 x DDR4-3200 each; Xeon Platinum 8480C, 56 cores at 2 GHz, AVX-512, 8 x DDR5-4800 each. How much of
+# the bandwidth updates reach is an assumption: about what copies do, 0.7.
+DGX_A100_HOST = Device(
+    name="cpu0",
+    kind="cpu",
+    model="2xEPYC-7742",
+    memory_bytes=1000 * GIB,
+    peak_flops={"float32": 128 * 2.25e9 * 32, "float64": 128 * 2.25e9 * 16},
+    memory_bytes_per_s=409.6e9,
+    launch_overhead_s=CPU_LAUNCH_S,
+    bandwidth_efficiency=0.7,
+)
+DGX_H100_HOST = Device(
+    name="cpu0",
+    kind="cpu",
+    model="2xXeon-8480C",
+    memory_bytes=2000 * GIB,
+    peak_flops={"float32": 112 * 2e9 * 64, "float64": 112 * 2e9 * 32},
+    memory_bytes_per_s=614.4e9,
+    launch_overhead_s=CPU_LAUNCH_S,
+    bandwidth_efficiency=0.7,
+)
 
 
 def with_allocator_reserve(device: Device) -> Device:

@@ -14,6 +14,7 @@ ANY_DEVICE = "*"  # key of a measured time that holds on every device
 EXTENTS = 5  # of an op
 Extents = tuple[float, float, float, float, float]
 NO_EXTENTS: Extents = (0.0, 0.0, 0.0, 0.0, 0.0)
+HOST = "cpu"  # kind of the device whose memory is that of a host
 LANE = "lane"  # kind of a device's second device, which communicates while the first one computes
 
 

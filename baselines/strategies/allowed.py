@@ -9,11 +9,12 @@ import numpy as np
 
 from baselines.strategies.devices import are_alike, devices_of
 from env.cluster import Cluster
+from env.hosts import host_devices
 from graphs.arrays import BoolArray, IntArray
 from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind, shape_readers
 from graphs.opgraph import OpGraph, Phase
-from graphs.records import Work
+from graphs.records import HOST, Work
 from graphs.rows import op_with_statistics
 from graphs.transforms.coverage import unshared
 from graphs.transforms.recomputing import unmatched
@@ -35,7 +36,8 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
     Raises:
         StrategyError: the mesh is larger than the cluster, a device is unknown, the order has no step of its own, there
             are more micro-batches than samples, statistics of a batch would change, a pattern matches nothing, or there
-            is no update whose storage ZeRO could split, or a sparse gradient that it cannot.
+            is no update whose storage ZeRO could split, or a sparse gradient that it cannot, or no host for what is
+            offloaded.
     """
     devices_of(cluster, strategy)
     if strategy.order == "pipedream":
@@ -56,6 +58,8 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
             f"{graph.op_names[sparse]!r} makes one of single rows; make the embedding with sparse=False, or leave out "
             "the zero."
         )
+    if strategy.offload:
+        _check_offload(graph, cluster, strategy)
     if strategy.micro_batches > 1:  # before an order lists them all
         check_parts(graph, in_micro_batches(strategy.micro_batches), [rule.axis() for rule in strategy.mesh])
     _check_statistics(graph, strategy)
@@ -202,6 +206,24 @@ def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:
         raise StrategyError(
             f"strategy {strategy.text!r} recomputes {pattern!r}, and the graph has no {what} that this matches; it has "
             f"{shown}{' and others' if len(known) > 4 else ''}."
+        )
+
+
+def _check_offload(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
+    """There is an update, and a host beside each device."""
+    if not graph.is_training:
+        raise StrategyError(
+            f"strategy {strategy.text!r} offloads the state of the optimizer, and graph {graph.name!r} has no update; "
+            "capture a training step, or leave it out."
+        )
+    used = devices_of(cluster, strategy)[: strategy.devices]
+    without = [cluster.devices[d] for d in used[host_devices(cluster)[used] < 0].tolist()]
+    if without:
+        where = "computes in the memory of its host" if without[0].kind == HOST else "has no host beside it"
+        raise StrategyError(
+            f"strategy {strategy.text!r} offloads to hosts, and device {without[0].name!r} of cluster {cluster.name!r} "
+            f"{where}; take a cluster whose hosts are devices of kind {HOST!r}, such as '1xH100+host', or leave out "
+            "'offload='."
         )
 
 

@@ -24,6 +24,7 @@ from baselines.strategies.stage_cuts import recomputed_in_stages
 from env.cluster import BLOCKING, LANE, Cluster
 from env.communication.formulas import buffer_bytes, fused_s
 from env.communication.times import quickest
+from env.hosts import host_devices
 from env.plan import Plan
 from env.problem import Problem
 from env.resizing import part_of
@@ -31,8 +32,10 @@ from env.simulation.simulator import Simulator
 from graphs.arrays import BoolArray, FloatArray, IntArray, nearly_least
 from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph, Phase
+from graphs.records import HOST
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce, with_fused_updates
 from graphs.transforms.derived import Derived
+from graphs.transforms.offloading import offloaded
 from graphs.transforms.sequencing import StageBlock, sequenced
 from graphs.transforms.splitting import Zero, copies_of, split_as
 from graphs.transforms.splitting.copies import Copies
@@ -212,6 +215,7 @@ def _exchanged(
     whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
     exchanged = with_fused_updates(exchanged) if strategy.fused_updates else exchanged
+    exchanged = offloaded(exchanged, again.graph) if strategy.offload else exchanged
     return again, copies, exchanged, stage, is_apart
 
 
@@ -271,7 +275,8 @@ def _program_order(derived: Derived) -> FloatArray:
 
 
 def _devices(derived: Derived, cluster: Cluster, devices: IntArray, rank: IntArray, is_outer: BoolArray) -> IntArray:
-    """int64 [n]: device of every op; of communication a lane of its device, where that has one.
+    """int64 [n]: device of every op; of communication a lane of its device, where that has one, of what was offloaded
+    its host.
 
     Args:
         devices: int64 [ranks, places], numbers in `cluster`.
@@ -281,6 +286,7 @@ def _devices(derived: Derived, cluster: Cluster, devices: IntArray, rank: IntArr
     row = rank[derived.origin]
     result = device = devices[row, derived.part]
     for lane_of, suits in (
+        (host_devices(cluster), derived.graph.is_pinned_to(HOST)),
         (cluster.lane_of, derived.graph.is_pinned_to(LANE)),
         (cluster.outer_lane_of, is_outer[row, derived.along]),
     ):

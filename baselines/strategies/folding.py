@@ -61,6 +61,8 @@ def why_not_folded(cluster: Cluster, strategy: Strategy) -> str:
             )
     if any(rule.shares for rule in strategy.mesh):
         return f"strategy {strategy.text!r} has uneven shares of the batch, so no place stands for all."
+    if strategy.offload:
+        return f"strategy {strategy.text!r} offloads to hosts, each of which has several places."
     if not names:
         return f"strategy {strategy.text!r} has no mesh, so there is nothing to fold."
     for stage in grid_of(cluster, strategy).reshape(strategy.stages, -1):

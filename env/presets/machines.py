@@ -1,7 +1,8 @@
 """Machines that people train on now, one host or many of them: names are patterns, so that there are as many as needed.
 
 ``8xH100-nvswitch`` is one host, ``16x8xH100-ib`` sixteen of them on InfiniBand, ``4xRTX4090-pcie`` four cards in one,
-``1xA100`` one GPU alone, and ``2xp5.48xlarge`` two machines of a cloud by the name it has there.
+``1xA100`` one GPU alone, and ``2xp5.48xlarge`` two machines of a cloud by the name it has there. With ``+host`` behind
+it the CPUs and the memory of each host are a device, too, for what does not fit into those of the GPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from env.device import Device, Link
+from env.device import Device, Link, host_of
 from env.fabric import Fabric
 from env.gpus import (
     A10G,
@@ -20,6 +21,9 @@ from env.gpus import (
     A100_SXM4,
     A100_SXM4_40,
     B200,
+    CASCADE_LAKE,
+    DGX_A100_HOST,
+    DGX_H100_HOST,
     H100,
     H100_HBM2E,
     H200,
@@ -46,6 +50,7 @@ from env.presets.parts import (
     NVLINK_S,
     PCIE3_BYTES_PER_S,
     PCIE4_BYTES_PER_S,
+    PCIE5_BYTES_PER_S,
     PCIE_PORT_S,
     Port,
     Preset,
@@ -191,7 +196,18 @@ SHOWN = (
     "4xT4-pcie",
     *CLOUD,
 )
-PATTERNS = ("16x8xH100-ib", "2xp5.48xlarge", "4xH100-nvswitch", "6xRTX4090-pcie")  # for what else there is
+PATTERNS = ("16x8xH100-ib", "2xp5.48xlarge", "4xH100-nvswitch", "6xRTX4090-pcie", "1xH100+host")  # for what else there is
+
+# The CPUs and memory beside GPUs, and the link of each of these to them: of machines that their vendor sells, and for
+# cards those of a cloud machine, an assumption. That each GPU has 16 lanes of its own to the host is one, too.
+_DGX_A100, _DGX_H100 = (DGX_A100_HOST, PCIE4_BYTES_PER_S), (DGX_H100_HOST, PCIE5_BYTES_PER_S)
+_HOSTS = {
+    **dict.fromkeys((A100_SXM4.model, A100_SXM4_40.model), _DGX_A100),
+    **dict.fromkeys((H100.model, H100_HBM2E.model, H200.model, B200.model, MI300X.model), _DGX_H100),
+    **dict.fromkeys((T4.model, V100_PCIE.model), (CASCADE_LAKE, PCIE3_BYTES_PER_S)),
+}
+_OF_CARDS = CASCADE_LAKE, PCIE4_BYTES_PER_S
+_WITH_HOST = "+host"
 
 _COUNTED = re.compile(r"([1-9]\d{0,5})x(.+)")
 _HOSTS_OF_EIGHT = re.compile(r"8x(.+)-(ib|opa)")
@@ -199,6 +215,9 @@ _HOSTS_OF_EIGHT = re.compile(r"8x(.+)-(ib|opa)")
 
 def maker_of(name: str) -> Callable[[], Preset] | None:
     """Maker of the machine of a name, None where no pattern fits."""
+    if name.endswith(_WITH_HOST):
+        alone = maker_of(name.removesuffix(_WITH_HOST))
+        return None if alone is None else partial(_with_hosts, name, alone)
     found = _COUNTED.fullmatch(name)
     count, rest = (int(found[1]), found[2]) if found else (1, name)
     machine = CLOUD.get(_ALIASES.get(rest, rest))
@@ -217,6 +236,26 @@ def maker_of(name: str) -> Callable[[], Preset] | None:
     if gpu is None or rest.endswith("-nvswitch") != (gpu.switch == "nvswitch"):
         return None
     return partial(_made, name, gpu, count) if count <= _MOST_OF_A_HOST[gpu.switch] else None
+
+
+def _with_hosts(name: str, alone: Callable[[], Preset]) -> Preset:
+    """A machine whose hosts are devices, each with a link to every GPU beside those that join the GPUs."""
+    made = alone()
+    host, rate = _HOSTS.get(made.devices[0].model, _OF_CARDS)
+    names = list(dict.fromkeys(host_of(gpu.name) for gpu in made.devices))
+    cpus = {of: replace(host, name="cpu0" if of is None else f"{of}/cpu0") for of in names}
+    links = [
+        link for gpu in made.devices for link in Port(rate, 1.0, PCIE_PORT_S).between(gpu.name, cpus[host_of(gpu.name)].name)
+    ]
+    return replace(
+        made,
+        name=name,
+        devices=(*made.devices, *cpus.values()),
+        links=(*made.links, *links),
+        summary=f"{made.summary}; {host.model} with {host.memory_bytes / 2**30:,.0f} GiB as a device, "
+        f"{rate / 1e9:.0f} GB/s to each GPU",
+        source=f"{made.source}; hosts: NVIDIA DGX data sheets, 2021 and 2023, Intel ARK; links to them PCIe, NCCL 2.27",
+    )
 
 
 def _one(name: str, gpu: Gpu) -> Preset:

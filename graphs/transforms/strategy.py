@@ -26,6 +26,7 @@ from graphs.transforms.splitting.sharding import Axis
 ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "memory", "pipedream")
 VIRTUAL = ("interleaved", "zbv", "v-half")  # orders with several stages on each device, two unless the strategy says
 STATISTICS = ("exact", "sync", "local")
+OFFLOADED = ("optimizer",)  # what may live in the memory of the host
 NONE = "none"
 _SPECIAL = re.compile(r"[%+|,\s]")  # of a name or pattern: what a line of text would take for its own
 _MOST_BUCKET_BYTES = 10**15
@@ -112,6 +113,8 @@ class Strategy:
         zero: level at which storage is split along ``dp``; 0 for none. Where the mesh has `GROUPS` too, each group has
             a whole of it (hybrid sharding).
         recompute: patterns of modules, or ``kind:`` and one of kinds, that run a second time for the backward pass.
+        offload: what lives in the memory of each device's host, names of `OFFLOADED`: the state of the optimizer, and with
+            it the updates.
         reduce: algorithm of collectives; "" for the quickest of each on the cluster.
         bucket_bytes: gradients are reduced in buckets of about that size; 0 for one at a time.
         fused_updates: whether parameters whose gradients share a bucket are updated in one launch.
@@ -134,6 +137,7 @@ class Strategy:
     micro_batches: int = 1
     zero: int = 0
     recompute: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
     reduce: str = ""
     bucket_bytes: int = 25_000_000
     fused_updates: bool = False
@@ -162,6 +166,11 @@ class Strategy:
                 f" example 'dp4 zero{self.zero}'."
             )
         self._check_groups(sizes)
+        unknown = next((name for name in self.offload if name not in OFFLOADED), None)
+        if unknown is not None:
+            raise StrategyError(
+                f"a strategy has {unknown!r:.60} among what it offloads; expected {' or '.join(OFFLOADED)}."
+            )
         if not 0 <= self.bucket_bytes < _MOST_BUCKET_BYTES:
             raise StrategyError(
                 f"a strategy has buckets of {self.bucket_bytes} bytes; expected fewer than {_MOST_BUCKET_BYTES:,}, say "
@@ -272,6 +281,8 @@ class Strategy:
         yield from (str(rule) for rule in self.mesh if rule.name == "tp")
         if self.recompute:
             yield f"recompute={_joined(self.recompute)}"
+        if self.offload:
+            yield f"offload={_joined(self.offload)}"
         if self.reduce:
             yield f"reduce={self.reduce}"
         if self.bucket_bytes != Strategy.bucket_bytes:
@@ -335,7 +346,7 @@ class Strategy:
         try:
             rules = (dict(rule) for rule in given.pop("mesh", ()))
             mesh = tuple(MeshRule(**_with_tuples(rule, "modules", "tensor_modules", "shares")) for rule in rules)
-            return Strategy(mesh=mesh, **_with_tuples(given, "recompute", "device_names", "cuts"))
+            return Strategy(mesh=mesh, **_with_tuples(given, "recompute", "offload", "device_names", "cuts"))
         except (TypeError, ValueError) as error:
             raise StrategyError(f"a strategy has a field that is none of its kind: {plain_reason(error)}.") from None
 

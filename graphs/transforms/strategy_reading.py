@@ -12,13 +12,13 @@ from urllib.parse import unquote
 from graphs.errors import StrategyError
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.collectives.rounds import ALGORITHMS, is_algorithm
-from graphs.transforms.strategy import NONE, ORDERS, STATISTICS, MeshRule, Strategy
+from graphs.transforms.strategy import NONE, OFFLOADED, ORDERS, STATISTICS, MeshRule, Strategy
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "": 1}
 _WORD = re.compile(r"[^\s|]+|\|")
 _SIZED = re.compile(r"([a-z]+)(\d{1,9})")
 _SHARES = re.compile(r"shares=(\d{1,9}(?::\d{1,9})*)")
-_OPTIONS = ("recompute=*", "bucket=25MB", "updates=fused", "devices=gpu0+gpu1", "cuts=OP")
+_OPTIONS = ("recompute=*", "offload=optimizer", "bucket=25MB", "updates=fused", "devices=gpu0+gpu1", "cuts=OP")
 _MOST_TOLD = 18  # words that a message lists
 _IN_TEXT = tuple(dict.fromkeys(axis.in_text for axis in AXES.values()))
 _NAMES = {"devices": "device_names", "cuts": "cuts"}  # options that list names, and their fields
@@ -151,6 +151,8 @@ class _Reader:
         self._once(word, key)
         if key == "recompute" and value:
             return replace(strategy, recompute=_split(value))
+        if key == "offload" and value in OFFLOADED:
+            return replace(strategy, offload=(value,))
         if key == "reduce" and is_algorithm(value):
             return replace(strategy, reduce=value)
         if key == "statistics" and value in STATISTICS:

@@ -22,6 +22,7 @@ from baselines.strategies.estimating.block_kernel import (
 )
 from baselines.strategies.estimating.cuts import MICRO_BATCHES, AxisCut
 from baselines.strategies.estimating.estimate import Estimate
+from baselines.strategies.estimating.hosts import Done, Offloaded
 from baselines.strategies.estimating.local_costs import Hops, LocalCosts, Sizes, hops_of, local_costs
 from baselines.strategies.estimating.step import (
     BACKWARD,
@@ -131,6 +132,11 @@ class Estimation:
         ranks = np.array(self.order.devices if self.order else (0,), dtype=np.int64)
         devices = [self.grid[rank].reshape(-1).tolist() for rank in ranks.tolist()]
         local = local_costs(self.step, self.split, self.sizes, self.source.states, self.source.times, devices)
+        self.offloaded: Offloaded | None = None
+        if self.strategy.offload:
+            about = self.step, self.split, self.sizes, self.source.states, self.source.times, devices
+            self.offloaded = Offloaded.of(local, *about)
+            local = self.offloaded.local
         job_s = self._job_seconds(local, ranks)
         jobs = self.step.jobs
         self.job_lane = leaving_hosts(self.estimator.cluster, self.grid)[ranks[jobs.block // GROUPS], jobs.axis] + 0
@@ -162,7 +168,7 @@ class Estimation:
     def _job_seconds(self, local: LocalCosts, ranks: IntArray) -> FloatArray:
         """float64 [j]: seconds of each exchange; of a bucket, the last one has all its time."""
         jobs = self.step.jobs
-        result = np.zeros(len(jobs.kind))
+        result, self.has_time = np.zeros(len(jobs.kind)), np.zeros(len(jobs.kind), dtype=np.bool_)
         if not len(result):
             return result
         rank = ranks[jobs.block // GROUPS]
@@ -219,8 +225,8 @@ class Estimation:
     def _blocks(self, by_place: FloatArray, job_s: FloatArray) -> tuple[FloatArray, FloatArray]:
         n = self.n_stages * GROUPS
         ends, lanes = np.zeros(n), np.zeros(n)
-        job_end, lane_s = np.zeros(len(job_s)), np.zeros(LANES)
-        run_blocks(self.blocks, by_place, job_s, self.job_lane, job_end, lane_s, ends, lanes)
+        self.job_end, lane_s = np.zeros(len(job_s)), np.zeros(LANES)
+        run_blocks(self.blocks, by_place, job_s, self.job_lane, self.job_end, lane_s, ends, lanes)
         return ends.reshape(-1, GROUPS), lanes.reshape(-1, GROUPS)
 
     def _pipeline(
@@ -240,6 +246,7 @@ class Estimation:
         jobs, frame = self.step.jobs, self.step.frame
         usual, _ = self._blocks(by_place, np.where(jobs.is_gradient, -1.0, job_s))
         last, lanes = self._blocks(by_place, job_s)
+        self.block_s = last
         # Exchanges after the last op of a block, on its lanes, delay the end of the step.
         tail = np.maximum(lanes[:, [BACKWARD, WEIGHTS]] - last[:, [BACKWARD, WEIGHTS]], 0.0).max(axis=1)
         slower = np.maximum(last[:, BACKWARD] + last[:, WEIGHTS] - usual[:, BACKWARD] - usual[:, WEIGHTS], 0.0)
@@ -313,9 +320,15 @@ class Estimation:
         if jobs.is_gradient.any():
             in_time = jobs.is_gradient & self.has_time
             buckets = buckets + np.bincount(ranks[jobs.block[in_time] // GROUPS], minlength=stages)
-        total = float(np.max(ends + np.maximum(once, longer + once / buckets + gathers)))
+        all_s = ends + np.maximum(once, longer + once / buckets + gathers)
+        if self.offloaded is not None:
+            begin_s = np.maximum(ends[ranks] - self.block_s[:, BACKWARD] - self.block_s[:, WEIGHTS], 0.0)
+            done = Done(job_s, self.job_end, self.has_time, self.block_s, ends, begin_s)
+            all_s = np.maximum(all_s, self.offloaded.ends_s(jobs, done, ranks))
+        total = float(np.max(all_s))
         capacity = self.estimator.capacity[self.grid.reshape(stages, -1)].min(axis=1)
         over = float(np.max(peaks - capacity))
+        over = over if self.offloaded is None else max(over, self.offloaded.missing_bytes)
         return Estimate(self.strategy, total, int(peaks.max()), max(0, int(np.ceil(over))))
 
     def _sequences(

@@ -174,7 +174,7 @@ def local_costs(
         np.maximum(op_s, _seconds(step, times, own_work, own, (slower, stream)), out=op_s)
     if split.synchronised:
         op_s += _statistics_s(step, tensor, times, devices)
-    local = [_local_states(split, sizes, states, part, level) for part, level in _parts_of(states, split)]
+    local = [local_states(split, sizes, states, part, level) for part, level in _parts_of(states, split)]
     return LocalCosts(
         op_s=op_s,
         tensor_bytes=tensor,
@@ -271,7 +271,7 @@ def _parts_of(states: States, split: Split) -> list[tuple[np.ndarray, bool]]:
     return [(states.parameter, level >= 3), (states.gradient, level >= 2), (states.optimizer, level >= 1)]
 
 
-def _local_states(split: Split, sizes: Sizes, states: States, size: np.ndarray, is_split: bool) -> FloatArray:
+def local_states(split: Split, sizes: Sizes, states: States, size: np.ndarray, is_split: bool) -> FloatArray:
     """float64 [s]: bytes of each state at one place."""
     value = size.astype(float)
     for a, (cut, k) in enumerate(zip(split.cuts, sizes.axes, strict=True)):
@@ -298,7 +298,7 @@ def _job_bytes(
     if not len(jobs.kind):
         return {"job_bytes": np.zeros(0), "job_made": np.zeros(0)}
     k = np.array(sizes.axes or (1,), dtype=float)[jobs.axis]
-    parameter = _local_states(split, sizes, states, states.parameter, False) if len(states.owner) else np.zeros(1)
+    parameter = local_states(split, sizes, states, states.parameter, False) if len(states.owner) else np.zeros(1)
     local = np.where(jobs.tensor >= 0, tensor[jobs.tensor], parameter[jobs.state] * jobs.amount)
     of_part = (jobs.tensor >= 0) & ((jobs.kind == ALL_GATHER) | (jobs.kind == ALL_TO_ALL))
     whole = np.where(of_part, local * k, np.where(jobs.kind == HALO, local * k * jobs.amount, local))
