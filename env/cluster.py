@@ -34,6 +34,7 @@ from env.device import (
     without,
 )
 from env.fabric import Fabric, Protocol, fabric_from_dict
+from env.hosts import host_devices
 from env.lanes import check_memories, lane_of, memory_owner, outer_lane_of, with_lanes
 from env.local import measurer
 from env.rates import Rates
@@ -282,6 +283,11 @@ class Cluster:
     def outer_lane_of(self) -> NDArray[np.int64]:
         """int64 [D]: the number of each device's lane for collectives between hosts, -1 where it has none."""
         return frozen(outer_lane_of(self.devices))
+
+    @cached_property
+    def host_devices(self) -> NDArray[np.int64]:
+        """int64 [D]: the number of the CPU in each device's host, -1 where it has none."""
+        return frozen(host_devices(self))
 
     @cached_property
     def memory_owner(self) -> NDArray[np.int64]:

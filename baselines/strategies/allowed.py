@@ -9,7 +9,6 @@ import numpy as np
 
 from baselines.strategies.devices import are_alike, devices_of
 from env.cluster import Cluster
-from env.hosts import host_devices
 from graphs.arrays import BoolArray, IntArray
 from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind, shape_readers
@@ -217,7 +216,7 @@ def _check_offload(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None
             "capture a training step, or leave it out."
         )
     used = devices_of(cluster, strategy)[: strategy.devices]
-    without = [cluster.devices[d] for d in used[host_devices(cluster)[used] < 0].tolist()]
+    without = [cluster.devices[d] for d in used[cluster.host_devices[used] < 0].tolist()]
     if without:
         where = "computes in the memory of its host" if without[0].kind == HOST else "has no host beside it"
         raise StrategyError(

@@ -24,7 +24,6 @@ from baselines.strategies.stage_cuts import recomputed_in_stages
 from env.cluster import BLOCKING, LANE, Cluster
 from env.communication.formulas import buffer_bytes, fused_s
 from env.communication.times import quickest
-from env.hosts import host_devices
 from env.plan import Plan
 from env.problem import Problem
 from env.resizing import part_of
@@ -286,7 +285,7 @@ def _devices(derived: Derived, cluster: Cluster, devices: IntArray, rank: IntArr
     row = rank[derived.origin]
     result = device = devices[row, derived.part]
     for lane_of, suits in (
-        (host_devices(cluster), derived.graph.is_pinned_to(HOST)),
+        (cluster.host_devices, derived.graph.is_pinned_to(HOST)),
         (cluster.lane_of, derived.graph.is_pinned_to(LANE)),
         (cluster.outer_lane_of, is_outer[row, derived.along]),
     ):

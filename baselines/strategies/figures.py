@@ -22,7 +22,7 @@ class StrategyFigures:
     """Figures of one step.
 
     Attributes:
-        devices: how many devices compute.
+        devices: how many devices compute; hosts to which a strategy offloads do not count, here and below.
         peak_bytes: of the device whose peak is highest, by part: parameters, gradients, optimizer, activations (with
             all other bytes that live for a part of the step); they add up to the peak.
         memory: the same of every device that holds something, by its name; folded, of the first of each stage.
@@ -42,14 +42,16 @@ class StrategyFigures:
 def figures(what: Applied, score: Score, schedule: Schedule) -> StrategyFigures:
     """The figures of a strategy that was scored."""
     graph, cluster = what.derived.graph, what.problem.cluster
-    is_lane = np.array([device.kind == LANE for device in cluster.devices], dtype=np.bool_)
+    is_aside = np.array([device.kind == LANE for device in cluster.devices], dtype=np.bool_)
+    if what.strategy.offload:
+        is_aside[cluster.host_devices[cluster.host_devices >= 0]] = True
     home = np.arange(cluster.n_devices)
     for lane_of in (cluster.lane_of, cluster.outer_lane_of):
         has_one = np.flatnonzero(lane_of >= 0)
         home[lane_of[has_one]] = has_one
     op_home = home[what.plan.device]
     memory = _memory(what, score, op_home)
-    busiest = int(np.argmax(np.where(is_lane, -1, score.peak_bytes)))
+    busiest = int(np.argmax(np.where(is_aside, -1, score.peak_bytes)))
     exchanged: dict[str, int] = {}
     places = int(np.prod([axis.size for axis in what.exchanged.mesh], dtype=np.int64))
     groups = {axis.name: places // axis.size if what.is_folded else 1 for axis in what.exchanged.mesh}
@@ -57,6 +59,7 @@ def figures(what: Applied, score: Score, schedule: Schedule) -> StrategyFigures:
         size = collective.bytes * groups[collective.axis]  # one that is folded stands for all groups along its axis
         exchanged[collective.kind] = exchanged.get(collective.kind, 0) + size
     used = np.unique(op_home[graph.kernels > 0])
+    used = used[~is_aside[used]]
     total = score.step_time_s * len(used)
     busy = float(score.busy_s[used].sum())
     return StrategyFigures(

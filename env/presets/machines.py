@@ -196,7 +196,13 @@ SHOWN = (
     "4xT4-pcie",
     *CLOUD,
 )
-PATTERNS = ("16x8xH100-ib", "2xp5.48xlarge", "4xH100-nvswitch", "6xRTX4090-pcie", "1xH100+host")  # for what else there is
+PATTERNS = (
+    "16x8xH100-ib",
+    "2xp5.48xlarge",
+    "4xH100-nvswitch",
+    "6xRTX4090-pcie",
+    "1xH100+host",
+)  # for what else there is
 
 # The CPUs and memory beside GPUs, and the link of each of these to them: of machines that their vendor sells, and for
 # cards those of a cloud machine, an assumption. That each GPU has 16 lanes of its own to the host is one, too.
@@ -216,8 +222,8 @@ _HOSTS_OF_EIGHT = re.compile(r"8x(.+)-(ib|opa)")
 def maker_of(name: str) -> Callable[[], Preset] | None:
     """Maker of the machine of a name, None where no pattern fits."""
     if name.endswith(_WITH_HOST):
-        alone = maker_of(name.removesuffix(_WITH_HOST))
-        return None if alone is None else partial(_with_hosts, name, alone)
+        without = maker_of(name.removesuffix(_WITH_HOST))
+        return None if without is None else partial(_with_hosts, name, without)
     found = _COUNTED.fullmatch(name)
     count, rest = (int(found[1]), found[2]) if found else (1, name)
     machine = CLOUD.get(_ALIASES.get(rest, rest))
@@ -238,14 +244,16 @@ def maker_of(name: str) -> Callable[[], Preset] | None:
     return partial(_made, name, gpu, count) if count <= _MOST_OF_A_HOST[gpu.switch] else None
 
 
-def _with_hosts(name: str, alone: Callable[[], Preset]) -> Preset:
+def _with_hosts(name: str, without: Callable[[], Preset]) -> Preset:
     """A machine whose hosts are devices, each with a link to every GPU beside those that join the GPUs."""
-    made = alone()
+    made = without()
     host, rate = _HOSTS.get(made.devices[0].model, _OF_CARDS)
     names = list(dict.fromkeys(host_of(gpu.name) for gpu in made.devices))
     cpus = {of: replace(host, name="cpu0" if of is None else f"{of}/cpu0") for of in names}
     links = [
-        link for gpu in made.devices for link in Port(rate, 1.0, PCIE_PORT_S).between(gpu.name, cpus[host_of(gpu.name)].name)
+        link
+        for gpu in made.devices
+        for link in Port(rate, 1.0, PCIE_PORT_S).between(gpu.name, cpus[host_of(gpu.name)].name)
     ]
     return replace(
         made,

@@ -64,7 +64,9 @@ def offloaded(derived: Derived, before: OpGraph) -> Derived:
     columns["optimizer_bytes"] = np.concatenate([_state_bytes(derived, before, updates), np.zeros(k, np.int64)])
     colocation = np.concatenate([graph.colocation, graph.colocation[updates]])
     colocation[updates] = -1
-    texts = {key: (*(value := getattr(graph, key)), *(value[u] for u in updates.tolist())) for key in ("dtypes", "modules")}
+    texts: dict[str, Any] = {
+        key: (*(value := getattr(graph, key)), *(value[u] for u in updates.tolist())) for key in ("dtypes", "modules")
+    }
     result = replace(
         graph,
         **texts,
@@ -87,7 +89,6 @@ def offloaded(derived: Derived, before: OpGraph) -> Derived:
         micro_batch=derived.micro_batch[of],
         along=derived.along[of],
     )
-
 
 
 def _updates(derived: Derived, before: OpGraph) -> IntArray:

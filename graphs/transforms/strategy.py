@@ -113,8 +113,8 @@ class Strategy:
         zero: level at which storage is split along ``dp``; 0 for none. Where the mesh has `GROUPS` too, each group has
             a whole of it (hybrid sharding).
         recompute: patterns of modules, or ``kind:`` and one of kinds, that run a second time for the backward pass.
-        offload: what lives in the memory of each device's host, names of `OFFLOADED`: the state of the optimizer, and with
-            it the updates.
+        offload: what lives in the memory of each device's host, names of `OFFLOADED`: the state of the optimizer, with
+            the updates.
         reduce: algorithm of collectives; "" for the quickest of each on the cluster.
         bucket_bytes: gradients are reduced in buckets of about that size; 0 for one at a time.
         fused_updates: whether parameters whose gradients share a bucket are updated in one launch.

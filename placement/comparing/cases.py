@@ -74,8 +74,7 @@ class Case:
     @property
     def peak_bytes(self) -> int | None:
         """Memory of the fullest device."""
-        answer = None if self.best is None else self.best.answer
-        return None if answer is None else max(answer.peak_bytes.values(), default=0)
+        return None if self.best is None else self.best.fullest_bytes
 
     @property
     def cost(self) -> float | None:

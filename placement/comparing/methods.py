@@ -136,7 +136,7 @@ class Comparison(AsJson):
         return comparison_row(result, self.single_device_s) | {
             "name": result.method,
             "gap": gap,
-            "peak": max(answer.peak_bytes.values(), default=0),
+            "peak": result.fullest_bytes or 0,
             "note": " ".join(filter(None, notes)),
         }
 

@@ -115,7 +115,7 @@ class StrategyComparison(AsJson):
     def _shown(self, row: StrategyRow) -> Row:
         fields, result = self._row(row), row.result
         fields["time"] = row.without_answer if result.answer is None else result.objective_s
-        fields["peak"] = max(result.peak_bytes.values(), default=0) if result.peak_bytes else None
+        fields["peak"] = result.fullest_bytes
         if row.figures is not None:
             fields["peak"] = sum(row.figures.peak_bytes.values())
         elif result.answer is not None:

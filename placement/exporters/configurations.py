@@ -108,6 +108,8 @@ def deepspeed(result: Result) -> dict[str, Any]:
             "reduce_bucket_size": elements,
             ("stage3_prefetch_bucket_size" if strategy.zero == 3 else "allgather_bucket_size"): elements,
         }
+    if strategy.offload:
+        found["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     autocast = _autocast(graph)
     if autocast is not None:
         found[autocast] = {"enabled": True}
@@ -182,8 +184,14 @@ def _irregular(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
         yield reason
 
 
+def _not_offloaded(strategy: Strategy) -> Iterator[str]:
+    if strategy.offload:
+        yield "there is no setting for updates on hosts, which deepspeed has"
+
+
 def _not_fsdp(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     yield from _irregular(graph, strategy)
+    yield from _not_offloaded(strategy)
     if strategy.zero == 1:
         yield "FSDP cuts gradients with the optimizer's state, as zero2 does"
     if strategy.micro_batches > 1:
@@ -202,6 +210,7 @@ def _is_all_layers(strategy: Strategy) -> bool:
 
 def _not_megatron(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     yield from _irregular(graph, strategy)
+    yield from _not_offloaded(strategy)
     yield from _other_weights("Megatron-LM", graph)
     if strategy.zero > 1:
         yield f"Megatron-LM cuts the optimizer's state alone, as zero1 does, not zero{strategy.zero}"
@@ -226,5 +235,7 @@ def _not_deepspeed(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     yield from _other_weights("DeepSpeed", graph)
     if _sizes(strategy)["tp"] > 1 or strategy.stages > 1:
         yield "it has no settings for tensor parallelism and pipelines, which the model itself must bring"
+    if strategy.offload and not strategy.zero:
+        yield "it offloads what ZeRO splits; take zero1 or zero2"
     if strategy.recompute:
         yield "the model itself must say what it recomputes"

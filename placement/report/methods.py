@@ -43,7 +43,7 @@ def notes(comparison: Comparison) -> str:
 
 def _row(comparison: Comparison, result: Result, answer: Answer, is_best: bool) -> str:
     speedup = comparison.speedup(result)
-    peak = max(answer.peak_bytes.values(), default=0)
+    peak = result.fullest_bytes or 0
     cells = [
         _cell(answer.objective_s, format_seconds(answer.objective_s)),
         _cell(speedup, f"{speedup:.2f}×" if speedup is not None else NOTHING),

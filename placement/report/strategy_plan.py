@@ -54,6 +54,8 @@ def split_lines(strategy: Strategy) -> Iterator[str]:
         yield f"mb: {strategy.micro_batches} micro-batches one after the other, gradients added up."
     if strategy.recompute:
         yield f"recompute: {', '.join(strategy.recompute)} a second time for the backward pass."
+    if strategy.offload:
+        yield "offload: updates and the state of the optimizer on the host of each device."
 
 
 def _first_upper(words: str) -> str:

@@ -64,7 +64,7 @@ def advice(result: Result) -> str:
         head = f"{_one_device_is(result, one_s)}{which}: {_time(result, one_s)}, fits in {format_bytes(held or 0)}"
         told = others if _is_searched(result) or len(answer.used) > 1 else []  # else it would be told twice
         return "; ".join([head, *(_told(one, one_s) for one in told[:_OTHERS])])
-    peak = format_bytes(max(answer.peak_bytes.values(), default=0))
+    peak = format_bytes(result.fullest_bytes or 0)
     alone = on_one_device(result.alternatives)
     is_alone = alone is not None and alone.strategy == result.strategy and not result.strategy.is_none
     gain = _gain(None if is_alone else answer.speedup(one_s), _time(result, answer.objective_s))
@@ -182,7 +182,7 @@ def ladder_rows(result: Result) -> list[str]:
     answer, rows, before = result.answer, [], None
     steps = list(result.ladder)
     if answer is not None and steps and not result.strategy.is_none:
-        peak = max(answer.peak_bytes.values(), default=0)
+        peak = result.fullest_bytes or 0
         steps = [one for one in steps if one.strategy != result.strategy or one is not steps[-1]]
         steps.append(Rung("best", result.strategy, answer.objective_s, peak, fits=True, is_estimated=False))
     for one in steps:
@@ -213,7 +213,7 @@ def safer(result: Result) -> str:
     answer = result.answer
     if answer is None:
         return ""
-    held = max(answer.peak_bytes.values(), default=0)
+    held = result.fullest_bytes or 0
     enough = [
         one
         for one in result.alternatives

@@ -190,6 +190,20 @@ class Result:
         return None if self.answer is None else self.answer.peak_bytes
 
     @property
+    def fullest_bytes(self) -> int | None:
+        """Peak of the device that holds most; of the hosts to which a strategy offloads, none."""
+        if self.answer is None:
+            return None
+        return max((size for name, size in self.answer.peak_bytes.items() if name not in self.hosts), default=0)
+
+    @property
+    def hosts(self) -> set[str]:
+        """Names of the devices to which a strategy offloads."""
+        cluster = self.cluster
+        hosts = set(cluster.host_devices.tolist()) - {-1} if self.strategy.offload else set()
+        return {cluster.devices[d].name for d in hosts}
+
+    @property
     def bytes_moved(self) -> int | None:
         return None if self.answer is None else self.answer.bytes_moved
 
@@ -315,9 +329,9 @@ class Result:
 
     @property
     def used_devices(self) -> list[Device]:
-        """Devices that compute; where one place of each stage stands for all, those places alone."""
-        used = () if self.answer is None else self.answer.used
-        return [device for device in self.cluster.devices if device.kind != LANE and device.name in used]
+        """Devices that compute, without hosts of an offload; where one place of each stage stands for all, those."""
+        used = set() if self.answer is None else self.answer.used
+        return [device for device in self.cluster.devices if device.kind != LANE and device.name in used - self.hosts]
 
     @property
     def n_used(self) -> int:

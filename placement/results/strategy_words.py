@@ -83,6 +83,8 @@ def _parts(strategy: Strategy) -> Iterator[str]:
     if strategy.recompute:
         what = "recomputing " + ", ".join(map(_recomputed, strategy.recompute))
         yield "recomputing everything" if strategy.recompute == ("*",) else what
+    if strategy.offload:
+        yield "updates on the host"
     if strategy.cuts:
         yield "stages cut as named"
     if strategy.device_names:

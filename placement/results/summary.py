@@ -30,13 +30,14 @@ def summary(result: Result) -> str:
     devices = [device.name for device in result.cluster.devices if device.kind != LANE]
     named = [device.name for device in result.used_devices]
     # Where one place of each stage stands for all, the others have no peaks of their own.
-    shown = named if 0 < len(named) < result.n_used else devices
+    shown = named if 0 < len(named) < result.n_used else [name for name in devices if name not in result.hosts]
     peaks = [f"{show(name)} {format_bytes(answer.peak_bytes[name])}" for name in shown]
     if len(shown) > 1 and len({answer.peak_bytes[name] for name in shown}) == 1:
         peaks = [f"{format_bytes(answer.peak_bytes[shown[0]])} on each of {len(shown)}"]
     elif len(peaks) > _MOST_PEAKS:
         ends = [answer.peak_bytes[name] for name in shown]
         peaks = [f"fullest {peaks[ends.index(max(ends))]}", f"emptiest {peaks[ends.index(min(ends))]}"]
+    peaks += [f"host {show(name)} {format_bytes(answer.peak_bytes[name])}" for name in sorted(result.hosts)]
     taken = result.n_used
     used = f"{taken} of {len(devices)} devices" if taken <= len(devices) else f"{taken} devices"
     rates = result.utilisation.words()

@@ -51,8 +51,7 @@ def with_alternatives(best: Result, results: Iterable[Result], single: Result | 
 
 def as_alternative(result: Result, name: str) -> Alternative:
     """A result under the name of an alternative."""
-    peak = None if result.peak_bytes is None else max(result.peak_bytes.values(), default=0)
-    return Alternative(name, result.strategy, result.objective_s, peak, _only_device(result, name))
+    return Alternative(name, result.strategy, result.objective_s, result.fullest_bytes, _only_device(result, name))
 
 
 def _only_device(result: Result, name: str) -> str:

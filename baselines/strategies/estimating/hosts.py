@@ -11,7 +11,6 @@ import numpy as np
 from baselines.strategies.estimating.local_costs import LocalCosts, OpTimes, Sizes, local_costs, local_states
 from baselines.strategies.estimating.step import BACKWARD, GROUPS, WEIGHTS, Jobs, LocalStep, Split, States
 from env.cluster import Cluster
-from env.hosts import host_devices
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import Phase
 
@@ -94,14 +93,14 @@ class Offloaded:
         size = np.bincount(consumer, local.tensor_bytes[tensor], graph.n_ops)[update]
         if level:
             size = np.where(split.stored_in_parts(states)[trained], size / sizes.axes[split.zero_axis], size)
-        hosts = host_devices(cluster)
+        hosts = cluster.host_devices
         of_stage = [hosts[list(numbers)].tolist() for numbers in devices]
         on_host = local_costs(step, split, sizes, states, times, of_stage).op_s[update]
         stage = frame.stage[update]
         ways = [_Way.of(cluster, hosts, numbers, devices) for numbers in devices]
         way = np.array([(one.latency_s, one.s_per_byte, one.beside, one.link) for one in ways])[stage]
         latency_s, s_per_byte, beside, link = way.T
-        kept = np.bincount(frame.stage[states.owner], state, frame.n_stages)
+        kept = np.bincount(frame.stage[states.owner], state, frame.n_stages).astype(np.float64)
         begin, end = (np.searchsorted(consumer, update, side) for side in ("left", "right"))
         return Offloaded(
             local=replace(
@@ -139,7 +138,9 @@ class Offloaded:
             own = self.stage == s
             each_s = np.sort(all_s[own])
             gathers_s = done.job_s[jobs.is_update & done.has_time & (jobs.block // GROUPS == s)]
-            if len(each_s) and len(gathers_s) and not self.is_shared[own].any():  # each bucket, once its last member is back
+            if (
+                len(each_s) and len(gathers_s) and not self.is_shared[own].any()
+            ):  # each bucket, once its last member is back
                 shares = np.arange(1, len(gathers_s) + 1) / len(gathers_s)
                 lasts = np.maximum(np.rint(shares * len(each_s)).astype(np.int64) - 1, 0)
                 each_s = _one_by_one(each_s[lasts], gathers_s)

@@ -15,7 +15,8 @@ More micro-batches shorten the path and cost launches, so that the larger of bot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.axes import AXES
 from graphs.transforms.splitting.storage_ops import on_storage
 
-ALL, ONE_DEVICE, NO_STRATEGY = "all", "one device", "none"
+ALL, ONE_DEVICE, WITH_HOST, NO_STRATEGY = "all", "one device", "one device with its host", "none"
 _STRAIGHT, _V_SHAPED = ("gpipe", "1f1b", "zb-h1", "zb-h2", "memory"), ("zbv", "v-half")
 _LOOPED = "interleaved"  # of as many micro-batches as there are devices, or more
 LAID_OUT = (*_STRAIGHT, *_V_SHAPED, _LOOPED)  # orders whose layout of stages is known here
@@ -44,6 +45,7 @@ _ROUNDING = 1e-9  # relative: a score adds up millions of numbers
 def strategy_bounds(graph: OpGraph, cluster: Cluster, keeps_statistics: bool = True) -> Mapping[str, float]:
     """Seconds that no strategy can beat, under `ALL`, `ONE_DEVICE`, `NO_STRATEGY` and names of `families.FAMILIES`.
 
+    Where devices have hosts, what updates do and keep may be there, and under `WITH_HOST` is the bound of one device.
     `NO_STRATEGY` is that of placements of the graph as it is (`env.bounds`). Infinite where none of a family can be,
     for want of devices or of memory for what is kept. They hold for all ways to cut into even or uneven parts, for
     subsets of the devices, and for unequal ones. Takes less than a second for 10,000 ops.
@@ -56,11 +58,34 @@ def strategy_bounds(graph: OpGraph, cluster: Cluster, keeps_statistics: bool = T
     """
     problem = Problem(graph, cluster)
     result = {ONE_DEVICE: _one_device_s(problem), NO_STRATEGY: _placement_s(problem)}
+    has_host = np.flatnonzero(cluster.host_devices >= 0)
+    if graph.is_training and len(has_host):
+        graph = _without_updates(graph)
+        problem = Problem(graph, cluster)
+        result[WITH_HOST] = _one_device_s(problem, has_host)
     devices = cluster.compute_devices
     result |= dict.fromkeys(FAMILIES, np.inf)
     if len(devices) > 1:
         result |= _families(problem, devices, Extents.of(graph, keeps_statistics))
     return {ALL: min(result.values()), **{name: float(seconds) for name, seconds in result.items()}}
+
+
+def _without_updates(graph: OpGraph) -> OpGraph:
+    """The graph whose updates take no time and keep no state on the devices: hosts may do and have all of that."""
+    is_update = graph.phase == Phase.UPDATE
+    flops, moved, kernels = (np.where(is_update, 0, each) for each in (graph.flops, graph.bytes_moved, graph.kernels))
+    time_s = np.where(is_update[:, None] & ~np.isnan(graph.time_s), 0.0, graph.time_s)
+    fixed_s = np.where(is_update[:, None], 0.0, graph.fixed_s)
+    states = tuple(replace(state, optimizer_bytes=0) for state in graph.states)
+    none = np.zeros_like(graph.optimizer_bytes)
+    costs: dict[str, Any] = {
+        "flops": flops,
+        "bytes_moved": moved,
+        "kernels": kernels,
+        "time_s": time_s,
+        "fixed_s": fixed_s,
+    }
+    return replace(graph, **costs, optimizer_bytes=none, states=states)
 
 
 def _placement_s(problem: Problem) -> float:
@@ -71,9 +96,10 @@ def _placement_s(problem: Problem) -> float:
     return np.inf if placements.memory_reason else placements.value_s
 
 
-def _one_device_s(problem: Problem) -> float:
-    """All of the work on the device that takes least for it, among those that have room for what is kept."""
+def _one_device_s(problem: Problem, among: IntArray | None = None) -> float:
+    """All of the work on the device that takes least for it, of those (or these) with room for what is kept."""
     devices = np.array([d for d, device in enumerate(problem.cluster.devices) if device.kind != LANE], dtype=np.int64)
+    devices = devices if among is None else among
     fits = problem.capacity_bytes[devices] >= int(problem.graph.kept_bytes.sum())
     ops, seconds = OpWork.of(problem.graph), [np.inf]
     for kind in np.unique(problem.kind_of[devices[fits]]).tolist():

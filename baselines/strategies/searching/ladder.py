@@ -16,7 +16,7 @@ RUNGS = ("replicas", "ZeRO", "ZeRO, recompute", "with tensor parallel")
 def rung_of(strategy: Strategy) -> str | None:
     """The name among `RUNGS` of a strategy without stages; None for one beside the ladder."""
     axes = {rule.name for rule in strategy.mesh if rule.size > 1}
-    if strategy.stages > 1 or any(rule.tensor_modules or rule.modules for rule in strategy.mesh):
+    if strategy.stages > 1 or strategy.offload or any(rule.tensor_modules or rule.modules for rule in strategy.mesh):
         return None
     if axes == {"dp"}:
         if not strategy.zero:

@@ -16,19 +16,31 @@ from baselines.strategies.devices import (
     whole_shares,
 )
 from baselines.strategies.searching.patterns import patterns
-from baselines.strategies.searching.space import sharded
+from baselines.strategies.searching.space import may_offload, sharded
 from baselines.strategies.stage_cuts import moved_cuts
 from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.splitting.sharding import shares
-from graphs.transforms.strategy import ORDERS, VIRTUAL, MeshRule, Strategy
+from graphs.transforms.strategy import OFFLOADED, ORDERS, VIRTUAL, MeshRule, Strategy
 
 Move = tuple[str, Strategy]
 
 KINDS = (
-    *("micro-batches", "mesh", "order", "chunks", "stages", "ZeRO", "recompute", "sequence", "modules", "buckets"),
+    *(
+        "micro-batches",
+        "mesh",
+        "order",
+        "chunks",
+        "stages",
+        "ZeRO",
+        "offload",
+        "recompute",
+        "sequence",
+        "modules",
+        "buckets",
+    ),
     *("devices", "shares"),
 )
 _FACTORS = (2, 3)
@@ -183,6 +195,8 @@ def _memory(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Mo
             yield from (("ZeRO", made) for made in sharded(cluster, strategy, level))
             if level and (group := _group(strategy)) > 1:
                 yield from (("ZeRO", strategy.grouped(size, level)) for size in _scaled(group))
+    if strategy.offload or may_offload(graph, cluster, strategy):
+        yield "offload", replace(strategy, offload=() if strategy.offload else OFFLOADED)
     yield from (("recompute", replace(strategy, recompute=again)) for again in patterns(graph).recomputed)
 
 

@@ -95,7 +95,7 @@ def like(strategy: Strategy) -> object:
     rules = ((rule, bool(rule.tensor_modules)) for rule in strategy.mesh)
     mesh = tuple((rule.name, rule.size, rule.sequence, rule.by_heads, cuts) for rule, cuts in rules)
     pipeline = strategy.stages, strategy.order, bool(strategy.device_names)
-    return mesh, *pipeline, strategy.zero, strategy.micro_batches > 1, bool(strategy.recompute)
+    return mesh, *pipeline, strategy.zero, strategy.micro_batches > 1, bool(strategy.recompute), strategy.offload
 
 
 def shape_of(strategy: Strategy) -> object:

@@ -25,7 +25,10 @@ def scored(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Scored:
     what = applied(graph, cluster, strategy, folded=is_to_be_folded(graph, cluster, strategy))
     score = Simulator(what.problem).score(what.plan)
     over = score.peak_bytes - what.problem.capacity_bytes
-    peak_bytes, missing_bytes = int(np.max(score.peak_bytes)), max(0, int(np.max(over)))
+    # What is offloaded is not to count as memory of the devices; a host must have room for it, too.
+    hosts = what.problem.cluster.host_devices if strategy.offload else np.array([-1])
+    peak_bytes = int(np.max(np.delete(score.peak_bytes, hosts[hosts >= 0])))
+    missing_bytes = max(0, int(np.max(over)))
     return Scored(strategy, score.step_time_s, peak_bytes, missing_bytes, what.is_folded)
 
 

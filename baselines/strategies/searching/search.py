@@ -25,11 +25,11 @@ from baselines.strategies.searching.patterns import patterns
 from baselines.strategies.searching.records import Pool, Rival, Scored, Tried, like, shape_of
 from baselines.strategies.searching.scoring import scored_ops, tried
 from baselines.strategies.searching.settings import DEFAULTS, SearchSettings
-from baselines.strategies.searching.space import Space, frugal_strategies, sharded
+from baselines.strategies.searching.space import Space, frugal_strategies, may_offload, sharded
 from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
-from graphs.transforms.strategy import Strategy
+from graphs.transforms.strategy import OFFLOADED, Strategy
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
 ScoreMany = Callable[[Sequence[Strategy]], Sequence[Tried]]  # each by itself, in their order
@@ -80,6 +80,11 @@ def _first_of_each(
     return list(firsts.values())[n:]
 
 
+def _competes(strategy: Strategy) -> bool:
+    """Whether it may stand beside placements: on several devices, or one with its host."""
+    return strategy.devices > 1 or bool(strategy.offload)
+
+
 def _devices_of(strategy: Strategy) -> object:
     """Names of the devices that a strategy uses, or their number."""
     return strategy.device_names or strategy.devices
@@ -123,7 +128,9 @@ class _Search:
         self._let_rival_settle()
         self.is_whole = self._estimate_all(self._sketches(), "sketch", least=1, enough=self._is_hopeless)
         for frugal in frugal_strategies(self.graph, self.space.n_devices):
-            if self.fits or not self._estimate_all([frugal], "climb", least=len(self.pool.estimates) + 1):
+            offloaded = replace(frugal, offload=OFFLOADED)
+            both = [frugal, offloaded] if may_offload(self.graph, self.cluster, frugal) else [frugal]
+            if self.fits or not self._estimate_all(both, "climb", least=len(self.pool.estimates) + len(both)):
                 break
         self._estimate_all(first_rungs(self.space), "climb")
         self.progress("climbing", 1, 4)
@@ -179,7 +186,7 @@ class _Search:
 
     def _behind(self) -> float:
         """Step time of the fastest that is estimated to fit, times the rival's."""
-        fitting = (self.pool.corrected_s(e) for e in self.pool.estimates.values() if e.fits and e.strategy.devices > 1)
+        fitting = (self.pool.corrected_s(e) for e in self.pool.estimates.values() if e.fits and _competes(e.strategy))
         return min(fitting, default=math.inf) / self.rival.known_s()
 
     def _is_hopeless(self) -> bool:
@@ -230,15 +237,15 @@ class _Search:
         """More and more frugal forms of a strategy, until one fits."""
         has_dp = any(rule.name == "dp" for rule in plain.mesh)
         levels = (0, 1, 3) if has_dp and self.graph.is_training else (0,)
-        for recompute in self.space.recomputations:
-            for zero in levels:
-                for frugal in sharded(self.cluster, replace(plain, recompute=recompute), zero):
-                    if not self.space.may_fit(frugal):
-                        continue
-                    yield frugal
-                    found = self.pool.estimates.get(frugal)
-                    if found is None or found.fits:
-                        return
+        offloads = ((), OFFLOADED) if may_offload(self.graph, self.cluster, plain) else ((),)
+        for offload, recompute, zero in itertools.product(offloads, self.space.recomputations, levels):
+            for frugal in sharded(self.cluster, replace(plain, recompute=recompute, offload=offload), zero):
+                if not self.space.may_fit(frugal):
+                    continue
+                yield frugal
+                found = self.pool.estimates.get(frugal)
+                if found is None or found.fits:
+                    return
 
     def _climb(self) -> None:
         """Hill climbing by estimates from the best of several meshes."""

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from baselines.strategies.devices import problem_of
+from baselines.strategies.folding import LARGE_OPS, expected_ops
 from env.cluster import Cluster
 from graphs.op_kinds import SPELT_OUT, op_kind
 from graphs.opgraph import OpGraph, Phase
@@ -22,6 +23,7 @@ from graphs.transforms.strategy import MeshRule, Strategy
 
 EACH_LAYER = ("*",)  # as `Strategy.recompute`
 _COUNTS = 1e-3  # share of a step that is worth an option of a strategy
+_MOST_OFFLOADED = 4 * LARGE_OPS  # of a graph that cannot be folded
 _MOST_EXACT = 32  # devices; with more, meshes of powers of two and of all devices only
 
 
@@ -67,7 +69,8 @@ class Space:
         for rule in strategy.mesh:
             parts *= rule.size if AXES[rule.name].shares_states or rule.tensor_modules else 1
         dp = max((rule.size for rule in strategy.mesh if rule.name == "dp"), default=1)
-        sizes = graph.parameter_bytes.sum(), graph.gradient_bytes.sum(), graph.optimizer_bytes.sum()
+        sizes = [graph.parameter_bytes.sum(), graph.gradient_bytes.sum()]
+        sizes += [] if strategy.offload else [graph.optimizer_bytes.sum()]
         kept = sum(float(size) / (dp if strategy.zero > 2 - i else 1) for i, size in enumerate(sizes)) / parts
         return bool(kept <= max(self.cluster.devices[d].usable_bytes for d in self.cluster.compute_devices.tolist()))
 
@@ -175,6 +178,13 @@ def sharded(cluster: Cluster, strategy: Strategy, zero: int) -> Iterator[Strateg
 def has_batch_statistics(graph: OpGraph) -> bool:
     """Whether an op of a training step works with statistics of the whole batch."""
     return graph.is_training and op_with_statistics(graph.kinds, graph.split_rows) is not None
+
+
+def may_offload(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> bool:
+    """Whether devices have hosts for the state of the optimizer, and the graph with updates there is not too large."""
+    if not graph.is_training or not graph.states or (cluster.host_devices[cluster.compute_devices] < 0).any():
+        return False
+    return expected_ops(graph, strategy) <= _MOST_OFFLOADED
 
 
 def divisors(n: int) -> list[int]:

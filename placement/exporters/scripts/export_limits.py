@@ -91,6 +91,8 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
         yield "ZeroRedundancyOptimizer does not know weights that tp cuts; take zero2, or no zero"
     if any(pattern.startswith("kind:") for pattern in strategy.recompute):
         yield "torch recomputes modules, and the strategy recomputes kinds of ops; name modules"
+    if strategy.offload:
+        yield "torch keeps parameters and gradients on the host, too, where it keeps the state of the optimizer there"
     if strategy.stages > 1 and strategy.order in (MEMORY_ORDER, "pipedream"):
         yield f"the order {strategy.order!r} has no sequence of its own to write down; name another"
     if strategy.stages > 1 and strategy.order == "1f1b" and strategy.micro_batches < strategy.stages:

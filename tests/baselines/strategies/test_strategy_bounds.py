@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from parallel.every_strategy import SYNCHRONOUS, every_strategy, meshes, quick_network
 from training_steps import mlp
 
-from baselines.strategies.searching.bound import ALL, LAID_OUT, NO_STRATEGY, ONE_DEVICE, strategy_bounds
+from baselines.strategies.searching.bound import ALL, LAID_OUT, NO_STRATEGY, ONE_DEVICE, WITH_HOST, strategy_bounds
 from baselines.strategies.searching.families import FAMILIES, PIPELINES, family_of
 from baselines.strategies.searching.moves import neighbours
 from baselines.strategies.searching.scoring import scored
-from env.cluster import Cluster, Device
+from env.cluster import Cluster, Device, both_ways
 from env.plan import Plan
 from env.problem import Problem
 from env.rates import AttentionRate, ProductRate, Rates
@@ -25,7 +25,8 @@ from env.simulation.simulator import Simulator
 from graphs import OpGraph, Phase
 from graphs.capture import capture
 from graphs.errors import PlacementError
-from graphs.transforms.strategy import Strategy
+from graphs.records import HOST
+from graphs.transforms.strategy import OFFLOADED, Strategy
 from graphs.zoo import build
 
 UNEVEN = (4e3, 2e3, 1e3)
@@ -161,6 +162,10 @@ def cases(draw: st.DrawFn) -> tuple[OpGraph, Cluster, Strategy]:
     if draw(st.booleans()):
         floor_s = draw(costs) * work_s
         cluster = replace(cluster, devices=tuple(_with_rates(device, floor_s) for device in cluster.devices))
+    if has_host := draw(st.booleans()):
+        cpu = replace(cluster.devices[0], name="cpu0", kind=HOST, rates=None)
+        ways = [link for device in cluster.devices for link in both_ways(device.name, "cpu0", 1e12, 0.0)]
+        cluster = replace(cluster, devices=(*cluster.devices, cpu), links=(*cluster.links, *ways))
     mesh = draw(st.sampled_from(list(meshes(len(speeds)))))
     places = Strategy(mesh).devices
     stages = draw(st.integers(1, len(speeds) // places))
@@ -172,6 +177,7 @@ def cases(draw: st.DrawFn) -> tuple[OpGraph, Cluster, Strategy]:
         micro_batches=draw(st.sampled_from((1, 2, 3, 4))),
         zero=zero,
         recompute=draw(st.sampled_from(((), ("*",)))),
+        offload=OFFLOADED if has_host and draw(st.booleans()) else (),
         fused_updates=draw(st.booleans()),
         statistics="local",
     )
@@ -211,7 +217,8 @@ def test_bounds_hold_whatever_ops_and_devices_cost(case: tuple[OpGraph, Cluster,
         return
     bounds = strategy_bounds(graph, cluster, keeps_statistics=strategy.statistics != "local")
     assert bounds[ALL] <= step_s
-    assert bounds[family_of(strategy) or (ONE_DEVICE if strategy.stages == 1 else ALL)] <= step_s
+    alone = WITH_HOST if strategy.offload else ONE_DEVICE
+    assert bounds[family_of(strategy) or (alone if strategy.stages == 1 else ALL)] <= step_s
 
 
 def test_every_op_that_certainly_runs_for_each_micro_batch_does() -> None:

@@ -49,7 +49,7 @@ def test_every_move_is_a_legal_text_and_another_strategy(transformer: OpGraph, c
 
 def test_there_is_a_move_of_every_kind(transformer: OpGraph) -> None:
     kinds = {kind for text in TEXTS for kind, _ in neighbours(transformer, MIXED, Strategy.parse(text))}
-    assert kinds == set(KINDS)
+    assert kinds == set(KINDS) - {"offload"}  # without a host
 
 
 def test_most_moves_are_allowed(transformer: OpGraph) -> None:

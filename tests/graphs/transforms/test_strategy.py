@@ -13,7 +13,7 @@ from graphs import StrategyError
 from graphs.transforms import Strategy
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.collectives import ALGORITHMS
-from graphs.transforms.strategy import ORDERS, MeshRule
+from graphs.transforms.strategy import OFFLOADED, ORDERS, MeshRule
 
 # Of any characters, and of those that the text or a pattern has a use for.
 NAMES = st.text(st.characters() | st.sampled_from("+|,%= :[]*?!-\n\u3000"), min_size=1, max_size=6)
@@ -51,6 +51,7 @@ def strategies(draw: st.DrawFn) -> Strategy:
         micro_batches=draw(st.integers(1, 64)),
         zero=draw(st.integers(0, 3)) if "dp" in names else 0,
         recompute=tuple(draw(st.just([]) | PATTERNS)),
+        offload=tuple(draw(st.sampled_from([(), OFFLOADED]))),
         reduce=draw(st.sampled_from(["", *ALGORITHMS])),
         bucket_bytes=draw(st.integers(0, 10**15 - 1)),
         fused_updates=draw(st.booleans()),

@@ -187,3 +187,22 @@ def test_a_strategy_is_no_placement() -> None:
         placement.export(found("dp2"), "device_map")
     with pytest.raises(MismatchError, match="graph is for scripts of PyTorch"):
         placement.export(found("dp2"), "accelerate", graph=graph())
+
+
+def test_updates_on_hosts_become_deepspeed_s_and_nobody_else_s() -> None:
+    cluster = placement.Cluster.preset("4xK40-pcie")
+
+    def offloaded(strategy: str) -> Result:
+        return placement.optimize(graph(), cluster, strategy=f"{strategy} | offload=optimizer", seed=0)
+
+    document = placement.export(offloaded("dp4 zero2"), "deepspeed")
+    assert document["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+    for strategy, to, sentence in (
+        ("dp4", "deepspeed", "it offloads what ZeRO splits; take zero1 or zero2"),
+        ("dp4 zero2", "accelerate", "no setting for updates on hosts, which deepspeed has"),
+        ("pp2 1f1b mb2", "accelerate", "no setting for updates on hosts, which deepspeed has"),
+    ):
+        with pytest.raises(MismatchError, match=sentence):
+            placement.export(offloaded(strategy), to)
+    with pytest.raises(MismatchError, match="torch keeps parameters and gradients on the host, too"):
+        placement.export(offloaded("dp4 zero2"), "torch", exported_models.decoder()[0])

@@ -60,6 +60,10 @@ CASES = [
     pytest.param("bert_base", "16xV100-10gbe", "pp8 zbv mb8", marks=pytest.mark.slow),
     # The loss compares all samples of the batch with each other: it runs once, after the last forward pass.
     ("two_tower", "4xV100-pcie", "pp4 gpipe mb16"),
+    # Updates on hosts: on a way of their own, and where all devices share one.
+    ("gpt2", "8xH100-nvswitch+host", "dp8 zero2 | offload=optimizer"),
+    ("gpt2", "8xH100-nvswitch+host", "pp4 zb-h1 mb8 | offload=optimizer"),
+    ("bert_base", "8xK40-pcie", "dp8 | offload=optimizer"),
 ]
 
 
