@@ -31,7 +31,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "compiling local objectives rates gpu_rates device gpus",
         "jit fabric",
         "presets",
-        "cluster lanes paths routes",
+        "cluster hosts lanes paths routes",
         "times",
         "published problem resizing",
         "plan units",
