@@ -11,7 +11,8 @@ Link figures, per direction:
 * Adapters of clouds (EFA, GPUDirect-TCPX): 0.75 of nominal reached, an assumption.
 * PCIe, QPI and Ethernet at the payload rate that copies reach, which is well below nominal. PCIe 3.0 x16: 12 GB/s of
   15.75, PCIe 4.0 x16: 24 of 31.5, PCIe 5.0 x16: 48 of 63, an assumption in the same proportion; one socket to the other
-  over Broadwell's QPI: 6 GB/s of 19.2 per link (NCCL 2.27, src/graph/topo.h). 10 Gbit Ethernet: 1.18 GB/s of 1.25, what TCP in 1,500 byte frames leaves (1,448 of 1,538 bytes).
+  over Broadwell's QPI: 6 GB/s of 19.2 per link (NCCL 2.27, src/graph/topo.h). 10 Gbit
+  Ethernet: 1.18 GB/s of 1.25, what TCP in 1,500 byte frames leaves (1,448 of 1,538 bytes).
 * GPUs that cannot read each other's memory over PCIe (RTX 4090, A10G) send through that of the host: half the rate, an
   assumption.
 * AMD's Infinity Fabric between MI300X: 64 GB/s a link nominal (AMD Instinct MI300X platform data sheet, 2023); 48
