@@ -20,7 +20,10 @@ from graphs.op_kinds import op_kind
 OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
 
 _SHARD = re.compile(r"S\((\d{1,3}),(\d{1,18})(?:,(\d{1,18}))?(?:,(\d{1,18}))?\)")
-_ROW = re.compile(r"(?:([a-z][a-z_]*): )?([^ ]*)->([^ ]*)(?: whole ([0-9.e+-]+)/([0-9.e+-]+)(?:/([0-9.e+-]+))?)?")
+_ROW = re.compile(
+    r"(?:([a-z][a-z_]*): )?([^ ]*)->([^ ]*)"
+    r"(?: whole ([0-9.e+-]+)/([0-9.e+-]+)(?:/([0-9.e+-]+))?)?(?: sums ([0-9.e+-]+))?"
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class SplitRow:
         whole_flops, whole_bytes: FLOPs and bytes moved that every part has in full; the rest is divided.
         whole_time: share of an op's measured time, beside what is fixed, that every part takes although its work is
             divided, from 0 to 1: kernels use fewer channels less well.
+        sums_bytes: of the sums that a part makes of its own entries of what is made last of the op's inputs, and gives
+            to all other parts before the op runs: of a softmax along its classes one number a sample.
     """
 
     inputs: tuple[Part, ...]
@@ -83,6 +88,7 @@ class SplitRow:
     whole_flops: float = 0.0
     whole_bytes: float = 0.0
     whole_time: float = 0.0
+    sums_bytes: float = 0.0
 
     @cached_property
     def extent(self) -> int:
@@ -94,7 +100,8 @@ class SplitRow:
         before, after = (",".join(map(str, parts)) for parts in (self.inputs, self.outputs))
         amounts = [self.whole_flops, self.whole_bytes, *([self.whole_time] if self.whole_time else [])]
         whole = f" whole {'/'.join(map(repr, amounts))}" if any(amounts) else ""
-        return f"{f'{self.axis}: ' if self.axis else ''}{before}->{after}{whole}"
+        sums = f" sums {self.sums_bytes!r}" if self.sums_bytes else ""
+        return f"{f'{self.axis}: ' if self.axis else ''}{before}->{after}{whole}{sums}"
 
     @staticmethod
     def parse(text: str) -> SplitRow:

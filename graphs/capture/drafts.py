@@ -75,6 +75,7 @@ class DraftRow:
         values, states: the part of each tensor and state that is not replicated, by number.
         whole_bytes: bytes read that every part has in full.
         is_whole: nothing is divided: every part does the whole work.
+        sums_bytes: as in `graphs.rows.SplitRow`.
     """
 
     axis: str
@@ -82,6 +83,7 @@ class DraftRow:
     states: dict[int, Part]
     whole_bytes: float = 0.0
     is_whole: bool = False
+    sums_bytes: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -230,4 +230,5 @@ class _Rows:
         whole = row.whole_bytes + sum(values[v].size_bytes for v in undivided) if op.kernels else 0.0
         if row.is_whole:
             whole = op.moved_bytes + _written_bytes(self._drafts, op, self._used)
-        return SplitRow(tuple(read), tuple(written), row.axis, op.flops if row.is_whole else 0.0, float(whole))
+        flops = op.flops if row.is_whole else 0.0
+        return SplitRow(tuple(read), tuple(written), row.axis, flops, float(whole), sums_bytes=row.sums_bytes)

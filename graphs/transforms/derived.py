@@ -32,7 +32,8 @@ class Exchanged:
 
     Attributes:
         what: ``"tensor"`` of the graph that was split; ``"gradient"``: such a tensor as a flat vector; ``"parameter"``:
-            a state as a flat vector; ``"statistics"`` of the batch that an op reads.
+            a state as a flat vector; ``"statistics"`` of the batch that an op reads;
+            ``"sums"`` of the classes that an op reads.
         number: of the tensor, the state or the op.
         before, after: codes of the tensor along each axis of the mesh (`graphs.transforms.splitting.sharding`).
         is_summed: whether the micro-batches' copies were added up first.

@@ -220,10 +220,24 @@ def test_the_text_of_a_split_row() -> None:
     assert str(ROW) == "S(0,32),R->P"
     assert str(SplitRow((Shard(2, 56, halo=1),), ())) == "S(2,56,1)->"
     assert str(dataclasses.replace(ROW, whole_time=0.25)) == "S(0,32),R->P whole 0.0/0.0/0.25"
+    assert str(dataclasses.replace(ROW, sums_bytes=96.0)) == "S(0,32),R->P sums 96.0"
 
 
 @pytest.mark.parametrize(
-    "text", ["", "R", "R,->R", "X->R", "S(0)->R", "S(0,1->R", "R->R->R", "S(-1,2)->R", "RR->P", "R->P whole 0/0/2"]
+    "text",
+    [
+        "",
+        "R",
+        "R,->R",
+        "X->R",
+        "S(0)->R",
+        "S(0,1->R",
+        "R->R->R",
+        "S(-1,2)->R",
+        "RR->P",
+        "R->P whole 0/0/2",
+        "R->P sums x",
+    ],
 )
 def test_a_text_that_is_no_split_row_is_refused(text: str) -> None:
     with pytest.raises(GraphError, match=r"split row '.*' cannot be read; expected S\(dimension,length\), R or P"):

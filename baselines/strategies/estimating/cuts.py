@@ -35,6 +35,7 @@ class AxisCut:
         extent: int64 [n], units into which an op may be cut; 1 where its work is not divided, 0 where it is not cut.
         divided: int64 [n], the number of the extent that its parts divide, as of `divided_extents`.
         whole_flops, whole_bytes, whole_time: float64 [n], what every part has in full, as of `SplitRow`.
+        sums_bytes: float64 [n], as of `SplitRow`.
         written_extent: int64 [m], units of a tensor that is written cut; 0 for one that is not.
         written, read, state: as of `Sharding`.
         halo: float64 [e], as of `Sharding`.
@@ -47,6 +48,7 @@ class AxisCut:
     whole_flops: FloatArray
     whole_bytes: FloatArray
     whole_time: FloatArray
+    sums_bytes: FloatArray
     written_extent: IntArray
     written: IntArray
     read: IntArray
@@ -171,6 +173,7 @@ class _Origins:
             whole_flops=first.whole_flops[self.op],
             whole_bytes=first.whole_bytes[self.op],
             whole_time=first.whole_time[self.op],
+            sums_bytes=first.sums_bytes[self.op],
             written_extent=np.where(none_of_tensor, 0, first.written_extent[self.tensor]),
             written=np.where(none_of_tensor, WHOLE, first.written[self.tensor]),
             read=np.where(none_of_input, WHOLE, first.read[self.input]),
@@ -188,15 +191,16 @@ def _input_keys(graph: OpGraph, op: IntArray, tensor: IntArray, n_tensors: int) 
 
 def _kept(graph: OpGraph, made: Sharding, key: tuple[object, ...]) -> AxisCut:
     extent, written_extent = np.zeros(graph.n_ops, dtype=np.int64), np.zeros(graph.n_tensors, dtype=np.int64)
-    flops, moved, time = np.zeros((3, graph.n_ops))
+    flops, moved, time, sums = np.zeros((4, graph.n_ops))
     first = graph.output_ptr.tolist()
     for op, row in enumerate(made.row):
         if row is None:
             continue
         extent[op], flops[op], moved[op], time[op] = row.extent, row.whole_flops, row.whole_bytes, row.whole_time
+        sums[op] = row.sums_bytes
         for t, part in enumerate(row.outputs, start=first[op]):
             if isinstance(part, Shard):
                 written_extent[t] = part.extent
     parted = [row is not None and parts_statistics(kind, row) for row, kind in zip(made.row, graph.kinds, strict=True)]
     whole = made.written, made.read, made.state, made.halo, np.array(parted)
-    return AxisCut(key, extent, divided_extents(graph, made.row), flops, moved, time, written_extent, *whole)
+    return AxisCut(key, extent, divided_extents(graph, made.row), flops, moved, time, sums, written_extent, *whole)

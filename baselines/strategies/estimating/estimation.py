@@ -31,6 +31,7 @@ from baselines.strategies.estimating.step import (
     KINDS,
     ONCE,
     STATISTICS,
+    SUMS,
     WEIGHTS,
     Lives,
     Split,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from baselines.strategies.estimating.estimator import Estimator
 
 _LETTERS = {"F": 0, "B": 1, "W": 2, "BW": 3}
-_COLLECTIVES = dict(enumerate(KINDS)) | {STATISTICS: "all_reduce"}
+_COLLECTIVES = dict(enumerate(KINDS)) | {STATISTICS: "all_reduce", SUMS: "all_gather"}
 
 
 @dataclass(frozen=True, eq=False)

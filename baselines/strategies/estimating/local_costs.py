@@ -14,6 +14,7 @@ from baselines.strategies.estimating.step import (
     ALL_TO_ALL,
     HALO,
     STATISTICS,
+    SUMS,
     Frame,
     LocalStep,
     Split,
@@ -27,6 +28,7 @@ from graphs.opgraph import ANY_DEVICE, OpGraph, Phase
 from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE
 from graphs.transforms.splitting.extents import scaled, settled, share_of_flops
 from graphs.transforms.splitting.sharding import SUM
+from graphs.transforms.splitting.synchronised import added_up
 
 if TYPE_CHECKING:
     from baselines.strategies.estimating.cuts import AxisCut
@@ -172,15 +174,14 @@ def local_costs(
         own = devices if replica is None else [_stretch(numbers, replica, len(shares)) for numbers in devices]
         slower = _slower(every, replica)
         np.maximum(op_s, _seconds(step, times, own_work, own, (slower, stream)), out=op_s)
-    if split.synchronised:
-        op_s += _statistics_s(step, tensor, times, devices)
+    op_s += _sums_s(step, tensor, times, devices, split.synchronised)
     local = [local_states(split, sizes, states, part, level) for part, level in _parts_of(states, split)]
     return LocalCosts(
         op_s=op_s,
         tensor_bytes=tensor,
         workspace=(graph.workspace_bytes * np.minimum(work, 1.0)).astype(np.float64),
         kept=_kept(graph, states, local),
-        **_job_bytes(step, split, sizes, states, tensor),
+        **_job_bytes(step, split, sizes, states, tensor, every),
         sum_s=_sum_s(step, tensor, times, devices),
     )
 
@@ -246,18 +247,24 @@ def _seconds(
     return result
 
 
-def _statistics_s(step: LocalStep, tensor: FloatArray, times: OpTimes, devices: Sequence[Sequence[int]]) -> FloatArray:
-    """float64 [n]: of each batch norm whose parts put their statistics together, a first look at what it reads."""
+def _sums_s(
+    step: LocalStep, tensor: FloatArray, times: OpTimes, devices: Sequence[Sequence[int]], synchronised: bool
+) -> FloatArray:
+    """float64 [n]: of each op whose parts put numbers together, a first look at what it reads."""
     graph, result = step.frame.graph, np.zeros(step.frame.graph.n_ops)
-    parted = np.zeros(graph.n_ops, dtype=np.bool_)
+    parted, of_classes, is_cut = (np.zeros(n, dtype=np.bool_) for n in (graph.n_ops, graph.n_ops, graph.n_tensors))
     for cut in step.cuts:
-        parted |= cut.has_parted_statistics
+        parted |= cut.has_parted_statistics & synchronised
+        of_classes |= cut.sums_bytes > 0
+        is_cut |= cut.written > SUM
+    if not (parted | of_classes).any():
+        return result
     ptr, tensors = graph.inputs
     consumer = np.repeat(np.arange(graph.n_ops), np.diff(ptr))
-    is_cut = np.zeros(graph.n_tensors, dtype=np.bool_)
-    for cut in step.cuts:
-        is_cut |= cut.written > SUM
     moved = np.bincount(consumer, np.where(is_cut[tensors], tensor[tensors], 0.0), graph.n_ops)
+    for op in np.flatnonzero(of_classes).tolist():
+        moved[op] = tensor[added_up(graph, op)]
+    parted |= of_classes
     for s, numbers in enumerate(devices):
         here = parted & (step.frame.stage == s)
         slowest = [times.cluster.devices[d] for d in numbers]
@@ -292,7 +299,12 @@ def _kept(graph: OpGraph, states: States, local: list[FloatArray]) -> FloatArray
 
 
 def _job_bytes(
-    step: LocalStep, split: Split, sizes: Sizes, states: States, tensor: FloatArray
+    step: LocalStep,
+    split: Split,
+    sizes: Sizes,
+    states: States,
+    tensor: FloatArray,
+    every: Sequence[tuple[AxisCut, int, tuple[int, ...]]],
 ) -> dict[str, FloatArray]:
     jobs = step.jobs
     if not len(jobs.kind):
@@ -302,9 +314,14 @@ def _job_bytes(
     local = np.where(jobs.tensor >= 0, tensor[jobs.tensor], parameter[jobs.state] * jobs.amount)
     of_part = (jobs.tensor >= 0) & ((jobs.kind == ALL_GATHER) | (jobs.kind == ALL_TO_ALL))
     whole = np.where(of_part, local * k, np.where(jobs.kind == HALO, local * k * jobs.amount, local))
-    whole = np.where(jobs.kind == STATISTICS, jobs.amount, whole)
+    whole = np.where(np.isin(jobs.kind, (STATISTICS, SUMS)), jobs.amount, whole)
+    if (jobs.kind == SUMS).any():  # one part's numbers for its own samples, of each part
+        at = np.flatnonzero(jobs.kind == SUMS)
+        op = np.argsort(step.frame.position)[jobs.after[at] + 1]
+        for a, (cut, size, weights) in enumerate(every):
+            whole[at] *= np.where(jobs.axis[at] == a, size, cut.share(size, weights)[op])
     whole = np.where(split.adds_parts(jobs), whole / sizes.axes[split.zero_axis], whole)
-    is_made = ~jobs.is_update & (jobs.kind != HALO) & (jobs.kind != STATISTICS)
+    is_made = ~jobs.is_update & ~np.isin(jobs.kind, (HALO, STATISTICS, SUMS))
     made = np.where((jobs.kind == ALL_GATHER) | (jobs.kind == 0), whole, whole / k)
     return {"job_bytes": whole, "job_made": np.where(is_made, made, 0.0)}
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 GROUPS = 4
 FORWARD, BACKWARD, WEIGHTS, ONCE = range(GROUPS)
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "halo", "statistics")
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS = range(len(KINDS))
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "halo", "statistics", "sums")
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS, SUMS = range(len(KINDS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,7 +268,10 @@ class _Builder:
         for a in range(len(self.split.cuts)):
             self._along(a)
             if self.split.synchronised:
-                self._statistics(a)
+                ops = np.flatnonzero(self.split.cuts[a].has_parted_statistics)
+                self._put_together(STATISTICS, a, ops, NUMBERS * self.states.largest_used[ops])
+            ops = np.flatnonzero(self.split.cuts[a].sums_bytes)
+            self._put_together(SUMS, a, ops, self.split.cuts[a].sums_bytes[ops])
         if self.split.zero_axis >= 0:
             self._storage()
         jobs = self._jobs()
@@ -343,13 +346,11 @@ class _Builder:
         self.columns.append(columns)
         self.n_jobs += len(columns[0])
 
-    def _statistics(self, a: int) -> None:
-        """Parts of a batch norm put their statistics together before it runs."""
-        frame, ops = self.frame, np.flatnonzero(self.split.cuts[a].has_parted_statistics)
-        n, place = len(ops), frame.position[ops]
+    def _put_together(self, kind: int, a: int, ops: IntArray, size: FloatArray) -> None:
+        """Parts of a batch norm, or of classes, put their numbers together before it runs."""
+        frame, n, place = self.frame, len(ops), self.frame.position[ops]
         none, no = np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.bool_)
-        size = NUMBERS * self.states.largest_used[ops]
-        self._keep(np.full(n, STATISTICS), np.full(n, a), none, none, place - 1, frame.block[ops], no, no, size)
+        self._keep(np.full(n, kind), np.full(n, a), none, none, place - 1, frame.block[ops], no, no, size)
         self.waits.append((place, np.arange(self.n_jobs - n, self.n_jobs)))
 
     def _storage(self) -> None:

@@ -240,6 +240,8 @@ def _rows(
             longest[word] = low, high
     if "heads" in longest:
         longest.pop("features", None)  # entries of each head
+    if one.letter.sums_bytes:
+        longest = {word: stretch for word, stretch in longest.items() if word not in OWN_FAMILY}
     for word, (low, high) in longest.items():
         parts: list[tuple[Operand, Part]] = [(operand, Partial()) for operand in one.partial]
         for cut in one.cuts:
@@ -250,6 +252,7 @@ def _rows(
         else:
             row = _row(word, _widened(parts, inputs) if one.letter.is_wide else parts, call, inputs)
             if row is not None:
+                row.sums_bytes = one.letter.sums_bytes
                 for operand in one.partial if not one.letter.is_named else ():
                     if operand.value is not None and operand not in inputs:
                         sums.setdefault(operand.value, set()).add(word)

@@ -324,7 +324,10 @@ def _recurrent(call: Call) -> list[Letter]:
 
 @LAYERS.on("nll_loss_forward", "nll_loss", "nll_loss2d_forward", "nll_loss_nd", "cross_entropy_loss")
 def _loss(call: Call) -> list[Letter]:
-    """Samples, classes whole; the loss, and the weight that it is divided by, are sums over them."""
+    """Samples: the loss, and the weight that it is divided by, are sums over them.
+
+    Classes: the loss is a sum over them, of which the part that has a label's class gives all.
+    """
     x, target = call["self"], call["target"]
     names = "ab"[: target.ndim] if target.ndim < 3 else ascii_lowercase[: target.ndim]
     given = f"{names[:1]}.{names[1:]}" if x.ndim == target.ndim + 1 else names
@@ -332,15 +335,30 @@ def _loss(call: Call) -> list[Letter]:
         names = given = f"{ascii_lowercase[: min(1, x.ndim - 1)]}.{ascii_lowercase[1 : x.ndim - 1]}"
     labels = names.replace(".", "")
     results = [(out, labels if out.ndim == len(labels) else "." * out.ndim) for out in call.outputs if out is not None]
-    return einsum((x, given), (target, names), into=results)
+    samples = einsum((x, given), (target, names), into=results)
+    return [*samples, *_classes(call, x, partial=(call.output.number,))]
+
+
+def _classes(call: Call, *cut: Slot, partial: tuple[int, ...] = ()) -> list[Letter]:
+    """Classes of scores [N, C, ...] or [C] that a loss compares with labels; of each other tensor parts have all."""
+    x = cut[0]
+    if call.name not in _BY_LABEL or call["target"].is_float or x.ndim != call["target"].ndim + 1:
+        return []
+    dim = min(1, x.ndim - 1)
+    return [Letter(x.shape[dim], tuple(Cut(slot.number, (dim,)) for slot in cut), partial)]
+
+
+_BY_LABEL = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward")
 
 
 @LAYERS.on("nll_loss_backward", "nll_loss2d_backward")
 def _loss_backward(call: Call) -> list[Letter]:
+    """Samples and classes."""
     x, target, out, grad = call["self"], call["target"], call.output, call["grad_output"]
     names = ascii_lowercase[: target.ndim]
     given = f"{names[:1]}.{names[1:]}" if x.ndim == target.ndim + 1 else "." * x.ndim
-    return einsum((grad, names if grad.ndim else ""), (x, given), (target, names), into=[(out, given)])
+    samples = einsum((grad, names if grad.ndim else ""), (x, given), (target, names), into=[(out, given)])
+    return [*samples, *_classes(call, x, out)]
 
 
 @LAYERS.on(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from string import ascii_lowercase
 
 import torch
@@ -133,7 +134,7 @@ def _with_bias(bias: Slot | None, letters: list[Letter], out: Slot) -> list[Lett
 _ALONG = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "argsort", "topk")
 
 
-@RULES.on("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", *_ALONG)
+@RULES.on("softmax", "_softmax", "_safe_softmax", *_ALONG)
 def _along(call: Call) -> list[Letter]:
     x, dim = call.first(), call["dim"]
     fixed = [-1 if dim is None else dim]
@@ -146,9 +147,29 @@ def _with_outputs(letter: Letter, x: Slot, outputs: list[Slot]) -> Letter:
     return Letter(letter.size, (Cut(x.number, (dim,)), *(Cut(out.number, (dim,)) for out in outputs)))
 
 
-@RULES.on("_softmax_backward_data", "_log_softmax_backward_data")
+@RULES.on("_softmax_backward_data")
 def _softmax_backward(call: Call) -> list[Letter]:
     return aligned(call.inputs, [call.output], [call["dim"]])
+
+
+_SUM_BYTES = 4.0  # of a number in the format in which sums are made
+
+
+@RULES.on("_log_softmax", "log_softmax", "_log_softmax_backward_data")
+def _log_softmax(call: Call) -> list[Letter]:
+    """Classes too: each part gives to all others the sums of its own, one number a sample."""
+    x, dim = call.first(), call["dim"]
+    if not x.ndim or dim is None:
+        return []
+    samples = math.prod(x.shape) // max(x.shape[dim], 1)
+    along = einsum(*((slot, _only(slot, dim)) for slot in call.inputs), into=[(call.output, _only(x, dim))])
+    classes = [replace(letter, sums_bytes=_SUM_BYTES * samples) for letter in along]
+    return [*aligned(call.inputs, [call.output], [dim]), *classes]
+
+
+def _only(slot: Slot, dim: int) -> str:
+    """The letters of a tensor of which one dimension alone is split."""
+    return "".join("z" if d == dim % slot.ndim else "." for d in range(slot.ndim))
 
 
 @RULES.on("flip", "roll")

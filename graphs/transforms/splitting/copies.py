@@ -107,6 +107,14 @@ class Copies:
         """float64 [n, K]: share of the divided work at each place, all micro-batches together."""
         return _outer([sharding.share for sharding in self.mesh], self.graph.n_ops)
 
+    def copy_share(self, op: int, but: int) -> FloatArray:
+        """float64 [copies, K]: share of the divided work of each copy of an op, were one axis of one part."""
+        axes = [np.ones((1, n)) if a == but else self.mesh[a].share[[op]] for a, n in enumerate(self.sizes)]
+        by_batch = np.ones((1, 1))
+        if self.chunks is not None and self.copies[op] > 1:
+            by_batch = self.chunks.share[[op]].T
+        return by_batch * _outer(axes, 1)
+
     def amounts(self, total: FloatArray, whole: str = "") -> FloatArray:
         """float64 of every copy of an op: `total`, FLOPs or bytes, divided as the rows say.
 

@@ -16,10 +16,15 @@ _Dimension = tuple[int, int]  # of a tensor, by its number among those that an o
 
 @dataclass(slots=True)
 class _Passage:
-    """Fate of the dimensions that an op reads: `summed` there, or `kept` as dimensions of its results."""
+    """Fate of the dimensions that an op reads: `summed` there, or `kept` as dimensions of its results.
+
+    Attributes:
+        classes: dimensions of its results along which parts give each other sums.
+    """
 
     summed: set[_Dimension] = field(default_factory=set)
     kept: dict[_Dimension, set[_Dimension]] = field(default_factory=dict)
+    classes: set[_Dimension] = field(default_factory=set)
 
 
 def normalised(graph: OpGraph) -> list[set[int]]:
@@ -27,29 +32,36 @@ def normalised(graph: OpGraph) -> list[set[int]]:
 
     A dimension that reaches such a sum by other ops than products counts, too. Cut along such a dimension, the sum
     would take but a small exchange; but then all up to the next products would be cut, and those by their rows, with
-    sums as results. A sum over samples, such as a loss or the gradient of a bias, is none of these, and forward and
-    backward pass are looked at apart.
+    sums as results. A sum over samples, such as a loss or the gradient of a bias, is none of these, nor is one over
+    classes, whose parts give each other sums; and forward and backward pass are looked at apart.
     """
     phase, first_read = graph.phase.tolist(), graph.inputs[0].tolist()
     read, first_written = graph.inputs[1].tolist(), graph.output_ptr.tolist()
     producer, kinds = graph.tensor_producer.tolist(), graph.kinds
-    passages: dict[tuple[int, int], _Passage] = {}
+    known: dict[tuple[int, int], _Passage] = {}
+    passages: dict[int, _Passage] = {}
     found: list[set[int]] = [set() for _ in range(graph.n_tensors)]
-    for op in reversed(graph.topological_order.tolist()):
+    classes: list[set[int]] = [set() for _ in range(graph.n_tensors)]
+    for op in graph.topological_order.tolist():
         if op_kind(kinds[op]).is_product:
             continue
         tensors = read[first_read[op] : first_read[op + 1]]
         key = graph.row_numbers[op], len(tensors)
-        if key not in passages:
-            passages[key] = _passage(graph.split_rows[op], len(tensors))
-        passage, first = passages[key], first_written[op]
+        if key not in known:
+            known[key] = _passage(graph.split_rows[op], len(tensors))
+        passage = passages[op] = known[key]
+        handed_on = (after for (number, dim), after in passage.kept.items() if dim in classes[tensors[number]])
+        for number, dim in passage.classes.union(*handed_on):
+            classes[first_written[op] + number].add(dim)
+    for op, passage in reversed(passages.items()):
+        tensors, first = read[first_read[op] : first_read[op + 1]], first_written[op]
         carried = (
             before
             for before, after in passage.kept.items()
             if any(dim in found[first + number] for number, dim in after)
         )
         for number, dim in (*passage.summed, *carried):
-            if phase[producer[tensors[number]]] == phase[op]:
+            if phase[producer[tensors[number]]] == phase[op] and dim not in classes[tensors[number]]:
                 found[tensors[number]].add(dim)
     return found
 
@@ -61,6 +73,7 @@ def _passage(rows: tuple[SplitRow, ...], n_read: int) -> _Passage:
         if row.axis in OWN_FAMILY:
             continue
         after = {(number, part.dim) for number, part in enumerate(row.outputs) if isinstance(part, Shard)}
+        result.classes |= after if row.sums_bytes else set()
         is_sum = keeps_samples and any(isinstance(part, Partial) for part in row.outputs)
         for number, part in enumerate(row.inputs[:n_read]):
             if isinstance(part, Shard) and after:

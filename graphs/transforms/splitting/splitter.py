@@ -24,7 +24,7 @@ from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
 from graphs.transforms.splitting.joint import in_time
 from graphs.transforms.splitting.sharding import IN_TIME, SUM, Axis, Sharding, differing
-from graphs.transforms.splitting.synchronised import synchronise
+from graphs.transforms.splitting.synchronised import give_sums, synchronise
 from graphs.transforms.splitting.zero import Storage, Zero
 
 BATCH = "batch"
@@ -149,6 +149,7 @@ class _Split:
         self._halos()
         if synchronised:
             synchronise(layout, self.out, self.exchanges)
+        give_sums(layout, self.out, self.exchanges)
         self.storage.emit(self.out, self.exchanges)
         words = [f"{axis.axis.name}{axis.axis.size}" for axis in layout.mesh]
         words += [f"mb{layout.micro_batches}"] if layout.chunks is not None else []

@@ -1,14 +1,20 @@
-"""Batch norm whose parts put their statistics together: what `torch.nn.SyncBatchNorm` does on any mesh.
+"""Ops whose parts put numbers together before they run: batch norms, and softmaxes that are cut along their classes.
+
+A batch norm does what `torch.nn.SyncBatchNorm` does, on any mesh.
 
 Each part first reads its part of the batch to add it up, an op of its own; two numbers a channel are all-reduced; then
 it normalises, the op that was there before. So it is with the sums of gradients in the backward pass.
+
+A softmax over logits [samples, classes] of which each part has some classes needs one number a sample of each part: the
+logarithm of the sum of the exponentials of its own, and in the backward pass the sum of its own gradients. An op of its
+own makes them, an all-gather gives them to all parts (Shoeybi et al. 2019, section 3: "parallel cross entropy").
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from graphs.opgraph import Phase
+from graphs.opgraph import OpGraph, Phase
 from graphs.rows import parts_statistics
 from graphs.transforms.derived import Exchanged
 from graphs.transforms.splitting.copies import Copies
@@ -18,6 +24,7 @@ from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.splitting.sharding import SUM, differs
 
 STATISTICS = "batch_statistics"  # kind of an op that adds up a part of a batch
+CLASS_SUMS = "class_sums"  # kind of an op that adds up a part of the classes
 NUMBERS = 2  # exchanged for each channel: sum and sum of squares, or those of gradients
 
 
@@ -70,6 +77,61 @@ def _synchronise_one(
     about = Exchanged("statistics", op, phase=int(graph.phase[op]))
     for axis in axes:
         ids, sizes = exchanges.exchange("all_reduce", axis, Parts(ids, sizes), op, about, False)
+    out.edges(ids, copies)
+
+
+def added_up(graph: OpGraph, op: int) -> int:
+    """The tensor whose entries an op along classes adds up: of those that it reads the one that is made last."""
+    ptr, tensors = graph.inputs
+    read = tensors[int(ptr[op]) : int(ptr[op + 1])]
+    return int(read[graph.topological_position[graph.tensor_producer[read]].argmax()])
+
+
+def give_sums(layout: Copies, out: Emission, exchanges: Exchanges) -> None:
+    """Let every op that is cut along its classes wait for the sums of all parts."""
+    for axis, sharding in enumerate(layout.mesh):
+        for op, row in enumerate(sharding.row):
+            if row is not None and row.sums_bytes:
+                _give_sums_of(layout, out, exchanges, op, axis)
+
+
+def _give_sums_of(layout: Copies, out: Emission, exchanges: Exchanges, op: int, axis: int) -> None:
+    graph = layout.graph
+    copies, row = layout.op_ids(op), layout.mesh[axis].row[op]
+    assert row is not None
+    count = len(copies)
+    tensor = added_up(graph, op)
+    place = np.tile(np.arange(layout.places), count)
+    batch = np.repeat(np.arange(count) if count > 1 else np.array([-1]), layout.places)
+    marks = ["", *(f" mb{b}" for b in range(count))]
+    read = layout.tensor_ids(tensor)
+    sizes = exchanges.sizes[read]
+    group = int(graph.colocation[op])
+    made = out.ops(
+        [
+            f"{graph.op_names[op]}/{CLASS_SUMS}{exchanges.spot(p)}{marks[b + 1]}"
+            for p, b in zip(place.tolist(), batch.tolist(), strict=True)
+        ],
+        kinds=CLASS_SUMS,
+        dtypes=graph.dtypes[op],
+        modules=graph.modules[op],
+        bytes_moved=np.broadcast_to(sizes, copies.shape).reshape(-1),
+        kernels=1,
+        colocation=-1 if group < 0 else group * layout.places + place,
+        phase=int(graph.phase[op]),
+        pins=graph.pins[op],
+        origin=op,
+        part=place,
+        micro_batch=batch,
+    )
+    found = exchanges.converted(tensor, _targets(layout, op, tensor), False, Phase(int(graph.phase[op])))
+    out.edges(found, made.reshape(copies.shape))
+    own = row.sums_bytes * layout.copy_share(op, but=axis)
+    ids = out.tensors(made, own.reshape(-1)).reshape(copies.shape)
+    size = np.rint(own).astype(np.int64)
+    about = Exchanged("sums", op, phase=int(graph.phase[op]))
+    whole = size * layout.parts[axis] if layout.is_folded else None
+    ids, _ = exchanges.exchange("all_gather", axis, Parts(ids, size, whole), op, about, False)
     out.edges(ids, copies)
 
 

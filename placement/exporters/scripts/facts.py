@@ -95,13 +95,12 @@ class Facts:
     @property
     def replica(self) -> str:
         """Code for the number of a rank's replica."""
-        own = 'mesh["dp"].get_local_rank()'
-        return own if self.groups == 1 else f'(mesh["{GROUPS}"].get_local_rank() * MESH["dp"] + {own})'
+        return 'mesh["dp"].get_local_rank()' if self.groups == 1 else "replica(mesh)"
 
     @property
     def replicas(self) -> str:
         """Code for the number of replicas."""
-        return " * ".join(f'MESH["{axis}"]' for axis in self.replica_axes)
+        return 'MESH["dp"]' if self.groups == 1 else "REPLICAS"
 
     @property
     def is_hybrid_shard(self) -> bool:

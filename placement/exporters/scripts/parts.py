@@ -68,6 +68,12 @@ def part(value: Any, number: int, parts: int) -> Any:
     return value.tensor_split(parts)[number] if is_batch else value
 '''
 
+REPLICA = '''
+def replica(mesh: DeviceMesh) -> int:
+    """Number of this rank's replica: its group, and its place in that."""
+    return mesh["$GROUPS"].get_local_rank() * MESH["dp"] + mesh["dp"].get_local_rank()
+'''
+
 WHOLE_MEANS = '''
 class WholeMeans(TorchFunctionMode):
     """$WHAT
@@ -101,7 +107,7 @@ WHOLE_MEANS_EACH = {
         count = counted.sum().float()
         for group in self.groups:
             dist.all_reduce(count, group=group)
-        return function(*given.args) / (count / ($REPLICAS))  # gradients are means over replicas""",
+        return function(*given.args) / (count / $REPLICAS)  # gradients are means over replicas""",
 }
 WHOLE_MEANS_ONE = {
     "WHAT": "Divides cross-entropies by all labels of a part, and notes the share of those that count.",

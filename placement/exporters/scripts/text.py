@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from baselines.strategies.memory_order import order_of
 from graphs.formatting import format_seconds, show
+from graphs.transforms.axes import GROUPS
 from graphs.transforms.strategy import Strategy
 from placement.exporters.scripts import parts
 from placement.exporters.scripts.facts import SCHEDULES, Facts
@@ -44,6 +45,8 @@ def _pieces(facts: Facts) -> Iterator[str]:
         yield _filled(parts.GIVE_WEIGHTS, PREFIX="model." if facts.stages is not None else "") + "\n"
     if facts.dp > 1 or (strategy.micro_batches > 1 and facts.stages is None):
         yield parts.PART + "\n"
+    if facts.groups > 1:
+        yield _filled(parts.REPLICA, GROUPS=GROUPS) + "\n"
     yield from _labels(facts)
     if facts.again:
         yield parts.RECOMPUTE + "\n"
@@ -93,6 +96,8 @@ def _plain(text: str) -> str:
 def _constants(facts: Facts) -> Iterator[str]:
     strategy = facts.strategy
     yield f"MESH = {_dict_text(facts.mesh)}  # what ranks are numbered by, the last axis fastest"
+    if facts.groups > 1:
+        yield f'REPLICAS = MESH["{GROUPS}"] * MESH["dp"]  # groups of replicas, and replicas of each'
     if facts.dp > 1 or (strategy.micro_batches > 1 and facts.stages is None):
         yield f"BATCH = {facts.batch}  # samples of the whole batch, which every process builds"
     if strategy.micro_batches > 1 or facts.stages is not None:

@@ -22,6 +22,7 @@ from graphs.capture.rows.letters import Letter
 from graphs.capture.trace import Layout, flat, layouts, row_major, value_of
 from graphs.op_kinds import op_kind
 from placement.runtime.calls.attention_calls import ATTENTION
+from placement.runtime.calls.class_calls import CLASSES, class_sums_call
 from placement.runtime.calls.dispatch_calls import DISPATCHES
 from placement.runtime.calls.group_calls import GROUPS
 from placement.runtime.calls.loss_calls import LOSSES, label_weight, label_weight_call
@@ -41,9 +42,18 @@ from placement.runtime.calls.window_calls import WINDOWS, borders_needed
 from placement.runtime.parts.layouts import PartCut, PartLayout
 from placement.runtime.program.functional import after, uninitialised
 
-__all__ = ["Extras", "LocalCall", "bn_sums_call", "borders_needed", "label_weight", "label_weight_call", "local_call"]
+__all__ = [
+    "Extras",
+    "LocalCall",
+    "bn_sums_call",
+    "borders_needed",
+    "class_sums_call",
+    "label_weight",
+    "label_weight_call",
+    "local_call",
+]
 
-_TABLES = (VIEWS, SHAPES, LOSSES, TABLES, DISPATCHES, GROUPS, NORMS, WINDOWS, ATTENTION)
+_TABLES = (VIEWS, SHAPES, LOSSES, CLASSES, TABLES, DISPATCHES, GROUPS, NORMS, WINDOWS, ATTENTION)
 _HANDLERS = {name: handler for table in _TABLES for name, handler in table.by_name.items()}
 _BAGS = {"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"}
 # Operators whose input may be places in a list of which each part has its own (`graphs.capture.rows.dispatch`).

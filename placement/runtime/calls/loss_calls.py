@@ -1,4 +1,7 @@
-"""Means and losses over parts: a part's mean is a summand once it is scaled to all of the entries, or labels."""
+"""Means and losses over parts: a part's mean is a summand once it is scaled to all of the entries, or labels.
+
+Of classes that are cut a part picks the scores of the labels whose class it has, and leaves 0 for all others.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from placement.runtime.parts.layouts import PartLayout
 
 LOSSES = Handlers()
 _MEAN, _SUM = 1, 2  # values of ``reduction``
+_NOBODY = -100  # a label that does not count here
 
 
 @dataclass(frozen=True)
@@ -122,10 +126,101 @@ class WithAllLabels:
         return self.target(*args[:-1], weight.to(args[1].dtype))
 
 
+@dataclass(frozen=True)
+class OfClasses:
+    """Calls a loss, or its backward pass, on the classes from ``start`` on that are here.
+
+    Attributes:
+        target: the operator.
+        start: the first class.
+        classes: how many are here.
+    """
+
+    target: Callable[..., Any]
+    start: int
+    classes: int
+    __name__ = "of_classes"
+
+    def here(
+        self, labels: torch.Tensor, weight: torch.Tensor | None, ignore_index: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Labels and weights of the classes that are here."""
+        place = labels - self.start
+        is_here = (place >= 0) & (place < self.classes) & (labels != ignore_index)
+        own = None if weight is None else weight.narrow(0, self.start, self.classes)
+        return place.where(is_here, _NOBODY), own
+
+
+class LossOfClasses(OfClasses):
+    """The summand of a loss, and the weight of all labels that are here, by which a mean is divided.
+
+    ``divisor``: that of the labels of all parts; None where all are here.
+    """
+
+    __name__ = "loss_of_classes"
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        weight: torch.Tensor | None,
+        reduction: int,
+        ignore_index: int,
+        divisor: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Arguments as of ``aten.nll_loss_forward``, and ``divisor``."""
+        place, own = self.here(labels, weight, ignore_index)
+        result = self.target(x, place, own, _SUM if reduction == _MEAN else reduction, _NOBODY)[0]
+        total = label_weight(labels, weight, ignore_index)
+        if reduction == _MEAN:
+            result = result / (total if divisor is None else divisor).to(result.dtype)
+        return result, (total if reduction else torch.zeros_like(total)).to(x.dtype)
+
+
+class GradientOfClasses(OfClasses):
+    """The gradient of the scores of the classes that are here; ``divisor`` as of `LossOfClasses`."""
+
+    __name__ = "gradient_of_classes"
+
+    def __call__(
+        self,
+        gradient: torch.Tensor,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        weight: torch.Tensor | None,
+        reduction: int,
+        ignore_index: int,
+        total: torch.Tensor,
+        divisor: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Arguments as of ``aten.nll_loss_backward``, and ``divisor``."""
+        place, own = self.here(labels, weight, ignore_index)
+        total = (total if divisor is None else divisor).to(x.dtype)
+        result: torch.Tensor = self.target(gradient, x, place, own, reduction, _NOBODY, total)
+        return result
+
+
+def classes_here(call: PartCall) -> tuple[int, int] | None:
+    """First class of a loss that is here, and how many are; None where all are."""
+    part = call["self"].part
+    dim = min(1, len(part.shape) - 1)
+    if not part.along(dim):
+        return None
+    runs = part.runs(dim)
+    if len(runs) != 1:
+        raise call.refused("the classes that are here do not lie side by side")
+    return runs[0][0], runs[0][1] - runs[0][0]
+
+
 @LOSSES.on(*_FORWARD)
 def _label_loss(call: PartCall) -> LocalCall:
     if _has_probabilities(call):
         return _entrywise_loss(call)
+    here = classes_here(call)
+    if here is not None:
+        names = "self", "target", "weight", "reduction", "ignore_index"
+        divisor = _all_labels(call) if _is_mean_over_part(call) else None
+        return LocalCall(LossOfClasses(call.target, *here), (*(call[name] for name in names), divisor), {})
     if not _is_mean_over_part(call):
         return call.plain()
     summed = call.plain(DividedByAll(call.target), reduction=_SUM)
@@ -134,9 +229,14 @@ def _label_loss(call: PartCall) -> LocalCall:
 
 @LOSSES.on(*_BACKWARD)
 def _label_loss_backward(call: PartCall) -> LocalCall:
-    if not _is_mean_over_part(call):
+    here = classes_here(call)
+    # Where the loss itself had all labels, it gives their weight.
+    divisor = call.extras.label_weight if call["reduction"] == _MEAN else None
+    if here is not None:
+        return LocalCall(GradientOfClasses(call.target, *here), (*call.args, divisor), call.kwargs)
+    if divisor is None:
         return call.plain()
-    return LocalCall(WithAllLabels(call.target), (_all_labels(call), *call.args), call.kwargs)
+    return LocalCall(WithAllLabels(call.target), (divisor, *call.args), call.kwargs)
 
 
 def _all_labels(call: PartCall) -> fx.Node:

@@ -34,6 +34,7 @@ class Extras:
     Attributes:
         label_weight: the weight of all labels, where a loss over a part of them is divided by it.
         sums: of a batch norm, what the parts put together.
+        class_sums: of an op over classes of which parts have some, the sums of each part, a row for each.
         borders: argument -> the neighbours' entries before and after its own, None at the edge of the whole tensor.
         lists: of a product by groups, of each part that has sorted its own tokens the stretches of these among all
             that are here; empty for one sorted list.
@@ -41,6 +42,7 @@ class Extras:
 
     label_weight: fx.Node | None = None
     sums: fx.Node | None = None
+    class_sums: fx.Node | None = None
     borders: Mapping[fx.Node, tuple[fx.Node | None, fx.Node | None]] = field(default_factory=dict)
     lists: tuple[tuple[tuple[int, int], ...], ...] = ()
 

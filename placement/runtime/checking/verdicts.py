@@ -14,6 +14,7 @@ from placement.runtime.calls.local_calls import (
     LocalCall,
     bn_sums_call,
     borders_needed,
+    class_sums_call,
     label_weight,
     label_weight_call,
     local_call,
@@ -233,6 +234,12 @@ class _Trial:
             of_channels = {node: PartLayout(part.shape, _of_channels(part)) for node, part in parts.items()}
             found["sums"] = self._graph.placeholder("sums")
             given[found["sums"]] = _call(sums, {n: take(self._given[n], part) for n, part in of_channels.items()})
+        of_classes = class_sums_call(self._node, parts)
+        if of_classes is not None:  # as of one part that has them all
+            node, dim = of_classes.args
+            others = PartLayout(parts[node].shape, tuple(cut for cut in parts[node].cuts if cut.dim != dim))
+            found["class_sums"] = self._graph.placeholder("class_sums")
+            given[found["class_sums"]] = _call(of_classes, {node: take(self._given[node], others)})
         borders: dict[fx.Node, list[fx.Node | None]] = {}
         for node, dim in place.halo:
             sides = borders.setdefault(node, [None, None])

@@ -37,11 +37,11 @@ class PlannedExchanges:
         """Op of ``applied.exchanged`` -> number of its collective."""
         return {op: c for c, one in enumerate(self.values.applied.exchanged.collectives) for op in one.ops}
 
-    def of(self, number: int, sums_shape: Mapping[int, tuple[int, ...]]) -> Exchange:
+    def of(self, number: int, sums: Mapping[int, tuple[tuple[int, ...], torch.dtype]]) -> Exchange:
         """A collective as ranks carry it out.
 
         Args:
-            sums_shape: of the statistics of each op that has some.
+            sums: shape and format of the statistics, or of the sums of classes, of each op that has some.
         """
         exchanged = self.values.applied.exchanged
         collective = exchanged.collectives[number]
@@ -49,7 +49,7 @@ class PlannedExchanges:
         row = self.values.split.rows[int(exchanged.origin[first])]
         places = [int(exchanged.part[op]) for op in collective.ops]
         batch = int(exchanged.micro_batch[first])
-        members = tuple(self._member(collective, member, places, batch, sums_shape) for member in collective.members)
+        members = tuple(self._member(collective, member, places, batch, sums) for member in collective.members)
         ranks = tuple(self.values.split.rank(row, place) for place in places)
         return Exchange(number, ranks, members, exchanged.graph.op_names[first])
 
@@ -59,11 +59,17 @@ class PlannedExchanges:
         member: Exchanged,
         places: list[int],
         batch: int,
-        sums_shape: Mapping[int, tuple[int, ...]],
+        sums: Mapping[int, tuple[tuple[int, ...], torch.dtype]],
     ) -> Member:
         kind, values = collective.kind, self.values
         if member.what == "statistics":
-            return Member(kind, whole(sums_shape[member.number]), dtype=torch.float64)
+            shape, dtype = sums[member.number]
+            return Member(kind, whole(shape), dtype=dtype)
+        if member.what == "sums":  # a row of each part
+            shape, dtype = sums[member.number]
+            table, rows = whole((len(places), *shape)), Shard(0, len(places))
+            each = tuple(table.cut_by(rows, len(places), place) for place in range(len(places)))
+            return Member(kind, table, before=each, dtype=dtype)
         if member.what in ("gradient", "parameter"):
             state, form = self.storage.flat_state(member)
             n = values.parts.layout(form, places[0]).n_elements

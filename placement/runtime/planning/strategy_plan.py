@@ -297,16 +297,16 @@ class StrategyPlan:
                 found.append((values.split.first_run[source], node))
         return tuple(found)
 
-    def ranks_sharing_labels(self, op: int, rank: int) -> tuple[int, ...]:
-        """The ranks that have other samples of a loss, op j, than this one, and this one."""
+    def ranks_sharing_labels(self, op: int, labels: torch.fx.Node, rank: int) -> tuple[int, ...]:
+        """The ranks that have other labels of a loss, op j, than this one, and this one."""
         mesh = self.values.split.mesh
-        axes = {a for a, one in enumerate(mesh) if one.row[op] is not None and self._cuts_input(a, op)}
+        axes = {a for a, one in enumerate(mesh) if one.row[op] is not None and self._cuts_input(a, op, labels)}
         return self.values.split.ranks_along(rank, axes)
 
-    def _cuts_input(self, axis: int, op: int) -> bool:
-        """Whether op j reads a part of any tensor along an axis."""
-        ptr = self.values.split.graph.inputs[0]
-        return bool((self.values.split.mesh[axis].read[ptr[op] : ptr[op + 1]] > SUM).any())
+    def _cuts_input(self, axis: int, op: int, argument: torch.fx.Node) -> bool:
+        """Whether op j reads a part of an argument along an axis."""
+        anchor = self.values.nodes.anchors.get(argument)
+        return anchor is not None and bool(self.values.split.mesh[axis].read[self.values.nodes.entry(op, anchor)] > SUM)
 
     @property
     def first_own_exchange(self) -> int:

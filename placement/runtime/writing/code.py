@@ -92,7 +92,7 @@ class Code:
             StrategyError: it cannot run on these parts.
         """
         extras = extras or Extras()
-        if extras.label_weight is not None or extras.sums is not None or extras.borders or extras.lists:
+        if extras != Extras():
             return self.local_call(node, local_call(node, parts, outputs, extras), inputs)
         key = node, tuple(parts.items()), outputs  # micro-batches are alike
         if key not in self._calls:

@@ -9,12 +9,13 @@ import torch
 from torch import fx
 
 from graphs.errors import StrategyError
+from placement.runtime.calls.class_calls import class_sums_call
 from placement.runtime.calls.local_calls import LocalCall
 from placement.runtime.calls.loss_calls import label_weight_call
 from placement.runtime.calls.norm_calls import bn_sums_call
 from placement.runtime.exchanging.exchanges import Exchange, Member
 from placement.runtime.parts.layouts import PartCut, PartLayout, whole
-from placement.runtime.planning.forms import dense
+from placement.runtime.planning.forms import dense, info_of
 from placement.runtime.planning.strategy_plan import Border
 from placement.runtime.program.transfers import Transfer
 from placement.runtime.writing.glue import edge_of
@@ -30,13 +31,15 @@ if TYPE_CHECKING:
 class BatchSums:
     """Sums over all samples: of labels' weights, before the step; of what batch norms read, as they run.
 
-    Each part adds up its own micro-batches, and an exchange adds up the parts.
+    Each part adds up its own micro-batches, and an exchange adds up the parts. And sums over all classes, of which each
+    part gives those of its own to all others, micro-batch by micro-batch.
     """
 
     def __init__(self, code: Code, parts: RankParts, arguments: Arguments) -> None:
         self._code, self._parts, self._arguments = code, parts, arguments
         self._labels: dict[int, fx.Node] = {}  # by captured op
         self._statistics: dict[int, fx.Node] = {}  # by op j, of this rank's samples
+        self._of_classes: dict[tuple[int, int], fx.Node] = {}  # by op j and micro-batch, of this rank's classes
 
     def count_labels(self) -> None:
         """Count the labels of all parts, by which losses are divided, before the step."""
@@ -49,10 +52,10 @@ class BatchSums:
                 call = label_weight_call(node, self._parts.read(node, op, batch))
                 if call is None:
                     break
-                total = self._added(total, node, call, op, batch)
+                total, labels = self._added(total, node, call, op, batch), call.args[0]
             if total is None:
                 continue
-            ranks = plan.ranks_sharing_labels(op, self._parts.rank)
+            ranks = plan.ranks_sharing_labels(op, labels, self._parts.rank)
             if len(ranks) > 1:
                 member = Member("all_reduce", whole(()), dtype=torch.float64)
                 exchange = Exchange(plan.first_own_exchange + 1 + number, ranks, (member,), "the labels' weight")
@@ -91,12 +94,38 @@ class BatchSums:
         """Whether parts put the statistics of op j together."""
         return op in self._statistics or ("statistics", op) in self._code.pending
 
-    def statistics_shape(self, op: int) -> tuple[int, ...]:
-        """Shape of the sums of op j: two numbers a channel, and how many entries a channel has."""
+    def sum_classes(self, op: int, batch: int) -> None:
+        """Add up the classes that are here of what op j reads."""
         node = self._parts.nodes_of[self._parts.values.split.source[op]][0]
-        read = self._parts.read(node, op, self._parts.plan.batches(op)[0])
-        part = next(part for part in read.values() if len(part.shape) > 1)
-        return (2 * part.local_shape[1] + 1,)
+        call = class_sums_call(node, self._parts.read(node, op, batch))
+        assert call is not None
+        self._of_classes[op, batch] = self._added(None, node, call, op, batch)
+
+    def own_classes(self, op: int, batch: int) -> fx.Node:
+        """Sums of the classes of op j that are here."""
+        return self._of_classes[op, batch]
+
+    def classes(self, op: int, batch: int) -> fx.Node | None:
+        """Sums of the classes of all parts, a row for each, where op j has but some."""
+        key = "sums", op, batch
+        return self._code.arrived(key) if key in self._code.pending else None
+
+    def form(self, op: int, batch: int) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and format of the sums of op j.
+
+        Of a batch norm two numbers a channel, and how many entries a channel has; of classes one number a sample.
+        """
+        node = self._parts.nodes_of[self._parts.values.split.source[op]][0]
+        read = self._parts.read(node, op, self._parts.plan.batches(op)[0] if batch < 0 else batch)
+        call = class_sums_call(node, read)
+        if call is None:
+            part = next(part for part in read.values() if len(part.shape) > 1)
+            return (2 * part.local_shape[1] + 1,), torch.float64
+        source, dim = call.args
+        info = info_of(source)
+        assert info is not None
+        shape = read[source].local_shape
+        return (*shape[:dim], *shape[dim + 1 :]), torch.promote_types(info.layout.dtype, torch.float32)
 
 
 class Borders:

@@ -48,13 +48,13 @@ class RankExchanges:
         if number in self._code.exchanges or all(map(self._is_needless, members)):
             return
         values, keys = zip(*(self._given(member, batch) for member in members), strict=True)
-        shapes = {m.number: self._sums.statistics_shape(m.number) for m in members if m.what == "statistics"}
+        sums = {m.number: self._sums.form(m.number, batch) for m in members if m.what in ("statistics", "sums")}
         is_for_update = all(
             m.what == "gradient" or (m.what == "tensor" and m.number in self._plan.results) for m in members
         )
         if is_for_update and self._open is not None:
             self._code.finish(self._open)
-        handle = self._code.begin(self._plan.exchanges.of(number, shapes), values, keys)
+        handle = self._code.begin(self._plan.exchanges.of(number, sums), values, keys)
         if is_for_update:
             self._open = handle
         for key in keys:
@@ -67,6 +67,8 @@ class RankExchanges:
             sums = self._sums.statistics(member.number)
             assert sums is not None
             return sums, ("statistics", member.number)
+        if member.what == "sums":
+            return self._sums.own_classes(member.number, batch), ("sums", member.number, batch)
         if member.what == "gradient":
             state, _ = self._plan.storage.flat_state(member)
             if ("gradient", state) in self._code.pending:  # its part, to be added up with those of other groups

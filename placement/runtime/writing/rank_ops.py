@@ -96,7 +96,8 @@ class RankOps:
         self._check_summands(op, parts)
         borders = self._borders.of_call(node, op, batch, inputs, parts)
         label_weight, sums = self._sums.label_weight(op), self._sums.statistics(op)
-        extras = Extras(label_weight, sums, borders, self._parts.lists(node, op, batch))
+        of_classes, lists = self._sums.classes(op, batch), self._parts.lists(node, op, batch)
+        extras = Extras(label_weight, sums, of_classes, borders, lists)
         self._copy_written(node, op, batch, inputs, is_of_all=sums is not None)
         return self._code.call_on_parts(node, inputs, parts, outputs, extras)
 

@@ -35,7 +35,7 @@ from torch import fx
 from graphs.opgraph import Phase
 from graphs.transforms.derived import STORED
 from graphs.transforms.splitting.exchange import ACCUMULATE
-from graphs.transforms.splitting.synchronised import STATISTICS
+from graphs.transforms.splitting.synchronised import CLASS_SUMS, STATISTICS
 from placement.runtime.program.fast_calls import with_fast_calls
 from placement.runtime.program.routines import Routine
 from placement.runtime.writing.arguments import Arguments
@@ -124,6 +124,8 @@ class Writer:
                 self._exchanges.begin(number, batch)
         elif kind == STATISTICS:
             self.sums.sum_statistics(origin)
+        elif kind == CLASS_SUMS:
+            self.sums.sum_classes(origin, batch)
         elif (
             kind in (ACCUMULATE, STORED)
             or graph.phase[origin] == Phase.UPDATE

@@ -175,21 +175,23 @@ def sizes_of(name: str, graph: OpGraph, derived: Derived) -> list[int]:
 
 
 def test_no_part_has_all_logits_where_table_and_output_share_their_weights() -> None:
-    """The table is cut by its words, so that the output is, too; each part has the loss of other samples."""
+    """The table is cut by its words, so that the output is, too, and the loss: none of it is exchanged."""
     made = build("gpt2", small=True, batch_size=8)
     graph = capture(made.model, made.train_args, train=True)
     logits = int(graph.tensor_bytes[graph.output_ptr[graph.op_names.index("_log_softmax")]])
     derived = split(graph, [Axis("tp", 2, TP)])
-    of_logits = [collective.kind for collective in derived.collectives if collective.bytes == logits]
-    assert of_logits == ["all_to_all", "all_to_all"]
+    assert not any(collective.bytes == logits for collective in derived.collectives)
+    assert [collective.kind for collective in derived.collectives if collective.members[0].what == "sums"] == [
+        *("all_gather", "all_gather")
+    ]
     assert set(sizes_of("_log_softmax", graph, derived)) == {logits // 2}
 
 
-def test_the_loss_is_cut_no_finer_than_there_are_samples() -> None:
-    """Replicas and micro-batches leave one sample to each part, and its words to the parts of the weights."""
+def test_the_loss_is_cut_by_samples_and_by_classes() -> None:
+    """Replicas and micro-batches leave one sample to each part, and its classes to the parts of the weights."""
     made = build("alexnet", small=True, batch_size=4)
     graph = capture(made.model, made.train_args, train=True)
     derived = split(graph, [Axis("dp", 2, DP), Axis("tp", 2, TP)], 2)
     loss = graph.op_names.index("_log_softmax")
     size = int(graph.tensor_bytes[graph.output_ptr[loss]])
-    assert set(sizes_of("_log_softmax", graph, derived)) == {size // 4}
+    assert set(sizes_of("_log_softmax", graph, derived)) == {size // 8}

@@ -17,6 +17,7 @@ from placement.runtime.calls.local_calls import (
     LocalCall,
     bn_sums_call,
     borders_needed,
+    class_sums_call,
     label_weight_call,
     local_call,
 )
@@ -123,6 +124,12 @@ def _extras(node: fx.Node, inputs: list[dict[fx.Node, PartLayout]], given: list[
             found[name] = node.graph.placeholder(name)
             for tensors in given:
                 tensors[found[name]] = total
+    of_classes = [class_sums_call(node, parts) for parts in inputs]
+    if of_classes[0] is not None:
+        rows = [run(call, tensors)[0] for call, tensors in zip(of_classes, given, strict=True) if call is not None]
+        found["class_sums"] = node.graph.placeholder("class_sums")
+        for tensors in given:
+            tensors[found["class_sums"]] = torch.cat(rows)
     return Extras(**found)  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ from graphs.zoo.cache import model_graph
 
 FIELDS = (
     *("extent", "whole_flops", "whole_bytes", "whole_time", "written_extent", "written", "read", "state", "halo"),
-    "has_parted_statistics",
+    *("has_parted_statistics", "sums_bytes"),
 )
 
 
