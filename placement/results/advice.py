@@ -22,7 +22,7 @@ _OTHERS = 2  # next best ways that are told
 _FAR = 4.0  # times the answer: slower ways are none to choose from
 _SAFER = 0.1  # share of the memory that a safer way needs less
 _STEPS = 5  # that tell which of two ways is faster
-_SAME = 1.005  # speed-ups below are none, for a reader
+_SAME = 1.01  # speed-ups below are none, for a reader: the plainest way within 1 % is the advice
 FIRST_LINE = 100  # characters of an answer's first line at most
 _BREAKS = (". ", "; ", ", ", ": ", " ")  # the best place to break it first
 
@@ -58,7 +58,7 @@ def advice(result: Result) -> str:
     answer = result.answer
     if answer is None:
         return f"found nothing that fits: {result.reason}"
-    others = [one for one in ways if one.name != ONE_DEVICE and _is_near(one, answer.objective_s)]
+    others = [one for one in ways if _is_another(one, answer.objective_s, one_s)]
     if one_s is not None and prefers_one_device(result):
         held = next(one.peak_bytes for one in ways if one.name == ONE_DEVICE)
         head = f"{_one_device_is(result, one_s)}{which}: {_time(result, one_s)}, fits in {format_bytes(held or 0)}"
@@ -80,8 +80,12 @@ def _is_same(one: Alternative, result: Result) -> bool:
     return one.name == PLACEMENT if result.strategy.is_none else one.strategy == result.strategy
 
 
-def _is_near(one: Alternative, best_s: float) -> bool:
-    return one.step_time_s is not None and one.step_time_s <= _FAR * best_s
+def _is_another(one: Alternative, best_s: float, one_s: float | None) -> bool:
+    """Whether a way is one to choose besides the best: near to it, and not one device that is no faster for it."""
+    if one.name == ONE_DEVICE or one.step_time_s is None or one.step_time_s > _FAR * best_s:
+        return False
+    is_alone = not one.strategy.is_none and one.strategy.devices == 1
+    return not is_alone or one_s is None or one.step_time_s * _SAME < one_s
 
 
 def prefers_one_device(result: Result) -> bool:

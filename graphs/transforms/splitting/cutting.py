@@ -32,9 +32,11 @@ def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis], decided: IntArray | 
         modules = axis.tensor_modules or axis.modules
         place = f" in {', '.join(modules)}" if modules else ""
         known = sorted({row.axis for rows in graph.split_rows for row in rows if row.axis})
+        is_one = graph.origin.batch_size == 1 and what == "batch"
+        why = "the batch has one sample" if is_one else f"its ops have rows for {', '.join(known)}"
         raise StrategyError(
             f"no op of graph {graph.name!r} can be cut into {parts} parts by {what}{place}, as axis {axis.name!r} "
-            f"wants; its ops have rows for {', '.join(known)}."
+            f"wants; {why}."
         )
     _check_shared(graph, sharding)
     _check_heads(graph, sharding, others)

@@ -236,7 +236,7 @@ def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:
 
 
 def _show(trial: Trial, result_stack: str) -> None:
-    """The figures of the devices, and sentences.
+    """The verdict, the figures of the devices, and sentences.
 
     Args:
         result_stack: that its step time was predicted on.
@@ -258,12 +258,28 @@ def _show(trial: Trial, result_stack: str) -> None:
             format_bytes(device.predicted_peak_bytes),
             format_bytes(device.kept_bytes),
         )
+    sentences = _sentences(trial)
+    emit(sentences.pop(0) if trial.speedup is None else _verdict(trial))
     emit_rich(table)
     if result_stack != trial.stack:
         emit(f"stack      predicted {result_stack}, and run {trial.stack}")
     if trial.by_module:
         emit("placed by module: all modules run in one process, one at a time; the prediction takes them to overlap")
-    emit("\n".join(_sentences(trial)))
+    emit("\n".join(sentences))
+
+
+def _verdict(trial: Trial) -> str:
+    """Whether the results are the plain model's, and how much faster they came."""
+    from graphs.formatting import format_seconds
+
+    if trial.differs:
+        same = "other results than the plain model's"
+    elif trial.outputs_equal or trial.gradients_equal:
+        same = "same results as the plain model's"
+    else:
+        same = "results not compared"
+    speed = "" if trial.speedup is None else f"{trial.speedup:.2f}x one device, "
+    return f"{same}: {speed}{format_seconds(trial.measured_step_s)} a step measured"
 
 
 def _sentences(trial: Trial) -> list[str]:

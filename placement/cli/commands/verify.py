@@ -54,6 +54,7 @@ def verify(given: VerifyOptions) -> None:
             "--train, --granularity, --precision and --dim say how to read --graph GRAPH; give that too."
         )
     with progress("importing"):
+        from graphs.formatting import show_line
         from placement import verification
         from placement.inputs.sources import read_cluster
     expected = None if given.graph is None else read_graph(given.graph, given).graph
@@ -64,5 +65,9 @@ def verify(given: VerifyOptions) -> None:
         emit_json(found.to_dict())
     else:
         emit(found.summary())
+        given_for = {"graph": given.graph, "cluster": given.cluster}
+        same = [f"the {what} {show_line(name)}" for what, name in given_for.items() if name is not None]
+        if same and found.holds:
+            emit(f"  compared: it is for {' and '.join(same)}")
     if not found.holds:
         raise typer.Exit(1)

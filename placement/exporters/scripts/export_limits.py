@@ -60,8 +60,8 @@ def _plainer(strategy: Strategy) -> Iterator[Strategy]:
 def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
     if strategy.is_none:
         yield (
-            "it is one of placements, which no script of torch's libraries runs; export it as a device_map, or search "
-            "for a strategy"
+            "it is one of placements, which no script of torch's libraries runs; export it as a device_map, or name a "
+            "strategy, as `placement optimize` with --strategy dp2 does"
         )
     if result.graph.origin.train is False:
         yield "it was found for inference, and the script trains; place the training step, with train=True"

@@ -256,9 +256,9 @@ def test_zero_shot_is_near_heft_or_better() -> None:
 
 
 def test_more_evaluations_are_never_worse_and_repeatable() -> None:
-    problem = Problem(layered(400, 2_000_100, 1.0), _devices(4))
+    problem = Problem(layered(200, 2_000_100, 1.0), _devices(4))
     quick = propose_pretrained(problem, 3, Budget(seconds=0))
-    budgets = [Budget(evaluations=1500) for _ in range(2)]
+    budgets = [Budget(evaluations=500) for _ in range(2)]
     longer, again = (propose_pretrained(problem, 3, budget) for budget in budgets)
     assert _value(problem, longer) <= _value(problem, quick)
     assert (longer.device == again.device).all()

@@ -40,6 +40,14 @@ def test_verify_says_that_it_cannot_prove_a_searchs_bound(call: Call, tmp_path: 
     assert sentence.startswith("lower_bound_s and gap: ")
 
 
+def test_verify_says_what_it_was_compared_with(call: Call, graph_file: Path) -> None:
+    call("optimize", graph_file, *CLUSTER, "-o", "p.json")
+    assert "compared" not in call("verify", "p.json")[1]
+    code, out, _ = call("verify", "p.json", "--graph", graph_file, *CLUSTER)
+    assert code == 0
+    assert f"  compared: it is for the graph {graph_file} and the cluster {CLUSTER[1]}" in out
+
+
 def test_verify_refuses_what_does_not_fit(call: Call, graph_file: Path, tmp_path: Path) -> None:
     call("optimize", graph_file, *CLUSTER, "-o", "p.json")
     other = tmp_path / "other.json"
