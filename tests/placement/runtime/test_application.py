@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -23,10 +22,7 @@ from graphs.opgraph import Phase
 from graphs.transforms.stacks import on_stack
 from placement.cli import run
 from placement.inputs.sources import read_source
-from placement.measuring.models.op_clock import Stretch
 from placement.measuring.runs import trial
-from placement.measuring.runs.differences import GRADIENT, Compared, all_equal, compared, equal
-from placement.measuring.runs.recording import whole
 from placement.measuring.runs.trial import try_out
 from placement.results.result import Result
 from placement.runtime.application import places_of, plan_of
@@ -173,36 +169,6 @@ def test_an_infeasible_result_is_refused(towers: tuple[nn.Module, tuple[torch.Te
         placement.apply(model, nothing, args)
 
 
-def test_when_results_are_equal() -> None:
-    masked = torch.tensor([1.0, -math.inf, 2.0])
-    assert equal(masked, masked.clone())
-    assert not equal(masked + 1, masked)
-    assert not equal(masked.nan_to_num(), masked)
-    wave = torch.tensor([1 + 2j, 3j])
-    assert equal(wave * (1 + 1e-7), wave)
-    assert not equal(wave * 1.1, wave)
-    assert not equal(torch.tensor([1, 2]), torch.tensor([1, 3]))
-    assert not equal(torch.ones(1), torch.ones(3))
-
-
-def test_a_gradient_that_is_zero_but_for_rounding_is_equal_to_another() -> None:
-    # as of the bias of a convolution before a batch norm
-    reference = {
-        f"{GRADIENT}bias": torch.full((4,), 2e-9),
-        f"{GRADIENT}weight": torch.ones(4),
-        "output/0": torch.tensor(2e-9),
-    }
-    same = compared({name: tensor.clone() for name, tensor in reference.items()}, reference)
-    assert set(same.values()) == {(True, 0.0)}
-    other = {
-        f"{GRADIENT}bias": torch.full((4,), -3e-9),
-        f"{GRADIENT}weight": torch.ones(4) * 1.01,
-        "output/0": torch.tensor(3e-9),
-    }
-    assert [is_equal for is_equal, _ in compared(other, reference).values()] == [True, False, False]
-    assert not compared({f"{GRADIENT}bias": torch.full((4,), 1e-5)}, reference)[f"{GRADIENT}bias"][0]
-
-
 def test_a_strategy_for_another_step_of_the_model_says_what_differs() -> None:
     model, args = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), (torch.ones(4, 8),)
     result = placement.optimize(placement.capture(model, args, train=True), two(), strategy="dp2", seed=0)
@@ -212,34 +178,6 @@ def test_a_strategy_for_another_step_of_the_model_says_what_differs() -> None:
     program = capture_program(model, args, {}, True, loss=None, optimizer="adam")
     with pytest.raises(MismatchError, match="frozen and cast as here"):
         plan_of(program, result)
-
-
-def rank_that_compared(*names: str, unequal: str = "") -> Compared:
-    return {name: (name != unequal, 0.0) for name in names}
-
-
-@pytest.mark.parametrize(
-    ("computed", "ranks", "of_gradients", "is_equal"),
-    [
-        # What the plain model computed is the same on the ranks that have it.
-        (["loss", "gradient/w", "gradient/b"], [("loss", "gradient/w"), ("loss", "gradient/b")], True, True),
-        (["loss", "gradient/w"], [("loss", "gradient/w")], False, True),
-        # Nothing of the kind was computed, so nothing was compared.
-        (["output/0"], [("output/0",), ("output/0",)], True, None),
-        ([], [(), ()], False, None),
-        # A rank has computed too little, or too much.
-        (["loss", "gradient/w", "gradient/b"], [("loss", "gradient/w"), ("loss",)], True, False),
-        (["output/0", "output/1"], [("output/0",)], False, False),
-    ],
-)
-def test_what_is_equal_was_compared(
-    computed: list[str], ranks: list[tuple[str, ...]], of_gradients: bool, is_equal: bool | None
-) -> None:
-    assert all_equal(computed, [rank_that_compared(*names) for names in ranks], of_gradients) is is_equal
-    if is_equal:
-        name = next(name for name in computed if name.startswith("gradient/") == of_gradients)
-        unequal = [rank_that_compared(*names, unequal=name) for names in ranks]
-        assert all_equal(computed, unequal, of_gradients) is False
 
 
 HALVES = """
@@ -280,21 +218,6 @@ def test_numbers_of_two_bytes_are_equal_within_their_rounding(
     assert (found["outputs_equal"], found["gradients_equal"]) == (True, True)
     assert 0 < found["largest_difference"]["share"] < 0.05
     assert found["largest_difference"]["name"]
-
-
-def test_what_is_no_number_is_not_called_equal() -> None:
-    nothing = torch.full((), math.nan)
-    found = compared({"loss": nothing.clone()}, {"loss": nothing})
-    assert math.isnan(found["loss"][1])
-    assert all_equal(["loss"], [found], False) is None
-    assert not compared({"loss": nothing}, {"loss": torch.ones(())})["loss"][0]
-
-
-def test_twice_a_gradient_is_no_rounding() -> None:
-    reference = {f"{GRADIENT}w": torch.ones(4), f"rounding/{GRADIENT}w": torch.tensor(0.02)}
-    for factor, is_equal in ((1.05, True), (2.0, False)):
-        found = compared({f"{GRADIENT}w": torch.full((4,), factor)}, reference)[f"{GRADIENT}w"]
-        assert found == (is_equal, pytest.approx(factor - 1, rel=1e-5))
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -380,23 +303,6 @@ def test_the_command_repeats_the_doubts_of_a_placement(
 
 def refused(*_args: object, **_options: object) -> None:
     raise MismatchError("not run in this test.")
-
-
-def test_an_op_of_several_calls_is_one_span_and_one_without_code_has_no_length() -> None:
-    calls = [
-        Stretch("receive", 7, 1.0, 2.0),
-        Stretch("op", 4, 2.0, 3.0),
-        Stretch("send", 8, 3.0, 3.5),
-        Stretch("op", 4, 3.5, 4.0),
-    ]
-    assert whole([*calls, Stretch("op", 5, 4.0, 6.0)], [3, 4, 9, 5]) == [
-        Stretch("receive", 7, 1.0, 2.0),
-        Stretch("op", 3, 1.0, 1.0),
-        Stretch("op", 4, 2.0, 4.0),
-        Stretch("send", 8, 3.0, 3.5),
-        Stretch("op", 9, 4.0, 4.0),
-        Stretch("op", 5, 4.0, 6.0),
-    ]
 
 
 def test_outputs_do_not_take_the_place_of_inputs(
