@@ -14,6 +14,7 @@ ones take equally long.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections import defaultdict
@@ -66,6 +67,11 @@ class Judged:
     predicted_s: float
     predicted_bytes: float
     constant_s: float = 0.0
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether a time was measured, too."""
+        return not math.isnan(self.run.measured_s)
 
     @property
     def error(self) -> float:
@@ -127,7 +133,8 @@ def judged(rows: Sequence[Run | Skipped]) -> list[Judged | Skipped]:
             found.append(Skipped(row.name, str(error)))
             continue
         found.append(Judged(row, seconds, size))
-        print(f"{row.name}: {found[-1].error:+.1%} ({time.perf_counter() - began:.0f} s)", file=sys.stderr)
+        error = found[-1].error if found[-1].is_timed else found[-1].memory_error or 0.0
+        print(f"{row.name}: {error:+.1%} ({time.perf_counter() - began:.0f} s)", file=sys.stderr)
     return _with_constants(found)
 
 
@@ -163,7 +170,9 @@ def scored(run: Run, micro_batches: int) -> tuple[float, float]:
     else:
         made = applied(graph, cluster, strategy, folded=not why_not_folded(cluster, strategy))
         score = Simulator(made.problem).score(made.plan)
-    return score.step_time_s, float(score.peak_bytes.max())
+    peaks = [peak for device, peak in zip(cluster.devices, score.peak_bytes, strict=False) if device.kind == "gpu"]
+    held = [peak for peak in peaks if peak]
+    return score.step_time_s, float(held[-1] if run.last_rank else max(held))
 
 
 @lru_cache(maxsize=8)
@@ -199,12 +208,12 @@ def _with_constants(rows: list[Judged | Skipped]) -> list[Judged | Skipped]:
     """With the time that one utilisation gives each: of all that suit rows of one kind of cluster, the best one."""
     groups: dict[str, list[Judged]] = defaultdict(list)
     for row in rows:
-        if isinstance(row, Judged):
+        if isinstance(row, Judged) and row.is_timed:
             groups[_kind(row.run)].append(row)
     constant = {kind: _best_rate(several) for kind, several in groups.items()}
     return [
         row
-        if isinstance(row, Skipped)
+        if isinstance(row, Skipped) or not row.is_timed
         else Judged(row.run, row.predicted_s, row.predicted_bytes, _work(row.run) / constant[_kind(row.run)])
         for row in rows
     ]
@@ -245,7 +254,7 @@ def layouts(rows: Sequence[Judged | Skipped]) -> list[list[Judged]]:
     """Runs of one workload, where there are several."""
     groups: dict[tuple[object, ...], list[Judged]] = defaultdict(list)
     for row in rows:
-        if isinstance(row, Judged):
+        if isinstance(row, Judged) and row.is_timed:
             groups[row.run.workload].append(row)
     return [group for group in groups.values() if len(group) > 1]
 
@@ -262,6 +271,7 @@ def as_json(name: str, rows: Sequence[Judged | Skipped]) -> dict[str, Any]:
     """What ``--json`` says of one file."""
     built = [row for row in rows if isinstance(row, Judged)]
     right, several = pairs_in_order(rows)
+    timed = [row for row in built if row.is_timed]
     memory = [abs(error) for row in built if (error := row.memory_error) is not None]
     return {
         "file": name,
@@ -278,15 +288,19 @@ def as_json(name: str, rows: Sequence[Judged | Skipped]) -> dict[str, Any]:
             }
             for row in rows
         ],
-        "mean_error": _mean([abs(row.error) for row in built]),
-        "constant_mean_error": _mean([abs(row.constant_error) for row in built]),
+        "mean_error": _mean([abs(row.error) for row in timed]),
+        "constant_mean_error": _mean([abs(row.constant_error) for row in timed]),
         "memory_mean_error": _mean(memory),
+        "memory_median_error": float(np.median(memory)) if memory else None,
+        "memory_within_a_tenth": sum(error <= 0.1 for error in memory) / len(memory) if memory else None,
         "pairs_in_order": right / several if several else None,
     }
 
 
 def _figures(name: str, measured_s: float, predicted_s: float, constant_s: float) -> dict[str, Any]:
     """What every row says, a step's or a kernel's."""
+    if math.isnan(measured_s):
+        return {"run": name, "measured_s": None, "predicted_s": predicted_s, "error": None, "constant_error": None}
     return {
         "run": name,
         "measured_s": measured_s,
@@ -348,8 +362,13 @@ def _print(show: Printer, name: str, rows: Sequence[Judged | Skipped]) -> None:
         show.table(name, columns, lines)
         far = sum(abs(row.error) > 0.2 for row in built)
         right, several = pairs_in_order(rows)
-        note = f"{len(built)} rows: {_mean([abs(row.error) for row in built]):.1%} off in the mean, {far} beyond 20 %; "
-        note += f"one constant {_mean([abs(row.constant_error) for row in built]):.1%}."
+        timed = [row for row in built if row.is_timed]
+        note = f"{len(built)} rows"
+        if timed:
+            note += f": {_mean([abs(row.error) for row in timed]):.1%} off in the mean, {far} beyond 20 %; "
+            note += f"one constant {_mean([abs(row.constant_error) for row in timed]):.1%}"
+        memory = [abs(error) for row in built if (error := row.memory_error) is not None]
+        note += f"; memory {np.median(memory):.1%} off in the median." if memory else "."
         if several:
             behind = max(_behind(rows))
             note += (

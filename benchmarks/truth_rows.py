@@ -1,7 +1,7 @@
 """Files of measured training runs, and each of their rows as a user would write it: a model, a strategy, a machine.
 
 The formats are those of public tables: MosaicML's llm-foundry, PyTorch's torchtitan, NVIDIA's dgxc-benchmarking,
-SimuMax's Megatron iterations, BigScience's BLOOM topologies and vTrain's Megatron iterations, each a CSV file that is
+SimuMax's and vTrain's Megatron iterations, BigScience's BLOOM topologies, and peaks of Megatron's own tests, each a CSV file that is
 known by its columns. Nothing is fitted: what a row does not say follows from the framework that ran it, and is written
 down here.
 """
@@ -58,9 +58,10 @@ class Run:
         strategy: text without micro-batches, which `micro_batches` says.
         cluster: name of a preset, ``"HOSTSx8x..."`` for several hosts.
         stack: how ops become kernels.
-        measured_s: seconds of a step.
+        measured_s: seconds of a step; NaN where only memory was measured.
         measured_bytes: peak of the fullest device, allocated or, by torchtitan, reserved; None where nobody said.
         software: by what it differs from today's.
+        last_rank: `measured_bytes` are of the last stage.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Run:
     measured_s: float
     measured_bytes: float | None = None
     software: Software = Software()
+    last_rank: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -341,10 +343,68 @@ def _vtrain(row: Row) -> Run | Skipped:
     )
 
 
-def _even_cuts(layers: int, stages: int) -> str:
+def _megatron_ci(row: Row) -> Run | Skipped:
+    """Megatron-LM's own functional tests: peaks of the last rank, in bytes; their times are those of the host.
+
+    Options that are not given have Megatron's defaults: learned positions, biases, dropout of 0.1, a tied table.
+    """
+    name = f"{row['test']} on {row['device']}"
+    if row["second_half_of_resume"] == "True" or row["same_series_also_filed_under_other_device_or_test"]:
+        return Skipped(name, "filed twice")
+    unknown = (
+        *("num_experts", "multi_latent_attention", "mtp_num_layers", "hybrid_layer_pattern", "fp8_format", "spec"),
+        *(
+            "use_megatron_fsdp",
+            "use_torch_fsdp2",
+            "pipeline_model_parallel_layout",
+            "num_distributed_optimizer_instances",
+        ),
+        *("data_parallel_sharding_strategy", "step_batch_size_schedule", "qk_layernorm", "cuda_graph_impl"),
+    )
+    if not row["test"].startswith("gpt/") or any(row[key] for key in unknown) or "frozen" in row["test"]:
+        used = [key for key in unknown if row[key]]
+        return Skipped(name, f"not built: {', '.join(used) or row['test'].split('/')[0]}")
+    if not row["nodes"] or not row["gpus_per_node"]:
+        return Skipped(name, "how many GPUs is not listed")
+    if "uneven" in row["test"] or row["expert_tensor_parallel_size"]:
+        return Skipped(name, "layers of stages are not listed")
+    keys = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    tensor, stages, context = (int(row[key] or 1) for key in keys)
+    gpus, layers = int(row["nodes"]) * int(row["gpus_per_node"]), int(row["num_layers"])
+    replicas = gpus // (tensor * stages * context)
+    each = row["num_layers_per_virtual_pipeline_stage"]
+    chunks = layers // stages // int(each) if each else int(row["num_virtual_stages_per_pipeline_rank"] or 1)
+    hidden, heads = int(row["hidden_size"]), int(row["num_attention_heads"])
+    is_gated = bool(row["swiglu"])
+    padded = 128 * tensor
+    shape = Shape(
+        *(layers, hidden, int(row["ffn_hidden_size"] or 4 * hidden), heads, int(row["num_query_groups"] or heads)),
+        *(-(-int(row["vocab_size"] or 50_257) // padded) * padded, int(row["seq_length"])),
+        gate=is_gated,
+        activation="silu" if is_gated else "relu2" if row["squared_relu"] else "gelu",
+        norm="rms" if row["normalization"] == "RMSNorm" else "layer",
+        positions="rotary" if row["position_embedding_type"] == "rope" else "learned",
+        biases=not row["disable_bias_linear"],
+        tied=not row["untie_embeddings_and_output_weights"],
+        flash=row["transformer_impl"] == "transformer_engine" and row["attention_backend"] != "unfused",
+        dropout=float(row["attention_dropout"] or 0.1),
+        precision="master",
+    )
+    words = _megatron_words(replicas, tensor, context, stages, chunks, sequence=bool(row["sequence_parallel"]))
+    words = [word if row["use_distributed_optimizer"] else word.replace(" zero1", "") for word in words]
+    words += [_again(FULL if row["recompute_granularity"] == "full" else "")]
+    words += [_even_cuts(layers, stages, "_to_copy" if shape.norm == "rms" else "native_layer_norm")] * (chunks == 1)
+    return Run(
+        *(name, shape, int(row["global_batch_size"]), int(row["micro_batch_size"]), replicas, _joined(words)),
+        *("8xA100-nvswitch", "fused", gpus, math.nan, float(row["mem_max_allocated_bytes"])),
+        last_rank=True,
+    )
+
+
+def _even_cuts(layers: int, stages: int, first_op: str = "_to_copy") -> str:
     """Where Megatron cuts a pipeline: equally many layers in each stage, whatever comes before and after them."""
     begins = range(layers // stages, layers, layers // stages) if stages > 1 and layers % stages == 0 else ()
-    return "cuts=" + "+".join(f"layers.{layer}.norm/_to_copy" for layer in begins) if begins else ""
+    return "cuts=" + "+".join(f"layers.{layer}.norm/{first_op}" for layer in begins) if begins else ""
 
 
 def _deepspeed_cuts(layers: int, stages: int) -> str:
@@ -364,6 +424,7 @@ FORMATS: tuple[tuple[set[str], Callable[[Row], Run | Skipped]], ...] = (
     ({"framework", "precision", "mbs", "gbs", "layers", "step_s", "vp", "kv_heads"}, _dgxc),
     ({"case", "micro_batch", "num_microbatches", "step_ms", "max_alloc_gib", "kv_heads"}, _simumax),
     ({"nlayers", "nhidden", "nheads", "sec_per_iteration", "zero_stage"}, _bloom),
+    ({"test", "mem_max_allocated_bytes", "tensor_model_parallel_size", "use_distributed_optimizer"}, _megatron_ci),
     ({"# GPUs", "global batch", "micro batch", "pipeline parallelism", "iteration time (ms)"}, _vtrain),
 )
 
