@@ -1,9 +1,9 @@
 """Files of measured training runs, and each of their rows as a user would write it: a model, a strategy, a machine.
 
 The formats are those of public tables: MosaicML's llm-foundry, PyTorch's torchtitan, NVIDIA's dgxc-benchmarking,
-SimuMax's and vTrain's Megatron iterations, BigScience's BLOOM topologies, and peaks of Megatron's own tests, each a CSV file that is
-known by its columns. Nothing is fitted: what a row does not say follows from the framework that ran it, and is written
-down here.
+SimuMax's and vTrain's Megatron iterations, BigScience's BLOOM topologies, and peaks of Megatron's own tests, each a CSV
+file that is known by its columns. Nothing is fitted: what a row does not say follows from the framework that ran it,
+and is written down here.
 """
 
 from __future__ import annotations
