@@ -53,16 +53,28 @@ def in_precision(model: nn.Module, precision: Precision | None) -> tuple[Call, d
     made: dict[int, torch.Tensor] = {}
     if precision is None:
         return model, made
-    dtype = dtype_of(precision.activation)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if precision.casts_parameters:
-            for module in model.modules():
-                module.__dict__["_parameters"] = _CastWhenRead(module._parameters, dtype, made)
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda x: cast(x, dtype), (args, kwargs))
+        args, kwargs = cast_inside(model, precision, made, args, kwargs)
         return model(*args, **kwargs)
 
     return call, made
+
+
+def cast_inside(
+    model: nn.Module, precision: Precision, made: dict[int, torch.Tensor], args: Any, kwargs: Any
+) -> tuple[Any, Any]:
+    """Let a model read its parameters cast from now on; its arguments, cast.
+
+    Args:
+        made: gets the casts, by the ids of the parameters.
+    """
+    dtype = dtype_of(precision.activation)
+    if precision.casts_parameters:
+        for module in model.modules():
+            module.__dict__["_parameters"] = _CastWhenRead(module._parameters, dtype, made)
+    found: tuple[Any, Any] = pytree.tree_map_only(torch.Tensor, lambda x: cast(x, dtype), (args, kwargs))
+    return found
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

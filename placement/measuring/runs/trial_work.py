@@ -16,6 +16,7 @@ from graphs.capture import Program, capture_program
 from graphs.capture.failure import reason_of
 from graphs.capture.record import default_loss
 from graphs.errors import MismatchError
+from graphs.kept import precision_named
 from graphs.origin import COMPILED, EAGER
 from placement.inputs.examples import Example, read_example
 from placement.measuring.runs.differences import GRADIENT, ROUNDING, compared, distance, largest
@@ -30,14 +31,17 @@ from placement.runtime.application import apply, layout_of, plan_of
 from placement.runtime.modules.by_module import module_places
 from placement.runtime.modules.strategy_module import StrategyModule
 from placement.runtime.ranks.process_group import ProcessGroup
+from placement.runtime.states.formats import accept_gradients, compute_in, convert
 
 
 def plain(task: TrialTask, group: ProcessGroup) -> ProcessOutcome:
     """Steps of the model as it is; what it computes first goes to a file for the others to compare with."""
-    example, place = _example(task), task.places[0]
+    result, place = Result.load(task.placement), task.places[0]
+    example = _example(task, result)
     if task.way == "plain":
-        result = Result.load(task.placement)
         layout_of(_program(example, task.train, result), result, task.devices)  # refuses another model's placement
+    if result.graph.origin.precision is not None:
+        compute_in(example.model, precision_named(result.graph.origin.precision))
     step = _step(task, _moved(example, place))
     torch.manual_seed(task.seed)
     try:
@@ -116,7 +120,7 @@ def placed(task: TrialTask, group: ProcessGroup) -> ProcessOutcome:
 
 
 def _as_placed(task: TrialTask, result: Result, group: ProcessGroup) -> Example:
-    example = _example(task)
+    example = _example(task, result)
     if task.way == "ranked":
         plan = plan_of(_program(example, task.train, result), result)
         module = RecordingModule(example.model, plan, group, task.places[group.rank])
@@ -171,9 +175,14 @@ def _kept_bytes(task: TrialTask, model: nn.Module, result: Result, rank: int) ->
     return found
 
 
-def _example(task: TrialTask) -> Example:
+def _example(task: TrialTask, result: Result) -> Example:
+    """The model with its inputs, in the formats of the precision that the result was captured in."""
     example = read_example(task.model, train=task.train, dims=task.dims, seed=task.seed)
     example.model.train(task.train)
+    if result.graph.origin.precision is not None:
+        precision = precision_named(result.graph.origin.precision)
+        convert(example.model, precision)
+        accept_gradients(example.model, precision)
     return example
 
 
@@ -187,8 +196,9 @@ def _own_bytes(model: nn.Module) -> int:
 
 
 def _program(example: Example, train: bool, result: Result) -> Program:
-    optimizer = result.graph.origin.optimizer or "adam"
-    return capture_program(example.model, example.args, example.kwargs, train, optimizer=optimizer)
+    origin = result.graph.origin
+    how: dict[str, Any] = {"optimizer": origin.optimizer or "adam", "precision": origin.precision}
+    return capture_program(example.model, example.args, example.kwargs, train, **how)
 
 
 def _moved(example: Example, place: torch.device) -> Example:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
-from graphs.capture.casting import cast, dtype_of, is_convertible, kept_formats
+from graphs.capture.casting import cast, cast_inside, dtype_of, is_convertible, kept_formats
 from graphs.recipes import Precision
 
 
@@ -28,3 +30,20 @@ def accept_gradients(model: nn.Module, precision: Precision) -> None:
         for parameter in model.parameters():
             if parameter.requires_grad and is_convertible(parameter):
                 parameter.grad_dtype = dtype_of(precision.gradient)
+
+
+def compute_in(model: nn.Module, precision: Precision) -> None:
+    """Let calls of a model, which has the formats of a precision, compute in it: op for op what is captured of it."""
+    kept: list[dict[str, Any]] = []
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        kept.extend(module._parameters for module in model.modules())
+        return cast_inside(model, precision, {}, args, kwargs)
+
+    def after(*_: Any) -> None:
+        for module, parameters in zip(model.modules(), kept, strict=True):
+            module.__dict__["_parameters"] = parameters
+        kept.clear()
+
+    model.register_forward_pre_hook(before, with_kwargs=True)
+    model.register_forward_hook(after, always_call=True)

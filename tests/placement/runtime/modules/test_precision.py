@@ -18,7 +18,7 @@ import placement
 from graphs.capture import capture, capture_program
 from graphs.errors import MismatchError
 from graphs.recipes import PRECISIONS
-from placement.runtime.states.formats import convert
+from placement.runtime.states.formats import accept_gradients, compute_in, convert
 from tests.helpers.placed_models import cpus
 
 HALF = torch.bfloat16
@@ -162,3 +162,22 @@ def test_losses_in_float16_are_scaled_by_torch_s_scaler() -> None:
     assert scales[0] == scales[1] < 2.0**30  # steps that overflowed were left out
     for one, other in zip(trained[0].parameters(), trained[1].parameters(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("precision", ["mixed", "master"])
+def test_a_plain_model_can_compute_in_a_precision(precision: str) -> None:
+    model = transformer()
+    loss, gradients = reference(model, precision)
+    convert(model, PRECISIONS[precision])
+    accept_gradients(model, PRECISIONS[precision])
+    before = dict(model.named_parameters())
+    compute_in(model, PRECISIONS[precision])
+    for _ in range(2):
+        model.zero_grad()
+        found = model(*batch())
+        found.backward()
+        assert torch.equal(found, loss)
+    for name, parameter in model.named_parameters():
+        assert parameter is before[name]
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, gradients[name].float())
