@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,17 @@ def cpus(n: int) -> Cluster:
     devices = tuple(Device(f"cpu{i}", "cpu", 1 << 40, {"float32": 1e10}, 1e10, 5e-6) for i in range(n))
     links = [link for i in range(n) for j in range(i) for link in both_ways(f"cpu{j}", f"cpu{i}", 1e9, 1e-4)]
     return Cluster("cpus", devices, tuple(links))
+
+
+def with_host(n: int) -> Cluster:
+    """The same as accelerators, and a CPU beside them."""
+    cluster = cpus(n)
+    devices = tuple(replace(device, name=f"part{d}", kind="accelerator") for d, device in enumerate(cluster.devices))
+    host = cluster.devices[0]
+    ends = {device.name: own.name for device, own in zip(cluster.devices, devices, strict=True)}
+    links = [replace(link, src=ends[link.src], dst=ends[link.dst]) for link in cluster.links]
+    links += [link for device in devices for link in both_ways(device.name, host.name, 1e9, 1e-4)]
+    return Cluster("with host", (*devices, host), tuple(links))
 
 
 def random_layout(program: Program, n_devices: int, seed: int) -> DeviceLayout:

@@ -111,7 +111,8 @@ def evaluation_plan(program: Program, plan: StrategyPlan) -> StrategyPlan:
     trained = plan.values.applied
     cuts = trained.strategy.cuts
     known = set(program.graph.op_names)
-    strategy = replace(trained.strategy, zero=0, recompute=(), cuts=cuts if known.issuperset(cuts) else ())
+    kept = cuts if known.issuperset(cuts) else ()
+    strategy = replace(trained.strategy, zero=0, recompute=(), offload=(), cuts=kept)
     try:
         return StrategyPlan(
             Values(functional(program), applied(program.graph, without_lanes(trained.problem.cluster), strategy))

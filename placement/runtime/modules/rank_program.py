@@ -25,6 +25,7 @@ from placement.runtime.program.transfers import Transfer
 from placement.runtime.ranks.endpoint import RankEndpoint
 from placement.runtime.ranks.meeting import check_size
 from placement.runtime.ranks.process_group import ProcessGroup
+from placement.runtime.states.state_parts import fetched
 from placement.runtime.storing.agreement import SameStart, check_same_plan
 from placement.runtime.transport.channels import channels_of
 from placement.runtime.writing.writer import write
@@ -53,6 +54,8 @@ class RankProgram:
         check_same_plan(group, plan)
         self._plan, self._group, self._place, self._stored = plan, group, place, stored
         self._program = plan.values.step.program
+        own = plan.states[group.rank] if plan.is_offloaded else ()
+        self._on_host = {name: state for state in own if state.trained for name in state.names}
         self._code = write(plan, group.rank)
         self._op_names = tuple(self._program.graph.op_names)
         first_tag = _TRAINING_TAG if self._program.train else _FORWARD_TAG
@@ -136,4 +139,6 @@ class RankProgram:
         if kind == "drawn":
             return drawn[name].to(self._place)
         found = self._stored(name)
+        if found is not None and name in self._on_host:
+            return fetched(found, self._on_host[name], self._place)
         return (self._program.constants[name] if found is None else found).to(self._place)

@@ -33,9 +33,12 @@ class StrategyModule(OpByOpWrapper):
     """A drop-in for the model in a program that runs once per device.
 
     It has the model's modules, and of its parameters and buffers what this rank stores, under their own keys:
-    ``parameters()`` is what this rank's optimizer takes. All ranks make the same calls. An argument is the global
-    batch, the same on all ranks, or this rank's own samples of it (`placement.shard_of`). With one seed on all ranks
+    ``parameters()`` is what this rank's optimizer takes. All ranks make the same calls. An argument is the whole batch,
+    the same on all ranks, or this rank's own samples of it (`placement.shard_of`). With one seed on all ranks
     dropout draws for each sample what it draws on one device.
+
+    Where updates are offloaded, parameters lie on the host, with their gradients and what the optimizer makes for them,
+    and a step begins with a copy on the device.
 
     Under a placement other batch sizes and lengths are captured when they first come, as far as the model runs the same
     ops for them; a strategy is for the sizes that it was made for.
@@ -57,7 +60,8 @@ class StrategyModule(OpByOpWrapper):
         self._tensors = NamedTensors(model)
         self._program = RankProgram(plan, group, place, self._tensors.get)
         self._outlines = outlines_of(model)
-        self._states = RankStates(model, plan.states, group, place)
+        host = torch.device("cpu") if plan.is_offloaded else None
+        self._states = RankStates(model, plan.states, group, place, host)
         # The first of tied names, under which this rank's module has a parameter of the plan.
         self._own_names = {name: state.name for state in self._states.table[group.rank] for name in state.names}
         self._evaluations: dict[str, OtherStep] = {}  # by what is no tensor among the arguments

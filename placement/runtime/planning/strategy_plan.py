@@ -122,6 +122,11 @@ class StrategyPlan:
         return self.values.applied.strategy.is_none
 
     @property
+    def is_offloaded(self) -> bool:
+        """Whether the optimizer works on the hosts of the devices."""
+        return bool(self.values.applied.strategy.offload)
+
+    @property
     def n_ranks(self) -> int:
         return self.values.split.n_ranks
 

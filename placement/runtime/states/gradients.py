@@ -38,5 +38,5 @@ def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor], in_wh
 
 
 def _accepted(parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient in the format that a parameter takes one in; replicas may have added up a narrower one."""
-    return gradient.to(parameter.grad_dtype or gradient.dtype)
+    """A gradient where its parameter is, in the format in which that takes one; replicas may add up a narrower one."""
+    return gradient.to(parameter.device, parameter.grad_dtype or gradient.dtype)

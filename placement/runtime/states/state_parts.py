@@ -156,7 +156,9 @@ def _with_names(state: StatePart, tied: dict[str, list[str]]) -> StatePart:
     return replace(state, names=(*state.names, *more)) if more else state
 
 
-def local_states(model: nn.Module, table: StateTable, rank: int, place: torch.device) -> list[Unfilled]:
+def local_states(
+    model: nn.Module, table: StateTable, rank: int, place: torch.device, host: torch.device | None = None
+) -> list[Unfilled]:
     """Make a model that of rank: its parameters and buffers become what the rank stores, the rest is freed.
 
     Names, modules and `nn.Parameter` objects stay; what other ranks store is None. Tied ones stay tied. Tensors on
@@ -165,6 +167,8 @@ def local_states(model: nn.Module, table: StateTable, rank: int, place: torch.de
     Args:
         model: whole, or on ``meta``.
         table: of `completed`.
+        place: the device of the rank.
+        host: where parameters that an optimizer changes are kept instead; None: there, too.
 
     Returns:
         Those that were on ``meta``, for `check_filled`.
@@ -181,7 +185,7 @@ def local_states(model: nn.Module, table: StateTable, rank: int, place: torch.de
                 raise StrategyError(f"the model has no {name!r}; the strategy is for another model.")
             if id(tensor) not in kept:
                 if memory is None:
-                    memory = _memory(tensor, state, place)
+                    memory = _memory(tensor, state, host if host is not None and state.trained else place)
                 kept[id(tensor)] = _holding(tensor, memory)
             owner, kind, last = slot_of(model, name)
             owner.__dict__[kind][last] = kept[id(tensor)]
@@ -208,6 +212,12 @@ def _memory(tensor: torch.Tensor, state: StatePart, place: torch.device) -> torc
     else:
         made = torch.empty(state.stored_shape, dtype=tensor.dtype, device=place)
     return made.fill_(math.nan if made.is_floating_point() else 0)
+
+
+def fetched(tensor: torch.Tensor, state: StatePart, place: torch.device) -> torch.Tensor:
+    """A copy at a place of what is stored on a host, for one step."""
+    own = tensor.detach()
+    return (_in_room(state, place) if state.has_room else torch.empty_like(own, device=place)).copy_(own)
 
 
 def _in_room(state: StatePart, place: torch.device) -> torch.Tensor:

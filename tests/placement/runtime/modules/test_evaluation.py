@@ -7,7 +7,7 @@ import pytest
 
 import placement
 from placement.runtime.ranks.launch import launch
-from tests.helpers.placed_models import cpus
+from tests.helpers.placed_models import cpus, with_host
 
 # With statistics of the batch, and without.
 STRATEGIES = {
@@ -16,6 +16,9 @@ STRATEGIES = {
     "tp2": True,
     "pp2 interleaved mb2": False,
     "dp2 | mb2 | recompute=first+norm": False,
+    "dp2 zero1 | statistics=sync | offload=optimizer": True,
+    "dp2 zero3 | statistics=sync | offload=optimizer": True,
+    "pp2 1f1b mb2 | offload=optimizer": False,
 }
 
 
@@ -25,7 +28,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[list[float
     for number, (strategy, of_batch) in enumerate(STRATEGIES.items()):
         model, batch = evaluation_work.model(of_batch), evaluation_work.batch(0)
         graph = placement.capture(model, batch, train=True, loss=evaluation_work.loss)
-        placement.optimize(graph, cpus(2), strategy=strategy).save(folder / f"{number}.json")
+        cluster = with_host(2) if "offload" in strategy else cpus(2)
+        placement.optimize(graph, cluster, strategy=strategy).save(folder / f"{number}.json")
         described.append((str(folder / f"{number}.json"), of_batch))
     return launch("evaluation_work:evaluated", described, ["cpu", "cpu"], limit_s=240)
 
