@@ -23,11 +23,15 @@ _FLOAT32 = 4  # bytes
 
 
 def kept_words(graph: OpGraph) -> str:
-    """``"4 GB (parameters 1 GB, gradients 1 GB, adam's state 2 GB)"``; the sum alone where no parts are known."""
+    """``"4 GB (parameters 1 GB, gradients 1 GB, adam's state 2 GB)"``; the sum alone where no parts are known.
+
+    With the precision where the graph was captured in one.
+    """
     parameters, gradients, states = (
         int(part.sum()) for part in (graph.parameter_bytes, graph.gradient_bytes, graph.optimizer_bytes)
     )
-    total = format_bytes(parameters + gradients + states)
+    precision = f" in {graph.origin.precision}" if graph.origin.precision else ""
+    total = f"{format_bytes(parameters + gradients + states)}{precision}"
     if not gradients + states:
         return total
     state = f", {graph.origin.optimizer or 'the optimizer'}'s state {format_bytes(states)}" if states else ""

@@ -24,7 +24,7 @@ from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from placement.results.answer import Answer, relative_gap
 from placement.results.result import ALL, OWN_ORDER, THIS_GRAPH, Result
-from placement.results.stacks import asked_for, stack_word
+from placement.results.stacks import asked_for, how_words
 from placement.solving.arguments import check_options
 from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, STRATEGY, is_method, measure
 
@@ -79,7 +79,7 @@ class Verification:
         """One line for people, or one per problem."""
         method, strategy = self.result.method, self.result.strategy
         how = f"method {show(method)}" if strategy.is_none else f"strategy {show(strategy.text)}"
-        stack = stack_word(self.result.graph)
+        stack = how_words(self.result.graph)
         stack = f", {stack}" if stack else ""
         what = f"{show(self.result.graph_name)} on {show(self.result.cluster_name)}, {how}{stack}"
         if self.holds:

@@ -15,7 +15,7 @@ from placement.results.alternatives import (
     single_s,
 )
 from placement.results.result import Result
-from placement.results.stacks import stack_word
+from placement.results.stacks import how_words
 from placement.results.strategy_words import family_in_words, in_words
 
 _OTHERS = 2  # next best ways that are told
@@ -125,7 +125,7 @@ def _time(result: Result, time_s: float) -> str:
     off = result.uncertainty
     sure = "" if off is None else f"± {off:.0%}"
     how = "a step in steady state" if result.objective == THROUGHPUT else ""
-    return " ".join(filter(None, (format_seconds(time_s), sure, how, stack_word(result.graph))))
+    return " ".join(filter(None, (format_seconds(time_s), sure, how, how_words(result.graph))))
 
 
 def _told(one: Alternative, one_s: float | None) -> str:

@@ -39,6 +39,12 @@ def stack_word(graph: OpGraph) -> str:
     return stack if graph.origin.source in _OF_OPERATORS or stack != EAGER else ""
 
 
+def how_words(graph: OpGraph) -> str:
+    """``"eager"``, or ``"eager in mixed"`` of a graph that was captured in a precision; empty as `stack_word`."""
+    precision = graph.origin.precision
+    return " in ".join(filter(None, (stack_word(graph), precision)))
+
+
 def beside_compiled(result: Result, graph: OpGraph, cluster: Cluster) -> Result:
     """An eager answer with the step time that the same plan would have compiled; others as they are.
 

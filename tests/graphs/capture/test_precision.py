@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from graphs.capture import capture, capture_program
 from graphs.errors import CaptureError, UnknownNameError
-from graphs.kept import kept_state
+from graphs.formatting import format_bytes
+from graphs.kept import kept_state, kept_words
 from graphs.opgraph import OpGraph, Phase
 from graphs.recipes import PRECISIONS
 from graphs.transforms.optimizers import with_optimizer
@@ -138,3 +139,10 @@ def test_bad_input_gets_one_sentence() -> None:
 
     with pytest.raises(CaptureError, match="no floating-point parameter for precision 'master'"):
         capture(Integers(), torch.zeros(4), precision="master")
+
+
+def test_words_about_memory_say_the_precision() -> None:
+    n = sum(p.numel() for p in net().parameters())
+    said = f"{format_bytes(18 * n)} in master (parameters {format_bytes(2 * n)}"
+    assert kept_words(captured("master")).startswith(said)
+    assert " in " not in kept_words(captured(None))
