@@ -165,6 +165,14 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(text: str, sentence: str) 
         optimize(mlp(batch=8), CLUSTER, strategy=text)
 
 
+def test_a_batch_of_one_sample_is_named_as_the_reason() -> None:
+    graph = mlp(batch=8)
+    rows = tuple(tuple(row for row in rows if row.axis != "batch") for rows in graph.split_rows)
+    one = replace(graph, split_rows=rows, origin=replace(graph.origin, batch_size=1))
+    with pytest.raises(StrategyError, match=r"as axis 'dp' wants; the batch has one sample\.$"):
+        optimize(one, CLUSTER, strategy="dp2")
+
+
 def test_a_graph_without_rows_is_not_split_but_staged_and_recomputed() -> None:
     bare = replace(mlp(batch=8), split_rows=(), states=())
     for text in ("dp2", "tp2", "pp2 1f1b mb2"):

@@ -429,6 +429,17 @@ def test_the_advice_leaves_out_what_is_far_slower(result: Result) -> None:
     assert "1.60x" not in told
 
 
+def test_the_advice_leaves_out_what_makes_one_device_no_faster(result: Result) -> None:
+    answer_s = result.answered().objective_s
+    one = Alternative(ONE_DEVICE, Strategy(), 2 * answer_s, 5)
+    as_fast, faster = (
+        Alternative("one device, in micro-batches or recomputing", Strategy.parse(text), times * answer_s, 5)
+        for text, times in (("statistics=sync", 1.99), ("mb2", 1.5))
+    )
+    assert "batch statistics" not in advice(replace(result, alternatives=listed([one, as_fast])))
+    assert "1.33x" in advice(replace(result, alternatives=listed([one, faster])))
+
+
 def ways(*rows: tuple[str, str, float | None, int | None]) -> tuple[Alternative, ...]:
     return listed(Alternative(name, Strategy.parse(text), *figures) for name, text, *figures in rows)
 
