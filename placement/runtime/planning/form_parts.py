@@ -82,13 +82,13 @@ class FormParts:
         found = whole(self.root(form).layout.shape)
         cuts = list(enumerate(zip(form.codes, self.split.coordinates(place), strict=True)))
         for a, (code, coordinate) in cuts:
-            if a in self.of_samples and code > SUM:
+            if a in self.batch_axes and code > SUM:
                 found = self._cut(found, form, a, code, coordinate)
         in_time = self._shard_in_time(form)
         if in_time is not None:
             found = found.cut_by(self._dealt(in_time), self.split.micro_batches, form.batch)
         for a, (code, coordinate) in cuts:
-            if a not in self.of_samples and code > SUM:
+            if a not in self.batch_axes and code > SUM:
                 found = self._cut(found, form, a, code, coordinate)
         return found
 
@@ -106,14 +106,14 @@ class FormParts:
 
         So of all samples together the first micro-batch has the first ones of every replica.
         """
-        axes = [self.split.mesh[a].axis for a in self.of_samples]
+        axes = [self.split.mesh[a].axis for a in self.batch_axes]
         replicas = math.prod(axis.size for axis in axes)
         if any(axis.shares for axis in axes) or shard.extent % replicas:
             return shard
         return Shard(shard.dim, shard.extent // replicas, shard.halo, shard.blocks * replicas)
 
     @cached_property
-    def of_samples(self) -> frozenset[int]:
+    def batch_axes(self) -> frozenset[int]:
         """The axes of the mesh along which samples are dealt out before they are cut into micro-batches.
 
         Along the others, one that cuts weights or experts, it is the samples of a micro-batch that are cut.

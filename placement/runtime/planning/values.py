@@ -103,7 +103,7 @@ class Values:
         form = self.written(tensor)
         if self.split.chunks is None:
             return form
-        codes = (code if a in self.parts.of_samples else WHOLE for a, code in enumerate(form.codes))
+        codes = (code if a in self.parts.batch_axes else WHOLE for a, code in enumerate(form.codes))
         return form._replace(codes=tuple(codes))
 
     def wanted(self, anchor: Anchor, op: int, batch: int) -> Wanted:

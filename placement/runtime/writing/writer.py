@@ -1,27 +1,27 @@
 """The code of one rank, written line by line as the rank will run it.
 
-One rank's step (two stages, two places each, ZeRO below level 3; here a rank of the first stage):
+One rank's step, here of the first of two stages, with two micro-batches:
 
-      before          the ops in planned order, micro-batch by micro-batch           after
-    +---------+  +----------------------------------------------------------+  +-----------------+
-    | count   |  | forward  0   forward  1      backward 0    backward 1    |  | gradients, cut  |
-    | labels  |  |    |  \\         |  \\          ^  |          ^  |         |  | as stored       |
-    | begin   |  |    |   send      |   send     |  |   receive  |          |  | loss, summed    |
-    | gathers |  | all-gather, all-reduce        receive    begin reduce    |  | outputs, whole  |
-    +---------+  +----------------------------------------------------------+  +-----------------+
-      BatchSums    RankOps: calls on parts     RankExchanges: collectives         Results
-      RankExchanges
+     before             the ops, in planned order                                     after
+    +----------------+ +----------------------------------------------------------+ +---------------------------+
+    | count labels   | | forward 0   forward 1   backward 0        backward 1     | | gradients, as stored      |
+    | begin to       | |     |           |           |                 |          | | the loss, summed          |
+    | gather updated | |    send        send      receive           receive       | | outputs, whole            |
+    | parameters     | |  all-gather, all-reduce ... reduce-scatter of gradients  | | counters                  |
+    +----------------+ +----------------------------------------------------------+ +---------------------------+
+     BatchSums          RankOps: calls on parts, results sent and added up           Results
+     RankExchanges      RankExchanges: collectives
 
-Lines of an op are made from the right to the left, each when it is first needed:
+Three ideas make a line of an op, each asked by the one before it, when a line is first needed:
 
-    RankOps ----------> Arguments ----------> RankForms ----------> Code
-    call of node n      n's line: a view      tensor t in a     take a state or input,
-    on its parts        of tensor t           form: made,       receive, finish an exchange,
-                                              cut, joined       cut a part
-       |                                        ^
-       +--- results: made, sent, added up ------+
-    `RankParts` says what part everything is; `Extras` of calls (neighbours' entries, sums over the batch) come from
-    `Borders` and `BatchSums`.
+    RankOps                  Arguments                    RankForms
+    a call of node n   --->  the line of n's        --->  a tensor in the form that is read: made by an op here,
+    on parts                 argument, a view             stored, an argument of the step, received, exchanged
+        |                                                     ^
+        +-------- results, by their form ---------------------+
+
+All of them add to one `Code`. `RankParts` says which part everything is; neighbours' entries and sums over the batch,
+which some calls need as well, come from `Borders` and `BatchSums`.
 """
 
 from __future__ import annotations
