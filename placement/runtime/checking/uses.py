@@ -127,16 +127,12 @@ class _Uses:
         """The call of an op."""
         if not isinstance(node.target, OpOverload) or node in self._values.step.random or draws_by_data(node):
             return
-        if (
-            op_kind(self._values.split.graph.kinds[op]).has_statistics
-            and self._values.applied.strategy.statistics == "local"
-        ):
+        is_local = self._values.applied.strategy.statistics == "local"
+        if is_local and op_kind(self._values.split.graph.kinds[op]).has_statistics:
             return  # its parts make other numbers on purpose
         batches, last = self._plan.batches(op), self._plan.places - 1
-        puts_together, is_of_lists = (
-            self._writer.sums.has_statistics(op),
-            bool(self._writer.parts.lists(node, op, batches[0])),
-        )
+        puts_together = self._writer.sums.has_statistics(op)
+        is_of_lists = bool(self._writer.parts.lists(node, op, batches[0]))
         ends = [self._place(node, op, place, batch) for place, batch in ((0, batches[0]), (last, batches[-1]))]
         key = self._signature(node, ends, puts_together, is_of_lists, len(batches))
         if key not in met:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from graphs.op_kinds import op_kind
 from graphs.transforms.splitting.sharding import SUM, WHOLE
@@ -36,21 +33,13 @@ def lists_read(values: Values, entry: int, op: int, batch: int, place: int) -> L
         are of one list.
     """
     tensor = int(values.split.graph.inputs[1][entry])
-    axes = [
-        a
-        for a, one in enumerate(values.split.mesh)
-        if int(one.written[tensor]) == SUM and int(one.read[entry]) == WHOLE
-    ]
+    mesh = enumerate(values.split.mesh)
+    axes = [a for a, one in mesh if int(one.written[tensor]) == SUM and int(one.read[entry]) == WHOLE]
     if not axes:
         return ()
     counted, counter = _entry_counted(values, tensor, axes)
     form = values.wanted_by_edge(counted, counter, batch).want
-    mine = values.split.coordinates(place)
-    free = [range(size) if a in axes else (mine[a],) for a, size in enumerate(values.split.sizes)]
-    parts = [
-        values.parts.layout(form, int(np.ravel_multi_index(coordinates, values.split.sizes))).runs(0)
-        for coordinates in itertools.product(*free)
-    ]
+    parts = [values.parts.layout(form, one).runs(0) for one in values.split.places_along(place, axes)]
     # Tokens that are put together lie in the order of the whole list.
     starts, count = {}, 0
     for start, stop in sorted(run for runs in parts for run in runs):

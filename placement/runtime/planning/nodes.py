@@ -29,11 +29,10 @@ class Nodes:
     def anchors(self) -> Mapping[fx.Node, Anchor]:
         """Anchor of each node: the value that it is or views; literals and sizes have none."""
         found: dict[fx.Node, Anchor] = {}
-        for node in self.split.step.graph.nodes:
-            state = self.split.step.state_of.get(node)
-            op = self.split.step.made_by.get(node)
-            if state is None and node in self.split.step.state_writes:
-                state = self.split.step.state_writes[node]
+        step = self.split.step
+        for node in step.graph.nodes:
+            state = step.state_of.get(node, step.state_writes.get(node))
+            op = step.made_by.get(node)
             if state is not None:
                 found[node] = Anchor(state=state)
             elif op is None:
@@ -42,7 +41,7 @@ class Nodes:
                     before = self._copied[node]
                 if before is not None:
                     found[node] = before
-            elif node.target is operator.getitem and node.args[0] in self.split.step.made_by:
+            elif node.target is operator.getitem and node.args[0] in step.made_by:
                 index = node.args[1]
                 assert isinstance(index, int)
                 found[node] = Anchor(op, index)

@@ -84,9 +84,8 @@ class PlannedExchanges:
             dtype = values.parts.root(values.written(member.number)).layout.dtype
             if kind == "all_reduce":  # of the parts of a gradient, which are a reduce-scatter's results
                 return Member(kind, whole(parts[0].local_shape), dtype=dtype, is_flat=True)
-            return Member(
-                kind, whole((n,)), after=parts, dtype=dtype, is_flat=True, in_place=self.storage.keeps_gradients
-            )
+            keeps = self.storage.keeps_gradients
+            return Member(kind, whole((n,)), after=parts, dtype=dtype, is_flat=True, in_place=keeps)
         if any(b > SUM and a == SUM for b, a in zip(member.before, member.after, strict=True)):
             name = values.split.graph.op_names[int(values.split.graph.tensor_producer[member.number])]
             raise StrategyError(
@@ -107,10 +106,9 @@ class PlannedExchanges:
         if kind == "reduce_scatter":
             self._check_held(before, of_before[0], of_after)
             return Member(kind, of_before[0], after=tuple(of_after), dtype=dtype)
-        together = before._replace(
-            codes=tuple(b if b == a else WHOLE for b, a in zip(member.before, member.after, strict=True))
-        )
-        return Member(kind, values.parts.layout(together, places[0]), tuple(of_before), tuple(of_after), dtype)
+        codes = tuple(b if b == a else WHOLE for b, a in zip(member.before, member.after, strict=True))
+        together = values.parts.layout(before._replace(codes=codes), places[0])
+        return Member(kind, together, tuple(of_before), tuple(of_after), dtype)
 
     def _ends_of_lists(self, tensor: int, n_parts: int, dtype: torch.dtype) -> Member:
         """Where the groups of tokens end in the list of each part, one list after the other.

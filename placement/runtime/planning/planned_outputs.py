@@ -78,12 +78,9 @@ class PlannedOutputs:
             assert tensor is not None
             form, rows = values.final(tensor), frozenset([values.split.rows[op]])
         root = values.parts.root(form)
-        parts = [values.parts.layout(form, place).viewed(info, root) for place in range(self.values.split.places)]
-        return OutputParts(
-            node,
-            form,
-            tuple(part if row in rows else None for row in range(self.values.split.n_rows) for part in parts),
-        )
+        parts = [values.parts.layout(form, place).viewed(info, root) for place in range(values.split.places)]
+        every = [part if row in rows else None for row in range(values.split.n_rows) for part in parts]
+        return OutputParts(node, form, tuple(every))
 
     def sender_of(self, number: int) -> int | None:
         """The first rank that has all of an output, where every rank has all of it or nothing; else None."""

@@ -113,9 +113,12 @@ class SplitStep:
     def ranks_along(self, rank: int, axes: Container[int]) -> tuple[int, ...]:
         """A rank and those of its stage that have other coordinates along these axes of the mesh alone."""
         row, place = divmod(rank, self.places)
+        return tuple(self.rank(row, one) for one in self.places_along(place, axes))
+
+    def places_along(self, place: int, axes: Container[int]) -> tuple[int, ...]:
+        """A place and those that have other coordinates along these axes alone."""
         free = [range(self.sizes[a]) if a in axes else (c,) for a, c in enumerate(self.coordinates(place))]
-        places = (int(np.ravel_multi_index(c, self.sizes)) if c else 0 for c in itertools.product(*free))
-        return tuple(self.rank(row, one) for one in places)
+        return tuple(int(np.ravel_multi_index(c, self.sizes)) if c else 0 for c in itertools.product(*free))
 
     def is_chunked(self, op: int) -> bool:
         """Whether each micro-batch has its own copy of op j."""

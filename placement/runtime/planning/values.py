@@ -148,20 +148,13 @@ class Values:
     def _taken(self, whole_step: Form, entry: int, batch: int) -> Form:
         """The stretch that one micro-batch reads of a tensor that is there for all of them, as its row says."""
         read = WHOLE if self.split.chunks is None else int(self.split.chunks.read[entry])
-        return (
-            whole_step._replace(batch=batch, taken=read)
-            if whole_step.batch in (ONCE, ALL) and read > SUM
-            else whole_step
-        )
+        is_cut = whole_step.batch in (ONCE, ALL) and read > SUM
+        return whole_step._replace(batch=batch, taken=read) if is_cut else whole_step
 
     def is_zero_at(self, wanted: Wanted, place: int) -> bool:
         """Whether a part reads nothing of a tensor because another one adds it to the sum."""
-        return wanted.is_zero or any(
-            have == WHOLE and want == SUM and coordinate > 0
-            for have, want, coordinate in zip(
-                wanted.have.codes, wanted.want.codes, self.split.coordinates(place), strict=True
-            )
-        )
+        along = zip(wanted.have.codes, wanted.want.codes, self.split.coordinates(place), strict=True)
+        return wanted.is_zero or any(have == WHOLE and want == SUM and c > 0 for have, want, c in along)
 
     def _batch_read(self, tensor: int, entry: int, op: int, batch: int) -> int:
         chunks = self.split.chunks

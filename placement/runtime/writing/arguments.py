@@ -74,9 +74,8 @@ class Arguments:
         if "convolution_backward" not in self._graph.kinds[op]:
             return False
         have = wanted.have._replace(phase=int(Phase.BACKWARD))
-        return not any(
-            have._replace(batch=n) in self._code.pending for n in (ONCE, *range(self._values.split.micro_batches))
-        )
+        batches = ONCE, *range(self._values.split.micro_batches)
+        return not any(have._replace(batch=n) in self._code.pending for n in batches)
 
     def _gathered_state(self, wanted: Wanted, op: int, batch: int) -> Wanted:
         """A parameter that is gathered for its use: for this pass, else for the other.

@@ -174,9 +174,8 @@ class RankExchanges:
         for index in range(self._n_gathered, min(n, len(self._gathers))):
             members = self._exchanged.collectives[self._gathers[index]].members
             states, forms = zip(*map(self._plan.storage.flat_state, members), strict=True)
-            self._code.begin(
-                self._plan.exchanges.of(self._gathers[index], {}), [*map(self._forms.state, states)], forms
-            )
+            exchange = self._plan.exchanges.of(self._gathers[index], {})
+            self._code.begin(exchange, [*map(self._forms.state, states)], forms)
             self._n_gathered = index + 1
 
 

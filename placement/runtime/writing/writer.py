@@ -126,11 +126,7 @@ class Writer:
             self.sums.sum_statistics(origin)
         elif kind == CLASS_SUMS:
             self.sums.sum_classes(origin, batch)
-        elif (
-            kind in (ACCUMULATE, STORED)
-            or graph.phase[origin] == Phase.UPDATE
-            or origin in self._plan.storage.casts_of_parts
-        ):
+        elif kind in (ACCUMULATE, STORED) or self._is_of_storage(origin):
             return
         elif graph.kernels[origin] or kind != "input":
             self.ops.run(origin, batch)
