@@ -10,6 +10,7 @@ from baselines.strategies.applied import applied
 from baselines.strategies.devices import whole_shares
 from baselines.strategies.searching.moves import KINDS, neighbours
 from baselines.strategies.searching.patterns import first_layers, patterns
+from baselines.strategies.searching.space import sharded
 from env.cluster import Cluster
 from graphs.capture import capture
 from graphs.errors import MismatchError, StrategyError
@@ -78,6 +79,9 @@ def test_storage_is_split_inside_hosts_and_in_groups_of_other_sizes(transformer:
     assert {"dp4 | dp2 zero3 | tp4", "dp8 zero3 | tp4"} <= moved("dp8 | tp4", Cluster.preset("4x8xH100-ib"))
     assert {"dp16", "dp16 zero3", "dp4 | dp4 zero3", "dp2 | dp8 zero1"} <= moved("dp2 | dp8 zero3", ALIKE)
     assert not any(text.count("dp") > 1 for text in moved("dp4 zero3", Cluster.preset("8xH100-nvswitch")))
+    # What keeps more of the storage on each device comes first.
+    assert [one.text for one in sharded(ALIKE, Strategy.parse("dp16"), 3)] == ["dp2 | dp8 zero3", "dp16 zero3"]
+    assert [one.text for one in sharded(ALIKE, Strategy.parse("dp2 | tp8"), 1)] == ["dp2 zero1 | tp8"]
 
 
 def test_replicas_cut_the_weights_of_one_block_more_or_less(transformer: OpGraph) -> None:
