@@ -9,7 +9,7 @@ import numpy as np
 
 from graphs.arrays import IntArray
 from graphs.opgraph import Phase
-from graphs.records import LANE
+from graphs.records import LANE, Work
 from graphs.transforms.derived import Collective, Exchanged
 from graphs.transforms.splitting.sharding import SUM, WHOLE
 
@@ -115,8 +115,11 @@ class Exchanges:
         batch = np.repeat(np.arange(1, later + 1), layout.places)
         size = np.tile(sizes[0], later)
         spots = [self.spot(p) for p in range(layout.places)]
-        # The product that makes a gradient adds to it, if it is Megatron's: what was summed so far is read, no more.
+        # The product that makes a gradient adds to it, if it is Megatron's: it reads what was summed so far beside its
+        # computing. Other ops of that stack read it, and no more.
         is_within = graph.origin.stack == "fused" and bool(graph.tensor_is_kept[tensor])
+        is_product = graph.work[op] == Work.WEIGHT_GRADIENT or graph.kernels[op] == 0  # or a cast inside of one
+        moved = (0 if is_product else 1) if is_within else ADD_BYTES_PER_BYTE
         adds = self.out.ops(
             self._named(
                 f"{graph.op_names[op]}/accumulate",
@@ -126,7 +129,7 @@ class Exchanges:
             dtypes=graph.dtypes[op],
             modules=graph.modules[op],
             flops=size * ADD_FLOPS_PER_BYTE,
-            bytes_moved=size * (1 if is_within else ADD_BYTES_PER_BYTE),
+            bytes_moved=size * moved,
             kernels=int(not is_within),
             colocation=-1 if group < 0 else group * layout.places + place,
             phase=int(graph.phase[op]),
