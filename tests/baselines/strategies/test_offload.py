@@ -108,6 +108,17 @@ def test_hosts_keep_what_devices_would(graph: OpGraph, text: str, copies: int) -
     assert strategy_bounds(graph, machine(2))[ALL] <= score.step_time_s
 
 
+def test_master_copies_stay_on_the_host() -> None:
+    """Gradients of 4 bytes a number go there, parameters of 2 come back; the state is a copy and two moments."""
+    made = placement.capture(nn.Linear(64, 64), (torch.randn(4, 64),), train=True, precision="master")
+    what = on(made, machine(1), "offload=optimizer")
+    numbers = 64 * 64 + 64
+    assert kept(what, "optimizer") == {"host0/cpu": 12 * numbers}
+    _, schedule = Simulator(what.problem).schedule(what.plan)
+    to = {d: what.problem.graph.tensor_bytes[schedule.transfer_tensor[schedule.transfer_target == d]] for d in (0, 1)}
+    assert (to[1].sum(), to[0].sum()) == (4 * numbers, 2 * numbers)
+
+
 def test_each_device_has_the_host_of_its_name(graph: OpGraph) -> None:
     what = on(graph, machine(1, hosts=2), "dp2 zero1 | offload=optimizer")
     assert kept(what, "optimizer") == {"host0/cpu": STATE // 2, "host1/cpu": STATE // 2}
