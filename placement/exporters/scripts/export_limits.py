@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from baselines.strategies.memory_order import MEMORY_ORDER
 from graphs.errors import MismatchError
 from graphs.formatting import show
+from graphs.recipes import PRECISIONS
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.strategy import Strategy
 
@@ -65,6 +66,12 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
         )
     if result.graph.origin.train is False:
         yield "it was found for inference, and the script trains; place the training step, with train=True"
+    precision = result.graph.origin.precision
+    if precision is not None and not (PRECISIONS[precision].casts_parameters and strategy.zero >= 2):
+        yield (
+            f"precision {precision!r} has no words in a script; mixed ones are a policy of fully_shard, which zero2 "
+            "and zero3 stand for"
+        )
     for rule in strategy.mesh:
         if not AXES[rule.name].in_torch and rule.size > 1:
             yield f"torch has no module for {AXES[rule.name].label} ({rule.name}{rule.size})"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from graphs.recipes import PRECISIONS, Precision
 from graphs.transforms.axes import GROUPS
 from graphs.transforms.strategy import Strategy
 
@@ -119,6 +120,12 @@ class Facts:
     def reduces_itself(self) -> bool:
         """Replicas of stages without a wrapper, whose gradients the script reduces."""
         return self.dp > 1 and self.stages is not None and self.strategy.zero == 1
+
+    @property
+    def precision(self) -> Precision | None:
+        """Number formats that the step was captured in, where that is a mixed precision of `fully_shard`."""
+        name = self.result.graph.origin.precision
+        return None if name is None else PRECISIONS[name]
 
     @property
     def is_sharded(self) -> bool:

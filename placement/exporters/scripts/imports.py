@@ -38,7 +38,8 @@ def import_lines(facts: Facts) -> str:
     if facts.is_cut:
         torch_names.append("from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict")
     if facts.is_sharded:
-        torch_names.append("from torch.distributed.fsdp import fully_shard")
+        policy = "MixedPrecisionPolicy, " if facts.precision is not None else ""
+        torch_names.append(f"from torch.distributed.fsdp import {policy}fully_shard")
     if facts.is_ddp:
         torch_names.append("from torch.nn.parallel import DistributedDataParallel")
     if strategy.zero == 1:

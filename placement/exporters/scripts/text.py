@@ -250,6 +250,10 @@ def _parallelize(facts: Facts, whole: str, model: str) -> str:
             lines.append("# fully_shard replicates over the first axis; over the second, of size 1, it cuts nothing.")
         elif facts.groups > 1:
             lines.append("# fully_shard replicates over the first axis, groups of replicas, and cuts over the second.")
+        if facts.precision is not None:
+            formats = f"param_dtype=torch.{facts.precision.activation}, reduce_dtype=torch.{facts.precision.gradient}"
+            lines += [f"{model}.float()  # as parameters are kept", f"precision = MixedPrecisionPolicy({formats})"]
+            keep += ", mp_policy=precision"
         if strategy.zero == 2:
             lines.append("# Parameters stay whole between forward and backward pass; gradients and optimizer are cut.")
         if facts.layers:

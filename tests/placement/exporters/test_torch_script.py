@@ -427,3 +427,18 @@ def test_a_script_calls_the_function_with_the_sizes_that_were_placed(tmp_path: P
     text = output.read_text()
     assert "make(samples=4, width=8)" in text
     assert "BATCH = 4" in text
+
+
+def test_a_mixed_precision_is_a_policy_of_fully_shard() -> None:
+    def written(precision: str, strategy: str) -> str:
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        graph = placement.capture(model, torch.ones(4, 8), train=True, precision=precision)
+        result = placement.optimize(graph, placement.Cluster.preset("2xV100-pcie"), strategy=strategy, seed=0)
+        return placement.export(result, "torch", graph=graph, source="model.py:make")
+
+    wide, narrow = written("mixed", "dp2 zero3"), written("mixed-bf16-reduce", "dp2 zero2")
+    assert "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)" in wide
+    assert "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)" in narrow
+    assert "mp_policy=precision)" in wide
+    with pytest.raises(MismatchError, match="precision 'master' has no words in a script"):
+        written("master", "dp2 zero3")
