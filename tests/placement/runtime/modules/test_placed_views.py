@@ -256,6 +256,6 @@ def write_after_a_view_turned(m: Model, x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("forward", [view_before_its_base_turns, write_after_a_view_turned])
 def test_gradients_that_autograd_gets_wrong_on_fake_tensors_are_refused(forward: Forward) -> None:
     with pytest.raises(
-        CaptureError, match=r"test_runtime_views.py:\d+: .*write x = x.transpose\(...\) for x.transpose_"
+        CaptureError, match=r"test_placed_views.py:\d+: .*write x = x.transpose\(...\) for x.transpose_"
     ):
         capture_program(Model(forward), (X,), train=True)
