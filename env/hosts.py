@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def host_devices(cluster: Cluster) -> IntArray:
     """int64 [D]: number of the CPU in each device's host, as names tell hosts apart; -1 for none, and for CPUs.
 
-    Of several CPUs in one host it is the one to which a device has the widest route, the first of equals.
+    Where one host has several CPUs, each device takes the one with the widest route, the first of equals.
     """
     result = np.full(cluster.n_devices, -1, dtype=np.int64)
     compute = set(cluster.compute_devices.tolist())

@@ -118,7 +118,7 @@ class _Reader:
                 raise self._unknown(word, options)
         mesh = {other.name: other for other in strategy.mesh}
         if rule.name == "dp" and "dp" in mesh and GROUPS not in mesh:
-            # Of two axes dp the one with ZeRO is the inner one.
+            # The inner one of two axes dp is that with ZeRO.
             outer, rule = (rule, mesh.pop("dp")) if strategy.zero else (mesh.pop("dp"), rule)
             mesh[GROUPS] = replace(outer, name=GROUPS)
         return replace(strategy, mesh=(*mesh.values(), rule), zero=zero)

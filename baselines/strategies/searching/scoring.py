@@ -25,7 +25,7 @@ def scored(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Scored:
     what = applied(graph, cluster, strategy, folded=is_to_be_folded(graph, cluster, strategy))
     score = Simulator(what.problem).score(what.plan)
     over = score.peak_bytes - what.problem.capacity_bytes
-    # What is offloaded is not to count as memory of the devices; a host must have room for it, too.
+    # Offloaded bytes do not count as memory of the devices; a host must have room for them, too.
     hosts = what.problem.cluster.host_devices if strategy.offload else np.array([-1])
     peak_bytes = int(np.max(np.delete(score.peak_bytes, hosts[hosts >= 0])))
     missing_bytes = max(0, int(np.max(over)))

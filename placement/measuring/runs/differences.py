@@ -1,4 +1,4 @@
-"""What a placement computes beside what the plain model does: equal but for rounding, and how far off."""
+"""Outcomes of a placement beside those of the plain model: equal but for rounding, and how far off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes of a trial are told, and what each of them answers."""
+"""Records of a trial: the task that its processes get, and the outcome of each of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from placement.processes.kept_memory import Usage
 
 @dataclass(frozen=True)
 class TrialTask:
-    """What the processes of a trial are to run.
+    """The task of the processes of a trial.
 
     Attributes:
         model, train, dims, seed: as of `placement.measuring.runs.trial.try_out`.

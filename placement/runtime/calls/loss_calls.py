@@ -1,6 +1,6 @@
 """Means and losses over parts: a part's mean is a summand once it is scaled to all of the entries, or labels.
 
-Of classes that are cut a part picks the scores of the labels whose class it has, and leaves 0 for all others.
+Where classes are cut, a part picks the scores of the labels whose class it has, and leaves 0 for all others.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Wanted(NamedTuple):
 
 
 def info_of(node: fx.Node) -> TensorInfo | None:
-    """What is known of a node's tensor; None where its value is none."""
+    """Facts about a node's tensor; None where its value is none."""
     info = value_of(node)
     return info if isinstance(info, TensorInfo) else None
 

@@ -113,7 +113,7 @@ class BatchSums:
     def form(self, op: int, batch: int) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and format of the sums of op j.
 
-        Of a batch norm two numbers a channel, and how many entries a channel has; of classes one number a sample.
+        Two numbers a channel for a batch norm, with the entries that a channel has; one number a sample for classes.
         """
         node = self._parts.nodes_of[self._parts.values.split.source[op]][0]
         read = self._parts.read(node, op, self._parts.plan.batches(op)[0] if batch < 0 else batch)

@@ -27,7 +27,7 @@ class RankExchanges:
     """Exchanges that the strategy's graph has: of tensors, gradients, parameters and statistics.
 
     Parameters that others have updated since the last step (ZeRO below level 3) are gathered bucket by bucket, one
-    bucket ahead of the first that is read. Of gradients one exchange is on its way at a time: it holds its input, and
+    bucket ahead of the first that is read. One exchange of gradients is on its way at a time: it holds its input, and
     as much again.
     """
 

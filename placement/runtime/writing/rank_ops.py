@@ -130,8 +130,8 @@ class RankOps:
     ) -> None:
         """Let a call write into copies of arguments that must stay.
 
-        The first run alone updates running statistics, and of micro-batches that share them the first alone. What
-        somebody else reads is not overwritten.
+        The first run alone updates running statistics, and of micro-batches that share them the first alone.
+        Tensors that somebody else reads are not overwritten.
         """
         is_again = self._values.split.is_again(op)
         copied: list[Any] = []
