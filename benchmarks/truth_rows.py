@@ -240,7 +240,7 @@ def _dgxc(row: Row) -> Run | Skipped:
         norm="rms" if gated else "layer",
         positions="learned" if gpt3 else "rotary",
         biases=gpt3,
-        precision="master",
+        precision="master-bf16-reduce",  # grad_sync_dtype=bf16 in NeMo-Framework-Launcher, examples/training/*/h100
     )
     replicas = gpus // (tensor * stages * context)
     words = _megatron_words(replicas, tensor, context, stages, chunks)

@@ -85,7 +85,9 @@ class Precision:
 
 _WIDE, _NARROW = "float32", "bfloat16"
 # "mixed": `MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=...)` of torch's FSDP2; its bytes are those of
-# torch.autocast. "master": the bfloat16 of Megatron-LM (megatron/core/optimizer, Float16OptimizerWithFloat16Params).
+# torch.autocast. "master": the bfloat16 of Megatron-LM (megatron/core/optimizer, Float16OptimizerWithFloat16Params);
+# with narrow gradients as NeMo's scripts for H100 have it (``grad_sync_dtype=bf16``), and as S. Rajbhandari et al.,
+# "ZeRO", SC 2020, section 3.1, count: 16 bytes a parameter with adam.
 PRECISIONS = {
     one.name: one
     for one in (
@@ -94,6 +96,7 @@ PRECISIONS = {
         Precision("mixed", _WIDE, _NARROW, _WIDE, _WIDE),
         Precision("mixed-bf16-reduce", _WIDE, _NARROW, _NARROW, _WIDE),
         Precision("master", _NARROW, _NARROW, _WIDE, _WIDE, has_masters=True),
+        Precision("master-bf16-reduce", _NARROW, _NARROW, _NARROW, _WIDE, has_masters=True),
     )
 }
 

@@ -65,8 +65,9 @@ Precision = Annotated[
         autocompletion=completion.one_of(completion.PRECISIONS),
         show_default=False,
         help="Number formats that a model is trained in: mixed, parameters and states of float32 computed with in "
-        "bfloat16; master, bfloat16 with gradients, states and a copy of the parameters in float32; or "
-        "mixed-bf16-reduce, float32, bfloat16. As the model is by default.",
+        "bfloat16; master, bfloat16 with gradients, states and a copy of the parameters in float32; "
+        "mixed-bf16-reduce or master-bf16-reduce, with gradients in bfloat16; float32, bfloat16. As the model is by "
+        "default.",
     ),
 ]
 Granularity = Annotated[

@@ -20,7 +20,8 @@ def with_masters(optimizer: _O) -> _O:
     parameter at the first step, and is among the optimizer's state as ``"master"``, saved and loaded with it.
 
     Args:
-        optimizer: of parameters whose gradients are float32, as `placement.apply` gives them for ``"master"``.
+        optimizer: of parameters whose gradients are float32, as `placement.apply` gives them for ``"master"``, or as
+            narrow as they are.
 
     Returns:
         The same optimizer.
@@ -47,25 +48,38 @@ class _Masters:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._narrow: dict[torch.Tensor, torch.Tensor] = {}
+        self._narrow: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def begin(self) -> None:
         """Let parameters be their copies."""
         for parameter in filter(_is_narrow, _parameters(self._optimizer)):
-            self._narrow[parameter] = parameter.data
+            gradient = parameter.grad
+            is_narrow = gradient is not None and _is_narrow(gradient)
+            self._narrow[parameter] = parameter.data, gradient if is_narrow else None
             state: dict[str, Any] = self._optimizer.state.get(parameter, {})
+            if is_narrow:
+                parameter.grad = None  # of another format than the copy
             parameter.data = state.pop(MASTER) if MASTER in state else parameter.data.float()
+            if is_narrow:
+                assert gradient is not None
+                parameter.grad_dtype = torch.float32
+                parameter.grad = gradient.float()
 
     def end(self, are_loaded: bool = False) -> None:
         """Let them be what they were, of the copies' values; copies that were loaded stay those."""
-        for parameter, narrow in self._narrow.items():
+        for parameter, (narrow, gradient) in self._narrow.items():
             state: dict[str, Any] = self._optimizer.state.get(parameter, {})
             if not are_loaded and (state or parameter.grad is not None):  # it has been updated
                 state = self._optimizer.state[parameter]
                 state[MASTER] = parameter.data
             if MASTER in state:
                 narrow.copy_(state[MASTER])
+            if gradient is not None:
+                parameter.grad = None
             parameter.data = narrow
+            if gradient is not None:
+                parameter.grad_dtype = gradient.dtype
+                parameter.grad = gradient
         self._narrow.clear()
 
 

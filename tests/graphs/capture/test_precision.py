@@ -34,6 +34,7 @@ def captured(precision: str | None, model: nn.Module | None = None, **how: Any) 
         ("mixed", 4, 4, 8, 4 + 2 * 4 + 2 * 8),  # 16 bytes a parameter
         ("mixed-bf16-reduce", 4, 2, 8, 2 + 2 * 4 + 2 * 8),
         ("master", 2, 4, 4 + 8, 4 + 2 + 2 * 12),  # 18 bytes a parameter
+        ("master-bf16-reduce", 2, 2, 4 + 8, 2 + 2 + 2 * 12),  # 16 bytes a parameter
     ],
 )
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])

@@ -110,9 +110,10 @@ class Megatron:
 @pytest.mark.parametrize(
     "kind", [lambda p: AdamW(p, lr=0.01), lambda p: SGD(p, lr=0.1), lambda p: SGD(p, lr=0.1, momentum=0.9)]
 )
-def test_master_copies_are_those_of_a_megatron_style_optimizer(kind: Any) -> None:
+@pytest.mark.parametrize("precision", ["master", "master-bf16-reduce"])
+def test_master_copies_are_those_of_a_megatron_style_optimizer(kind: Any, precision: str) -> None:
     model = transformer()
-    reference, module = Megatron(model, kind), placed(model, "master")
+    reference, module = Megatron(model, kind), placed(model, precision)
     optimizer = placement.with_masters(kind(module.parameters()))
     for number in range(4):
         loss = module(*batch(number))
