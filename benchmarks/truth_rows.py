@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from truth_models import Shape
 
@@ -23,6 +23,11 @@ GIB = 2**30
 # the product after attention, and that beside the gate with the activation.
 SELECTIVE = "layers.*.norm+layers.*.post+layers.*.inner.activation"
 FULL = "layers.*"
+# A GPT of Megatron-DeepSpeed, whose scores and softmax are kernels of their own.
+MEGATRON_GPT: dict[str, Any] = {
+    **{"gate": False, "activation": "gelu", "norm": "layer", "biases": True, "tied": True, "flash": False},
+    "dropout": 0.1,
+}
 GPT2_PADDED = 51_200  # words of GPT-2's vocabulary, padded by Megatron
 
 Row = Mapping[str, str]
@@ -286,14 +291,8 @@ def _bloom(row: Row) -> Run | Skipped:
     shape = Shape(
         *(sizes["nlayers"], sizes["nhidden"], 4 * sizes["nhidden"], sizes["nheads"], sizes["nheads"]),
         *(250_880, 2048),
-        gate=False,
-        activation="gelu",
-        norm="layer",
+        **MEGATRON_GPT,
         positions="alibi",
-        biases=True,
-        tied=True,
-        flash=False,
-        dropout=0.1,
         precision="master",  # DeepSpeed's BF16_Optimizer
     )
     words = [*_megatron_words(sizes["dp"], sizes["tp"], 1, sizes["pp"], 1, sequence=False), _again(FULL)]
@@ -321,14 +320,8 @@ def _vtrain(row: Row) -> Run | Skipped:
     name = f"{layers} x {hidden}, {gpus} GPUs: tp{tensor} pp{stages} dp{data}, micro-batch {micro}, batch {batch}"
     shape = Shape(
         *(layers, hidden, 4 * hidden, heads, heads, GPT2_PADDED, tokens),
-        gate=False,
-        activation="gelu",
-        norm="layer",
+        **MEGATRON_GPT,
         positions="learned",
-        biases=True,
-        tied=True,
-        flash=False,
-        dropout=0.1,
     )
     words = [
         f"dp{data}" if data > 1 else "",

@@ -12,8 +12,12 @@ own makes them, an all-gather gives them to all parts (Shoeybi et al. 2019, sect
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from graphs.arrays import IntArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import parts_statistics
 from graphs.transforms.derived import Exchanged
@@ -54,22 +58,8 @@ def _synchronise_one(
         for e in range(int(ptr[op]), int(ptr[op + 1]))
         if layout.tensor_copies[tensors[e]] == len(copies) and any(layout.mesh[a].read[e] > SUM for a in axes)
     ]
-    places = np.arange(layout.places)
     moved = sum((exchanges.sizes[layout.tensor_ids(t)].sum(axis=0) for t in read), np.zeros(layout.places))
-    group = int(graph.colocation[op])
-    made = out.ops(
-        [f"{graph.op_names[op]}/statistics{exchanges.spot(p)}" for p in places.tolist()],
-        kinds=STATISTICS,
-        dtypes=graph.dtypes[op],
-        modules=graph.modules[op],
-        bytes_moved=moved,
-        kernels=1,
-        colocation=-1 if group < 0 else group * layout.places + places,
-        phase=int(graph.phase[op]),
-        pins=graph.pins[op],
-        origin=op,
-        part=places,
-    )
+    made = _ops_beside(layout, out, exchanges, op, "statistics", STATISTICS, moved[None, :])[0]
     for t in read:
         out.edges(exchanges.converted(t, _targets(layout, op, t), False, Phase(int(graph.phase[op]))), made)
     sizes = np.full((1, layout.places), size_bytes)
@@ -78,6 +68,40 @@ def _synchronise_one(
     for axis in axes:
         ids, sizes = exchanges.exchange("all_reduce", axis, Parts(ids, sizes), op, about, False)
     out.edges(ids, copies)
+
+
+def _ops_beside(
+    layout: Copies, out: Emission, exchanges: Exchanges, op: int, word: str, kind: str, moved: NDArray[Any]
+) -> IntArray:
+    """int64 [copies, K]: ops that read for an op, each beside a copy of it.
+
+    Args:
+        word: behind the op's name.
+        moved: [copies, K], bytes that each reads.
+    """
+    graph, count = layout.graph, len(moved)
+    place = np.tile(np.arange(layout.places), count)
+    batch = np.repeat(np.arange(count) if count > 1 else np.array([-1]), layout.places)
+    marks = ["", *(f" mb{b}" for b in range(count))]
+    group = int(graph.colocation[op])
+    made = out.ops(
+        [
+            f"{graph.op_names[op]}/{word}{exchanges.spot(p)}{marks[b + 1]}"
+            for p, b in zip(place.tolist(), batch.tolist(), strict=True)
+        ],
+        kinds=kind,
+        dtypes=graph.dtypes[op],
+        modules=graph.modules[op],
+        bytes_moved=moved.reshape(-1),
+        kernels=1,
+        colocation=-1 if group < 0 else group * layout.places + place,
+        phase=int(graph.phase[op]),
+        pins=graph.pins[op],
+        origin=op,
+        part=place,
+        micro_batch=batch,
+    )
+    return made.reshape(moved.shape)
 
 
 def added_up(graph: OpGraph, op: int) -> int:
@@ -99,35 +123,13 @@ def _give_sums_of(layout: Copies, out: Emission, exchanges: Exchanges, op: int, 
     graph = layout.graph
     copies, row = layout.op_ids(op), layout.mesh[axis].row[op]
     assert row is not None
-    count = len(copies)
     tensor = added_up(graph, op)
-    place = np.tile(np.arange(layout.places), count)
-    batch = np.repeat(np.arange(count) if count > 1 else np.array([-1]), layout.places)
-    marks = ["", *(f" mb{b}" for b in range(count))]
-    read = layout.tensor_ids(tensor)
-    sizes = exchanges.sizes[read]
-    group = int(graph.colocation[op])
-    made = out.ops(
-        [
-            f"{graph.op_names[op]}/{CLASS_SUMS}{exchanges.spot(p)}{marks[b + 1]}"
-            for p, b in zip(place.tolist(), batch.tolist(), strict=True)
-        ],
-        kinds=CLASS_SUMS,
-        dtypes=graph.dtypes[op],
-        modules=graph.modules[op],
-        bytes_moved=np.broadcast_to(sizes, copies.shape).reshape(-1),
-        kernels=1,
-        colocation=-1 if group < 0 else group * layout.places + place,
-        phase=int(graph.phase[op]),
-        pins=graph.pins[op],
-        origin=op,
-        part=place,
-        micro_batch=batch,
-    )
+    moved = np.broadcast_to(exchanges.sizes[layout.tensor_ids(tensor)], copies.shape)
+    made = _ops_beside(layout, out, exchanges, op, CLASS_SUMS, CLASS_SUMS, moved)
     found = exchanges.converted(tensor, _targets(layout, op, tensor), False, Phase(int(graph.phase[op])))
-    out.edges(found, made.reshape(copies.shape))
+    out.edges(found, made)
     own = row.sums_bytes * layout.copy_share(op, but=axis)
-    ids = out.tensors(made, own.reshape(-1)).reshape(copies.shape)
+    ids = out.tensors(made.reshape(-1), own.reshape(-1)).reshape(copies.shape)
     size = np.rint(own).astype(np.int64)
     about = Exchanged("sums", op, phase=int(graph.phase[op]))
     whole = size * layout.parts[axis] if layout.is_folded else None
