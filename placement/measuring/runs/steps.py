@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from graphs.capture.record import Loss, output_tensors
 from placement.measuring.runs.differences import GRADIENT
+from placement.runtime.states.formats import gradient_format
 from placement.runtime.states.masters import with_masters
 
 # Adam's step takes as long as with any other rate, and the weights stay what they are, however often it is run.
@@ -43,7 +44,7 @@ class ModelStep:
         """A step of a model, trained by Adam."""
         own = [parameter for parameter in model.parameters() if parameter.requires_grad and train]
         optimizer = torch.optim.Adam(own, lr=_RATE, foreach=False) if own else None
-        if optimizer is not None and any(parameter.grad_dtype not in (None, parameter.dtype) for parameter in own):
+        if optimizer is not None and any(gradient_format(one) not in (None, one.dtype) for one in own):
             optimizer = with_masters(optimizer)  # of a precision whose gradients are wider
         return cls(model, args, kwargs, train, optimizer, loss)
 

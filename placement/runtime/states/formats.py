@@ -24,6 +24,14 @@ def convert(model: nn.Module, precision: Precision) -> None:
                 module._buffers[name] = made.setdefault(id(buffer), cast(buffer, formats[id(buffer)]))
 
 
+def gradient_format(parameter: torch.Tensor) -> torch.dtype | None:
+    """The format of a parameter's ``grad``; None for that of whatever gradient comes.
+
+    That of the parameter where torch is older than `torch.Tensor.grad_dtype`.
+    """
+    return getattr(parameter, "grad_dtype", parameter.dtype)
+
+
 def accept_gradients(model: nn.Module, precision: Precision) -> None:
     """Let ``grad`` of parameters be wider than they are, where gradients are kept so (`torch.Tensor.grad_dtype`)."""
     if precision.has_masters:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from placement.runtime.states.formats import gradient_format
+
 
 def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor], in_whole: bool = False) -> None:
     """Add gradients to ``grad`` of the parameters of those names.
@@ -39,4 +41,4 @@ def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor], in_wh
 
 def _accepted(parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
     """A gradient where its parameter is, in the format in which that takes one; replicas may add up a narrower one."""
-    return gradient.to(parameter.device, parameter.grad_dtype or gradient.dtype)
+    return gradient.to(parameter.device, gradient_format(parameter) or gradient.dtype)
