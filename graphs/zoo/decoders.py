@@ -22,7 +22,13 @@ from graphs.zoo.transformers import init_normal, split_heads
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """``tokens`` in a sequence; with ``experts`` each layer has so many feed-forward networks of ``inner_width``."""
+    """``tokens`` in a sequence; with ``experts`` each layer has so many feed-forward networks of ``inner_width``.
+
+    Attributes:
+        experts_asked: by each token.
+        capacity_factor: seats of all experts, over what the tokens ask for.
+        weights_sum_to_1: a token's weights of the experts it asks, else they are their shares among all experts.
+    """
 
     batch_size: int
     tokens: int
@@ -36,11 +42,14 @@ class DecoderConfig:
     experts: int = 0
     balance_weight: float = 0.02
     dtype: torch.dtype = torch.bfloat16
+    experts_asked: int = 2
+    capacity_factor: float = 1.0
+    weights_sum_to_1: bool = True
 
     @property
     def capacity(self) -> int:
-        """Tokens of one sequence that one expert takes: an even share, as each token asks two experts."""
-        return 2 * self.tokens // self.experts
+        """Tokens of one sequence that one expert takes: an even share of what is asked, times the capacity factor."""
+        return int(self.capacity_factor * self.experts_asked * self.tokens) // self.experts
 
 
 def rotary_tables(tokens: int, width: int, base: float) -> tuple[Tensor, Tensor]:
@@ -92,16 +101,17 @@ class SwiGLU(nn.Module):
 
 
 class SparseMixture(nn.Module):
-    """Top-2 routing over SwiGLU experts whose weights are stacked, so that all run as batched matrix products.
+    """Top-k routing over SwiGLU experts whose weights are stacked, so that all run as batched matrix products.
 
-    x [N, T, D] to the weighted sum of both experts' outputs [N, T, D] and the load-balancing loss (a scalar). A token
+    x [N, T, D] to the weighted sum of the k experts' outputs [N, T, D] and the load-balancing loss (a scalar). A token
     that finds its expert's seats taken gets nothing from that expert; first choices are seated before second ones.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         experts, width, inner = config.experts, config.width, config.inner_width
-        self.experts, self.capacity = experts, config.capacity
+        self.experts, self.capacity, self.asked = experts, config.capacity, config.experts_asked
+        self.weights_sum_to_1 = config.weights_sum_to_1
         self.router = nn.Linear(width, experts, bias=False)
         self.gate = nn.Parameter(torch.empty(experts, width, inner))
         self.expand = nn.Parameter(torch.empty(experts, width, inner))
@@ -111,27 +121,30 @@ class SparseMixture(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         gates = self.router(x).float().softmax(2)
-        weights, chosen = gates.topk(2, dim=2)
-        weights = weights / weights.sum(2, keepdim=True)
+        weights, chosen = gates.topk(self.asked, dim=2)
+        if self.weights_sum_to_1:
+            weights = weights / weights.sum(2, keepdim=True)
         asked = F.one_hot(chosen.transpose(1, 2).flatten(1), self.experts)
         slots = self._slots(asked)
         answers = self._computed(x, slots) * weights.transpose(1, 2).flatten(1).unsqueeze(2).to(x.dtype)
-        first, second = answers.chunk(2, dim=1)
-        share = asked.chunk(2, dim=1)[0].to(gates.dtype).mean(1)
-        return first + second, (gates.mean(1) * share).mean() * self.experts**2
+        total, *others = answers.chunk(self.asked, dim=1)
+        for answer in others:
+            total = total + answer
+        share = asked.chunk(self.asked, dim=1)[0].to(gates.dtype).mean(1)
+        return total, (gates.mean(1) * share).mean() * self.experts**2
 
     def _slots(self, asked: Tensor) -> Tensor:
-        """Requests [N, 2 T, E], 0 or 1, to the seat [N, 2 T] of each, counted over all experts; E * C without one."""
+        """Requests [N, k T, E], 0 or 1, to the seat [N, k T] of each, counted over all experts; E * C without one."""
         seat = (asked.cumsum(1) * asked).sum(2) - 1
         expert = asked.argmax(2)
         return torch.where(seat < self.capacity, expert * self.capacity + seat, self.experts * self.capacity)
 
     def _computed(self, x: Tensor, slots: Tensor) -> Tensor:
-        """Tokens [N, T, D] to what the expert of each request answers [N, 2 T, D]; zero without a seat."""
+        """Tokens [N, T, D] to what the expert of each request answers [N, k T, D]; zero without a seat."""
         batch, _, width = x.shape
         index = slots.unsqueeze(2).expand(-1, -1, width)
         empty = x.new_zeros(batch, self.experts * self.capacity + 1, width)
-        seated = empty.scatter(1, index, x.repeat(1, 2, 1))[:, :-1]
+        seated = empty.scatter(1, index, x.repeat(1, self.asked, 1))[:, :-1]
         rows = seated.reshape(batch, self.experts, self.capacity, width).transpose(0, 1).flatten(1, 2)
         inner = F.silu(torch.bmm(rows, self.gate)) * torch.bmm(rows, self.expand)
         answers = torch.bmm(inner, self.contract).reshape(self.experts, batch, self.capacity, width)

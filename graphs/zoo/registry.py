@@ -178,6 +178,13 @@ MODELS: dict[str, ModelSpec] = {
         batch_size=8,
         build="graphs.zoo.decoders:mixtral_8x7b",
     ),
+    "deepseek_v2_lite": ModelSpec(
+        name="deepseek_v2_lite",
+        summary="27-layer decoder, 64 small experts and 2 shared per layer, latent attention; bfloat16, 4096 tokens",
+        source="DeepSeek-AI 2024",
+        batch_size=8,
+        build="graphs.zoo.deepseek:deepseek_v2_lite",
+    ),
     "transformer_moe": ModelSpec(
         name="transformer_moe",
         summary="8-layer causal transformer, 8 experts per layer as parallel branches, top-2 routing",

@@ -34,7 +34,7 @@ NAMES = [
     *("vit_b16", "vit_l16", "unet"),
     *("rnnlm", "nmt2", "nmt4", "nmt8", "gnmt", "s2vt"),
     *("bert_base", "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl", "gpt_long"),
-    *("llama3_8b", "llama3_70b", "mixtral_8x7b", "transformer_moe", "two_tower"),
+    *("llama3_8b", "llama3_70b", "mixtral_8x7b", "deepseek_v2_lite", "transformer_moe", "two_tower"),
 ]
 
 # Parameters as published, counted once where tied: in the papers to three digits, here by the reference releases.
@@ -53,6 +53,7 @@ PUBLISHED_PARAMETERS = {
     "llama3_8b": 8_030_261_248,
     "llama3_70b": 70_553_706_496,
     "mixtral_8x7b": 46_702_792_704,
+    "deepseek_v2_lite": 15_706_484_224,
     "vit_b16": 86_567_656,
     "vit_l16": 304_326_632,
     "unet": 31_030_658,

@@ -36,6 +36,9 @@ def small(name: str) -> ZooModel:
         ("llama3_8b", "tp2 sp"),  # halves of each head are rotated, heads are cut
         pytest.param("llama3_8b", "dp2 | pp2 1f1b mb2 | tp2", marks=pytest.mark.slow),
         ("mixtral_8x7b", "tp2 sp"),
+        ("deepseek_v2_lite", "ep2"),
+        ("deepseek_v2_lite", "dp2 zero3 | ep2 | recompute=layers.*"),
+        pytest.param("deepseek_v2_lite", "ep2 | tp2 sp", marks=pytest.mark.slow),
         ("bert_base", "tp2 sp"),  # adds a slice of its table of positions
         ("resnet50", "dp2 zero3 | statistics=sync"),
         ("rnnlm", "pp2 zb-h1 mb4"),
