@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray
-from graphs.errors import UnknownNameError
+from graphs.errors import CaptureError, UnknownNameError
 from graphs.formatting import format_bytes
 from graphs.recipes import OPTIMIZERS, PRECISIONS, Precision, number_bytes
 from graphs.records import Phase
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _USUAL = OPTIMIZERS["momentum"]  # where nobody said which
 _FLOAT32 = 4  # bytes
+_UNSCALED = ("float16", "fp16", "half")
 
 
 def kept_words(graph: OpGraph) -> str:
@@ -82,8 +83,11 @@ def fixed_bytes(graph: OpGraph) -> IntArray:
 # -- by number format and optimizer ------------------------------------------------------------------------------------
 
 
-# Numbers remembered for each parameter; of adafactor see `_remembered`.
-STATES = {"adam": 2.0, "adamw": 2.0, "momentum": 1.0, "adafactor": 0.0, "sgd": 0.0}
+# Numbers remembered for each parameter; of adafactor and adam8bit see `_remembered_bytes`.
+STATES = {"adam": 2.0, "adamw": 2.0, "adam8bit": 2.0, "momentum": 1.0, "adafactor": 0.0, "sgd": 0.0}
+# Of adam8bit: parameters with fewer numbers keep wide states; others have a float32 scale for each block of
+# ``block_size=256``, as of torchao's `AdamW8bit`. bitsandbytes does the same, in blocks of 2,048 at first.
+_SMALL, _BLOCK = 4096, 256
 
 
 def precision_named(name: str) -> Precision:
@@ -91,7 +95,14 @@ def precision_named(name: str) -> Precision:
 
     Raises:
         UnknownNameError: there is none.
+        CaptureError: float16, in which gradients vanish unless somebody scales the loss.
     """
+    if isinstance(name, str) and name in _UNSCALED:
+        raise CaptureError(
+            f"precision {name!r} needs a scaled loss, which a captured step has only where the model returns one",
+            "take 'mixed' or 'master', which compute in bfloat16, or convert the model by `half()` and let it scale "
+            "its loss",
+        )
     if not isinstance(name, str) or name not in PRECISIONS:
         raise UnknownNameError("precision", str(name), PRECISIONS)
     return PRECISIONS[name]
@@ -160,7 +171,7 @@ def kept_state(graph: OpGraph, precision: str, optimizer: str | None) -> KeptSta
     gradients = trained * np.where(is_own, number_bytes(formats.gradient), numbers.width)
     state = number_bytes(formats.state)
     master = trained * np.where(is_own, state if formats.has_masters else 0, 0)
-    states = _remembered(trained, optimizer) * np.where(is_own, state, numbers.width)
+    states = _remembered_bytes(trained, optimizer, np.where(is_own, state, numbers.width))
     return KeptState(
         precision, optimizer, int(parameters.sum()), int(gradients.sum()), int(master.sum()) + int(states.sum())
     )
@@ -227,10 +238,15 @@ def _parameter_bytes(graph: OpGraph) -> IntArray:
     return trained_bytes(graph)
 
 
-def _remembered(trained: FloatArray, optimizer: str) -> FloatArray:
-    """Float64 [k]: numbers that an optimizer remembers of parameters of these sizes.
+def _remembered_bytes(trained: FloatArray, optimizer: str, width: IntArray) -> FloatArray:
+    """Float64 [k]: bytes that an optimizer remembers of parameters of these sizes, in numbers of these widths.
 
     Adafactor remembers the means of the rows and of the columns of each matrix (N. Shazeer, M. Stern, 2018, section 3);
-    here of one square matrix for each state, which has fewest.
+    here of one square matrix for each state, which has fewest. Adam in 8 bits has a byte for each number, and scales.
     """
-    return 2 * np.sqrt(trained) if optimizer == "adafactor" else STATES[optimizer] * trained
+    if optimizer == "adafactor":
+        return 2 * np.sqrt(trained) * width
+    wide = STATES[optimizer] * trained * width
+    if optimizer != "adam8bit":
+        return wide
+    return np.where(trained < _SMALL, wide, STATES[optimizer] * (trained + _FLOAT32 * np.ceil(trained / _BLOCK)))

@@ -48,6 +48,11 @@ def check_scorer(how: HowToScore) -> None:
         raise typer.BadParameter("--scorer execute runs a model op by op; leave out --granularity.")
     if not is_default(how, "stack"):
         raise typer.BadParameter("--scorer execute measures a model op by op; leave out --stack.")
+    if not is_default(how, "precision"):
+        raise typer.BadParameter(
+            "--scorer execute runs a model in its own formats; leave out --precision, or take `placement profile`, "
+            "which measures it in others."
+        )
 
 
 def profiled(model: str, cluster: str | None, how: HowToRead) -> tuple[OpGraph, Cluster, Running]:

@@ -34,6 +34,7 @@ _PASSED = (
     "seed",
     "real",
     "stack",
+    "precision",
 )  # to `placement.fit` as given
 
 
@@ -130,6 +131,7 @@ class FitOptions:
     ] = False
     dim: options.Dims = None
     stack: options.Stack = None
+    precision: options.Precision = None
     html: options.Html = None
     output: options.Output = None
     as_json: options.Json = False
@@ -253,7 +255,7 @@ def _loss_of(text: str | None) -> float | None:
 def _command(given: FitOptions) -> str:
     """The command line that gives the same answer."""
     how = ("cluster", "methods", "until", "updates", "seconds", "workers", "batch", "lr", "strategy", "stragglers")
-    return again("fit", [given.model], given, (*how, "every", "sweep", "seed", "real", "dim", "stack"))
+    return again("fit", [given.model], given, (*how, "every", "sweep", "seed", "real", "dim", "stack", "precision"))
 
 
 def _write(found: FitComparison | FitSweep, html: Path | None, output: Path | None) -> Iterator[str]:
@@ -281,7 +283,7 @@ def fit_table(found: FitComparison | FitSweep) -> list[RenderableType]:
     sizes = {"workers": counted(one.workers, "worker"), "batch": f"{counted(one.batch, 'sample')} each"}
     said = [words for kind, words in sizes.items() if kind != varied]
     said += [f"lr {one.learning_rate:g}", *(["in real processes"] if one.is_real else [])]
-    said += [one.graph.origin.stack] if one.graph.origin.stack else []
+    said += [name for name in (one.graph.origin.stack, one.graph.origin.precision) if name]
     head = f"{show(one.graph.name)} on {show(one.cluster.name)}: {', '.join(said)}"
     below = (Text(f" {show_line(sentence)}", style="dim") for sentence in found.sentences())
     return [head, found.table().rich(), *below]

@@ -121,6 +121,7 @@ class FitComparison(AsJson):
             "strategy": self.strategy,
             "stragglers": self.stragglers,
             "stack": self.graph.origin.stack or EAGER,
+            "precision": self.graph.origin.precision,
             "seed": self.seed,
             "real": self.is_real,
             "versions": dict(self.versions),

@@ -14,6 +14,8 @@ from torch.utils.data import Dataset, default_collate
 from graphs.capture.failure import reason_of
 from graphs.capture.record import default_loss, output_tensors
 from graphs.errors import CaptureError, FitError, GraphFileError
+from graphs.kept import precision_named
+from graphs.recipes import PRECISIONS
 from placement.fitting.task import CPU, FitTask
 from placement.inputs.functions import call_function, described, is_function
 from placement.inputs.sources import refuse_script
@@ -53,6 +55,7 @@ def fit_task_of(
     batch: int | None = None,
     loss: Callable[[Any], torch.Tensor] | None = None,
     seed: int = 0,
+    precision: str | None = None,
 ) -> FitTask:
     """The task of fitting a model to data; the last tenth of the samples, at least one, is held out. The model is
     copied.
@@ -62,11 +65,14 @@ def fit_task_of(
             of such samples, which is read whole.
         batch: samples of a worker's mini-batch; 32, or all if there are fewer, by default.
         loss: as of `placement.capture`.
+        precision: in which gradients are computed; weights and gradients themselves are float32.
 
     Raises:
-        FitError: no model, nothing to train, no such data, a batch larger than the data, or a model that does not take
-            the data.
+        UnknownNameError: no such precision.
+        FitError: a precision of other weights or gradients; no model, nothing to train, no such data, a batch larger
+            than the data, or a model that does not take the data.
     """
+    _check_precision(precision)
     if not isinstance(model, nn.Module):
         raise FitError(f"the model is a {type(model).__name__}; expected a torch.nn.Module.")
     columns = _columns(data)
@@ -85,9 +91,23 @@ def fit_task_of(
         batch=batch,
         loss=loss or default_loss,
         seed=seed,
+        precision=precision,
     )
     _check(task)
     return task
+
+
+def _check_precision(name: str | None) -> None:
+    """Refuse a precision in which other numbers than float32 are exchanged."""
+    if name is None:
+        return
+    own = precision_named(name)
+    if {own.parameter, own.gradient} != {"float32"}:
+        fitting = [one.name for one in PRECISIONS.values() if {one.parameter, one.gradient} == {"float32"}]
+        raise FitError(
+            f"fit exchanges weights and gradients in float32, and precision {name!r} has weights in {own.parameter} "
+            f"and gradients in {own.gradient}; take {' or '.join(fitting)}."
+        )
 
 
 def has_no_loss(task: FitTask) -> bool:

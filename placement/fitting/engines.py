@@ -86,7 +86,7 @@ class Engines:
             task = self.task
             rows = [number % len(task.data[0]) for number in range(samples)]
             arguments = tuple(each[rows] for each in task.data)
-            finest = "auto" if self.strategy.is_none else "op"
+            finest = "auto" if self.strategy.is_none and task.precision is None else "op"
             try:
                 graph = capture(
                     task.model,
@@ -96,6 +96,7 @@ class Engines:
                     granularity=finest,
                     loss=task.loss,
                     optimizer="sgd",
+                    precision=task.precision,
                     name=self.name,
                 )
             except CaptureError as error:

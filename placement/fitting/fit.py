@@ -62,6 +62,7 @@ def fit(
     progress: Progress | None = None,
     beside_one_worker: bool = True,
     stack: str | None = None,
+    precision: str | None = None,
 ) -> FitComparison:
     """Train a model by several methods on a simulated cluster, in virtual time: gradients are real, seconds simulated.
 
@@ -92,6 +93,8 @@ def fit(
         beside_one_worker: simulate a single worker, too.
         stack: how ops of a simulated step become kernels, as of `placement.optimize`. Gradients that are run and timed,
             with `real` or on the cores of this machine, are eager.
+        precision: number formats in which gradients are computed, as of `placement.capture`; of those with float32
+            weights and gradients, which is what workers exchange.
 
     Raises:
         UnknownNameError: a method, a distribution of stragglers or a stack that there is not.
@@ -122,7 +125,7 @@ def fit(
         refused = method.exchange.refuse(method, several)
         if refused is not None:
             raise FitError(refused if refused.startswith(method.name) else f"{method.name}: {refused}")
-    task = fit_task_of(model, data, batch=batch, loss=loss, seed=seed)
+    task = fit_task_of(model, data, batch=batch, loss=loss, seed=seed, precision=precision)
     for method in asked:
         check_sizes(method, several, updates, len(task.data[0]))
     if real:

@@ -16,7 +16,9 @@ from torch import nn
 
 from graphs.capture.failure import reason_of
 from graphs.errors import FitError
+from graphs.kept import precision_named
 from placement.fitting.requests import Portion
+from placement.runtime.states.formats import compute_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +68,7 @@ class FitTask:
         loss: from the model's output to a scalar, as of `placement.capture`.
         seed: of the order of samples, and of what the model draws.
         place: where model and data are, and gradients are computed.
+        precision: name of the precision in which they are computed; None: float32, or as the model does.
     """
 
     model: nn.Module
@@ -75,6 +78,7 @@ class FitTask:
     loss: Callable[[object], Tensor]
     seed: int = 0
     place: torch.device = CPU
+    precision: str | None = None
 
     def on(self, place: torch.device) -> FitTask:
         """The same task, its gradients computed elsewhere."""
@@ -118,7 +122,12 @@ class FitTask:
         values = dict(zip(self.layout.names, self.layout.views(weights), strict=True))
         if self.batch_norms:  # what forward passes write to them is left
             values |= {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        return self.loss(torch.func.functional_call(self.model, values, batch))
+        end = None if self.precision is None else compute_in(self.model, precision_named(self.precision))
+        try:
+            return self.loss(torch.func.functional_call(self.model, values, batch))
+        finally:
+            if end is not None:
+                end()
 
     def gradient(
         self, weights: Tensor, samples: Tensor, backward_weights: Tensor | None = None

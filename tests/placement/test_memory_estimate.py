@@ -40,6 +40,8 @@ def test_the_state_is_that_of_the_formulas() -> None:
     assert kept_state(graph, "bfloat16", "adamw").total_bytes == 8 * n
     assert kept_state(graph, "bfloat16", "sgd").optimizer_bytes == 0
     assert kept_state(graph, "float32", "adafactor").optimizer_bytes == 4 * 3 * 2 * (100 + 10)
+    # Biases are too few to be quantised; weights have 40 blocks each.
+    assert kept_state(graph, "mixed", "adam8bit").optimizer_bytes == 3 * 2 * ((10_000 + 4 * 40) + 4 * 100)
     assert kept_state(graph, "float32", None).total_bytes == 4 * n
 
 

@@ -48,6 +48,7 @@ class ApplyOptions:
         ),
     ] = None
     train: options.Train = False
+    precision: options.Precision = None
     steps: Annotated[
         int | None,
         typer.Option(
@@ -129,9 +130,10 @@ def _loaded(given: ApplyOptions, file: Path) -> Result:
         typer.BadParameter: options that say how to place; its stack is its own.
         MismatchError: it is for another cluster than the command names.
     """
-    if any(option is not None for option in (given.method, given.budget_s, given.strategy, given.stack)):
+    how = given.method, given.budget_s, given.strategy, given.stack, given.precision
+    if any(option is not None for option in how):
         raise typer.BadParameter(
-            "--method, --strategy, --stack and --budget-s say how to place; leave them out with PLACEMENT."
+            "--method, --strategy, --precision, --stack and --budget-s say how to place; leave them out with PLACEMENT."
         )
     from graphs.errors import MismatchError
     from placement.inputs.sources import LOCAL, read_cluster
@@ -174,7 +176,7 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         example = read_example(given.model, train=given.train, dims=dims, seed=given.seed)
         machine = named or read_cluster(LOCAL)  # which may be measured first: a minute, for a model that can be read
         report = partial(tell_steps(bar, given.model, dims), f"{given.model} op by op")
-        graph = _graph_of(example, machine, given.train, report, given.stack)
+        graph = _graph_of(example, machine, given, report)
     del example
     with progress(f"placing with {method}"):
         result = optimize(graph, machine, method, seed=given.seed, budget_s=given.budget_s, strategy=strategy)
@@ -183,7 +185,7 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
     return result
 
 
-def _graph_of(example: Example, machine: Cluster, train: bool, report: Report, stack: str | None) -> OpGraph:
+def _graph_of(example: Example, machine: Cluster, given: ApplyOptions, report: Report) -> OpGraph:
     """Graph of the model with measured op times.
 
     Times are the cost model's of a model that cannot be traced, whose graph is by module, and on a stack: ops are
@@ -196,14 +198,14 @@ def _graph_of(example: Example, machine: Cluster, train: bool, report: Report, s
     from placement.measuring.models.profiling import measured_profile, step_to_measure
     from placement.results.stacks import asked_for
 
-    own = (example.model, example.args, example.kwargs)
-    if stack not in (None, EAGER):
-        return asked_for(capture(*own, train, name=example.name), stack)
+    own = (example.model, example.args, example.kwargs, given.train)
+    if given.stack not in (None, EAGER):
+        return asked_for(capture(*own, precision=given.precision, name=example.name), given.stack)
     try:
-        step = step_to_measure(*own, train, name=example.name)
+        step = step_to_measure(*own, precision=given.precision, name=example.name)
         return measured_profile(step, machine, report=report).graph
     except CaptureError as error:
-        if error.way_out != TO_MODULES:
+        if error.way_out != TO_MODULES or given.precision is not None:
             raise
         reason = error.reason
     warnings.warn(
@@ -211,7 +213,7 @@ def _graph_of(example: Example, machine: Cluster, train: bool, report: Report, s
         "one at a time.",
         stacklevel=1,
     )
-    return capture(*own, train, granularity="module", name=example.name)
+    return capture(*own, granularity="module", name=example.name)
 
 
 def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:

@@ -30,9 +30,10 @@ class EstimateOptions(HowToRead):
         typer.Option(
             "--optimizer",
             metavar="NAME",
-            autocompletion=completion.one_of(completion.OPTIMIZERS),
+            autocompletion=completion.one_of(completion.COUNTED_OPTIMIZERS),
             show_default=False,
-            help="For which devices are counted: adam, adamw, momentum, adafactor or sgd; the captured one by default.",
+            help="For which devices are counted: adam, adamw, adam8bit, momentum, adafactor or sgd; the captured one "
+            "by default.",
         ),
     ] = None
     train: options.Train = False

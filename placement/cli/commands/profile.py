@@ -30,6 +30,7 @@ class ProfileOptions:
         ),
     ] = "local"
     train: options.Train = False
+    precision: options.Precision = None
     dim: options.Dims = None
     output: options.Output = None
     as_json: options.Json = False
@@ -76,7 +77,11 @@ def _measured(given: ProfileOptions) -> Profile:
         example = read_example(given.model, train=given.train, dims=sizes)
         try:
             report = partial(tell_steps(bar, given.model, sizes), f"{given.model} op by op")
-            step = step_to_measure(example.model, example.args, example.kwargs, given.train, name=example.name)
+            step = step_to_measure(
+                *(example.model, example.args, example.kwargs, given.train),
+                precision=given.precision,
+                name=example.name,
+            )
             return measured_profile(step, machine, report=report)
         except CaptureError as error:
             if error.way_out != TO_MODULES:

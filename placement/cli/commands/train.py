@@ -171,7 +171,7 @@ def command_of(given: TrainOptions) -> str:
     """The command line that trains the same policy, into the same file."""
     fields = (
         *("cluster", "policy", "preset", "evaluations", "budget_s", "seed", "from_scratch", "scorer", "from_"),
-        *("train", "granularity", "output", "log_dir", "dim", "stack", "rates", "workers"),
+        *("train", "precision", "granularity", "output", "log_dir", "dim", "stack", "rates", "workers"),
     )
     return again("train", given.graphs, given, fields)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -96,7 +96,8 @@ def plans_of(
 
     rows = torch.arange(task.batch) % len(task.data[0])
     arguments = tuple(each[rows] for each in task.data)
-    program = capture_program(task.model, arguments, {}, True, loss=task.loss, optimizer="sgd")
+    how: dict[str, Any] = {"loss": task.loss, "optimizer": "sgd", "precision": task.precision}
+    program = capture_program(task.model, arguments, {}, True, **how)
     parts = [part_of(cluster, np.array(own, dtype=np.int64)) for own in assignment.workers]
 
     def results() -> list[str]:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
 from graphs.capture import Program
 from graphs.capture.trace import TensorInfo, value_of
+from graphs.kept import precision_named
 from graphs.opgraph import Phase
 from placement.inputs.call_arguments import as_captured
 from placement.measuring.machine.speeds import synchronise
@@ -33,7 +34,9 @@ from placement.runtime.program.functional import functional
 from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.routines import Routine, compile_routines
 from placement.runtime.states.gradients import add_gradients
+from placement.runtime.states.masters import is_narrow, with_masters
 
+_T = TypeVar("_T", bound=torch.Tensor)
 Times = dict[int, list[float]]  # op -> seconds in each step
 _LR = 1e-6
 _MOST_ALONE = 10  # steps while the others rest
@@ -91,6 +94,15 @@ class StepToMeasure:
     inputs: Mapping[str, torch.Tensor]
     optimizer: str
 
+    def optimizer_of(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        """An optimizer of parameters, with master copies of the narrow ones where the precision has them."""
+        parameters = list(parameters)
+        made = OPTIMIZERS[self.optimizer](parameters, lr=_LR)
+        precision = self.program.graph.origin.precision
+        if precision is None or not precision_named(precision).has_masters or not any(map(is_narrow, parameters)):
+            return made
+        return with_masters(made)
+
 
 @torch.no_grad()
 def op_times(
@@ -128,9 +140,10 @@ def op_times(
     if turns.updates is not None:
         sum_s, updated = statistics.median(turns.update_s[warm_up:]), turns.updates.given(turns.given)
         turns.updates = None  # its optimizer's memory
-        updates = update_times_s(updated, step.optimizer, place, steps, barrier, sum_s)
+        make = step.optimizer_of
+        updates = update_times_s(updated, make, place, steps, barrier, sum_s)
         smallest = [(op, parameter.reshape(-1)[:1].clone(), g.reshape(-1)[:1].clone()) for op, parameter, g in updated]
-        updates_fixed = update_times_s(smallest, step.optimizer, place, steps, barrier)
+        updates_fixed = update_times_s(smallest, make, place, steps, barrier)
     ops, fixed, in_halves = turns.op_times_s(warm_up)
     alone: Times = {}
     if worker is not None and worker.size > 1:
@@ -293,12 +306,13 @@ class _Updates:
             if users and gradients and own:
                 ops.append(users[0])
                 keys.append(gradients[0])
-                parameters.append(nn.Parameter(own[0].detach().to(given[gradients[0]].device, copy=True)))
+                gradient = given[gradients[0]]
+                parameter = nn.Parameter(own[0].detach().to(gradient.device, copy=True))
+                parameters.append(_accepting(parameter, gradient))
         if not ops:
             return None
         copies = nn.ParameterList(parameters)
-        optimizer = OPTIMIZERS[step.optimizer](copies.parameters(), lr=_LR)
-        return _Updates(tuple(ops), tuple(keys), copies, optimizer)
+        return _Updates(tuple(ops), tuple(keys), copies, step.optimizer_of(copies.parameters()))
 
     def take(self, given: Mapping[Key, Any]) -> float:
         """Hand the gradients over and update all; returns how many seconds that took."""
@@ -319,7 +333,7 @@ class _Updates:
 
 def update_times_s(
     updates: Sequence[tuple[int, torch.Tensor, torch.Tensor]],
-    optimizer: str,
+    make: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
     place: torch.device,
     steps: int,
     barrier: Callable[[], None],
@@ -332,7 +346,7 @@ def update_times_s(
 
     Args:
         updates: (op, parameter, its gradient); the parameters are changed.
-        optimizer: a key of `OPTIMIZERS`.
+        make: an optimizer of some of the parameters.
         steps: how often it steps; as many warm-up steps as parameters need to have their state come before.
         barrier: called before each step, to wait for other workers.
         sum_s: seconds of a step over all; None: measured here.
@@ -341,19 +355,25 @@ def update_times_s(
         return {}
     parameters = []
     for _, parameter, gradient in updates:
-        parameter.requires_grad_(True).grad = gradient
+        _accepting(parameter.requires_grad_(True), gradient).grad = gradient
         parameters.append(parameter)
-    make = OPTIMIZERS[optimizer]
-    singles = [make([parameter], lr=_LR) for parameter in parameters]
+    singles = [make([parameter]) for parameter in parameters]
     rows = [_stepped(singles, place, barrier) for _ in range(steps + 2)][2:]
     del singles
     if sum_s is None:
-        whole = [make(parameters, lr=_LR)]
+        whole = [make(parameters)]
         sum_s = statistics.median([_stepped(whole, place, barrier)[0] for _ in range(steps + 2)][2:])
     medians = [statistics.median(column) for column in zip(*rows, strict=True)]
     fixed_s = _fixed_s(medians, sum_s)
     scale = sum_s / sum(s - fixed_s for s in medians)
     return {op: [max(0.0, row[i] - fixed_s) * scale for row in rows] for i, (op, _, _) in enumerate(updates)}
+
+
+def _accepting(parameter: _T, gradient: torch.Tensor) -> _T:
+    """A parameter that takes a gradient of that format, which may be wider than it is."""
+    if gradient.dtype != parameter.dtype:
+        parameter.grad_dtype = gradient.dtype
+    return parameter
 
 
 def _fixed_s(singles_s: Sequence[float], sum_s: float) -> float:

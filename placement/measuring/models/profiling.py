@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from graphs.capture import capture_program, example_inputs
 from graphs.capture.program import captured_step
 from graphs.capture.record import Loss
 from graphs.errors import ClusterError, MismatchError
+from graphs.kept import precision_named
 from graphs.op_kinds import op_kind
 from graphs.opgraph import FloatArray, OpGraph
 from graphs.origin import keep_step
@@ -29,6 +31,7 @@ from placement.measuring.models.half_step_timing import with_whole_times
 from placement.measuring.models.op_times import REPEATS, MeasuredStep, StepToMeasure, Times, op_times
 from placement.measuring.models.repeats import Repeats, beforehand
 from placement.processes.progress import Report, tell_nobody
+from placement.runtime.states.formats import accept_gradients, convert
 
 _CPU = torch.device("cpu")
 _OF_DENSE = ("adam", "adamw")  # optimizers of torch that take no sparse gradient
@@ -73,6 +76,7 @@ def profile(
     *,
     loss: Loss | None = None,
     optimizer: str = "adam",
+    precision: str | None = None,
     name: str | None = None,
 ) -> OpGraph:
     """The graph of a model, as `placement.capture` gives it, with every op's time measured on this machine.
@@ -81,8 +85,8 @@ def profile(
     processes pinned to a core each, and all of them measure at the same time, as they will compute at the same time.
 
     Args:
-        model, args, kwargs, train, loss, optimizer, name: as for `placement.capture`, but model and inputs have data.
-            The model is not changed.
+        model, args, kwargs, train, loss, optimizer, precision, name: as for `placement.capture`, but model and inputs
+            have data. The model is not changed.
         cluster: whose devices this machine has; `Cluster.local` by default.
 
     Raises:
@@ -90,7 +94,8 @@ def profile(
         ClusterError: a device of the cluster is not there, or a worker failed.
         MismatchError: the model is on ``meta``.
     """
-    step = step_to_measure(model, args, kwargs, train, loss=loss, optimizer=optimizer, name=name)
+    how: dict[str, Any] = {"loss": loss, "optimizer": optimizer, "precision": precision, "name": name}
+    step = step_to_measure(model, args, kwargs, train, **how)
     return measured_profile(step, cluster).graph
 
 
@@ -102,13 +107,19 @@ def step_to_measure(
     *,
     loss: Loss | None = None,
     optimizer: str = "adam",
+    precision: str | None = None,
     name: str | None = None,
 ) -> StepToMeasure:
     """Capture the step that `measured_profile` runs; arguments and errors as for `profile`."""
     positional, keywords = example_inputs(args, kwargs)
     check_states(model)
-    program = capture_program(model, positional, keywords, train, loss=loss, optimizer=optimizer, name=name)
+    how: dict[str, Any] = {"loss": loss, "optimizer": optimizer, "precision": precision, "name": name}
+    program = capture_program(model, positional, keywords, train, **how)
     check_gradients(program.graph, optimizer)
+    if precision is not None:
+        model = copy.deepcopy(model)
+        convert(model, precision_named(precision))
+        accept_gradients(model, precision_named(precision))
     return StepToMeasure(model, program, bound(model, program, positional, keywords), optimizer)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,8 +41,12 @@ def accept_gradients(model: nn.Module, precision: Precision) -> None:
                 parameter.grad_dtype = dtype_of(precision.gradient)
 
 
-def compute_in(model: nn.Module, precision: Precision) -> None:
-    """Let calls of a model, which has the formats of a precision, compute in it: op for op what is captured of it."""
+def compute_in(model: nn.Module, precision: Precision) -> Callable[[], None]:
+    """Let calls of a model, which has the formats of a precision, compute in it: op for op what is captured of it.
+
+    Returns:
+        The call that ends it.
+    """
     kept: list[dict[str, Any]] = []
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -53,5 +58,13 @@ def compute_in(model: nn.Module, precision: Precision) -> None:
             module.__dict__["_parameters"] = parameters
         kept.clear()
 
-    model.register_forward_pre_hook(before, with_kwargs=True)
-    model.register_forward_hook(after, always_call=True)
+    hooks = (
+        model.register_forward_pre_hook(before, with_kwargs=True),
+        model.register_forward_hook(after, always_call=True),
+    )
+
+    def end() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return end

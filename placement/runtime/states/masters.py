@@ -29,7 +29,7 @@ def with_masters(optimizer: _O) -> _O:
     Raises:
         MismatchError: none of its parameters is narrower.
     """
-    if not any(map(_is_narrow, _parameters(optimizer))):
+    if not any(map(is_narrow, _parameters(optimizer))):
         raise MismatchError(
             f"the parameters of this {type(optimizer).__name__} are none narrower than float32, of which copies would "
             "be kept; use it as it is, or capture the model with precision='master'."
@@ -52,15 +52,15 @@ class _Masters:
 
     def begin(self) -> None:
         """Let parameters be their copies."""
-        for parameter in filter(_is_narrow, _parameters(self._optimizer)):
+        for parameter in filter(is_narrow, _parameters(self._optimizer)):
             gradient = parameter.grad
-            is_narrow = gradient is not None and _is_narrow(gradient)
-            self._narrow[parameter] = parameter.data, gradient if is_narrow else None
+            has_narrow = gradient is not None and is_narrow(gradient)
+            self._narrow[parameter] = parameter.data, gradient if has_narrow else None
             state: dict[str, Any] = self._optimizer.state.get(parameter, {})
-            if is_narrow:
+            if has_narrow:
                 parameter.grad = None  # of another format than the copy
             parameter.data = state.pop(MASTER) if MASTER in state else parameter.data.float()
-            if is_narrow:
+            if has_narrow:
                 assert gradient is not None
                 parameter.grad_dtype = torch.float32
                 parameter.grad = gradient.float()
@@ -87,5 +87,6 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _is_narrow(parameter: torch.Tensor) -> bool:
+def is_narrow(parameter: torch.Tensor) -> bool:
+    """Whether its numbers are floating-point ones narrower than float32."""
     return parameter.is_floating_point() and parameter.dtype.itemsize < torch.float32.itemsize

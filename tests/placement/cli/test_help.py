@@ -83,6 +83,7 @@ OPTIONS = {
             "--json",
             "--method",
             "--output",
+            "--precision",
             "--seed",
             "--stack",
             "--steps",
@@ -96,12 +97,13 @@ OPTIONS = {
         *["--base", "--devices", "--help", "--json", "--minutes", "--nccl-tests", "--output", "--products", "--seed"],
         *["--step", "-o"],
     ],
-    "profile": ["--cluster", "--dim", "--help", "--json", "--output", "--train", "-o", "MODEL"],
+    "profile": ["--cluster", "--dim", "--help", "--json", "--output", "--precision", "--train", "-o", "MODEL"],
     "verify": [*COMMON, "--cluster", "--graph", "FILE"],
     "export": ["--dim", "--help", "--json", "--model", "--no-split", "--output", "--to", "-o", "FILE"],
     "fit": [
         *["--batch", "--cluster", "--dim", "--every", "--help", "--html", "--json", "--lr", "--methods", "--output"],
         *[
+            "--precision",
             "--real",
             "--seconds",
             "--seed",

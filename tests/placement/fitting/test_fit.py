@@ -76,6 +76,14 @@ def test_the_model_is_not_changed_and_datasets_are_data_too() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_gradients_are_computed_in_the_precision_that_is_asked_for() -> None:
+    found = {name: fitted(updates=6, every=3, precision=name) for name in (None, "float32", "mixed")}
+    losses = {name: [point.loss for point in each.runs[0].points] for name, each in found.items()}
+    assert losses[None] == losses["float32"] != losses["mixed"] == pytest.approx(losses[None], rel=0.02)
+    assert found["mixed"].runs[0].bytes == found[None].runs[0].bytes  # gradients travel in float32
+    assert [each.graph.origin.precision for each in found.values()] == [None, "float32", "mixed"]
+
+
 def test_batch_norm_is_said_where_workers_have_their_own_statistics() -> None:
     model, data = classifier(nn.BatchNorm1d(16))
     several = placement.fit(model, data, CLUSTER, "sync", updates=5, batch=8)
@@ -218,6 +226,11 @@ def test_seconds_and_updates_end_runs() -> None:
         ({"batch": 3.5}, "a batch of 3.5 samples was asked for"),
         ({"updates": 2.5}, "updates is 2.5; expected a whole number"),
         ({"lr": "a"}, "lr is 'a'; expected a number above 0"),
+        (
+            {"precision": "master"},
+            "precision 'master' has weights in bfloat16 and gradients in float32; take float32 or",
+        ),
+        ({"precision": "mixt"}, "did you mean 'mixed'"),
         ({"seed": -1}, "seed is -1; expected a whole number from 0"),
         ({"workers": 5}, "5 workers were asked for, and cluster '4xV100-pcie' has 4"),
         ({"strategy": "dp8"}, "a worker takes 8 devices"),

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+from cases.measured_cases import cpu_cluster
 
+import placement
+from graphs.errors import MismatchError
 from placement.cli.entry import run
+from placement.measuring.models import profiling
+from placement.measuring.models.repeats import Repeats
+from placement.measuring.runs import trial
+from placement.results.result import Result
 
 MODEL = """
 import torch
@@ -36,6 +44,33 @@ def test_answers_and_files_keep_the_precision(capsys: pytest.CaptureFixture[str]
     assert "eager in master" in capsys.readouterr().out
     assert run(["verify", "found.json", "--graph", "model.py:make", "--train", "--precision", "master"]) == 0
     assert "eager in master" in capsys.readouterr().out
+
+
+def test_a_model_is_measured_and_run_in_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused_trial(*_: object, **__: object) -> None:
+        raise MismatchError("no run")
+
+    quick = partial(profiling.measured_profile, repeats=Repeats.exactly(2, 1))
+    monkeypatch.setattr(profiling, "measured_profile", quick)
+    monkeypatch.setattr(trial, "try_out", refused_trial)
+    how = ["model.py:make", "--train", "--cluster", "cores.toml"]
+    Path("cores.toml").write_text(cpu_cluster().to_toml(), encoding="utf-8")
+    assert run(["profile", *how, "--precision", "mixed", "-o", "graph.json"]) == 0
+    assert placement.load_graph("graph.json").origin.precision == "mixed"
+    assert run(["apply", *how, "--precision", "master", "-o", "found.json"]) == 2
+    assert Result.load("found.json").graph.origin.precision == "master"
+    capsys.readouterr()
+    assert run(["apply", "model.py:make", "found.json", "--train", "--precision", "master"]) == 2
+    assert "leave them out with PLACEMENT" in capsys.readouterr().err
+    assert run(["optimize", *how, "--precision", "mixed", "--scorer", "execute"]) == 2
+    assert "leave out --precision" in capsys.readouterr().err
+
+
+def test_float16_is_refused_with_what_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["capture", "model.py:make", "--train", "--precision", "float16"]) == 2
+    error = capsys.readouterr().err
+    assert "precision 'float16' needs a scaled loss" in error
+    assert "take 'mixed' or 'master'" in error
 
 
 def test_what_is_captured_already_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

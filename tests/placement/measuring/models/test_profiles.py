@@ -23,7 +23,7 @@ from placement.measuring.machine import local_machine as measure
 from placement.measuring.machine.speeds import BRIEF
 from placement.measuring.machine.workers import cores_for
 from placement.measuring.models.op_clock import ClockedRoutine, clocked, host_clock
-from placement.measuring.models.op_times import update_times_s
+from placement.measuring.models.op_times import OPTIMIZERS, update_times_s
 from placement.measuring.models.profiling import measured_profile, step_to_measure
 from placement.measuring.models.repeats import Repeats
 from placement.runtime.program.device_layout import DeviceLayout
@@ -93,10 +93,11 @@ def test_what_a_reading_takes_is_left_out() -> None:
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "momentum", "sgd"])
 def test_updates_of_all_parameters_take_time(optimizer: str) -> None:
     updates = [(op, torch.ones(op, 8), torch.ones(op, 8)) for op in (3, 4, 5)]
-    found = update_times_s(updates, optimizer, CPU, 3, lambda: None)
+    make = partial(OPTIMIZERS[optimizer], lr=1e-6)
+    found = update_times_s(updates, make, CPU, 3, lambda: None)
     assert {op: len(samples) for op, samples in found.items()} == {3: 3, 4: 3, 5: 3}
     assert all(np.median(samples) > 0 for samples in found.values())
-    assert update_times_s([], optimizer, CPU, 3, lambda: None) == {}
+    assert update_times_s([], make, CPU, 3, lambda: None) == {}
 
 
 # -- profiles ----------------------------------------------------------------------------------------------------
@@ -130,6 +131,18 @@ def test_every_op_gets_a_time(train: bool) -> None:
         # What the ops take adds up to the step.
         assert np.nansum(graph.time_s) == pytest.approx(found.step_s["cpu"], rel=1e-3)
         assert Problem(graph, cpu_cluster()).op_s.sum() == pytest.approx(found.step_s["cpu"], rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["mixed", "master", "master-bf16-reduce"])
+def test_a_step_is_measured_in_the_precision_that_is_asked_for(precision: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 4)), torch.rand(3, 4)
+    step = step_to_measure(model, (x,), train=True, precision=precision)
+    graph = measured_profile(step, cpu_cluster(), QUICK).graph
+    captured = placement.capture(model, (x,), train=True, precision=precision)
+    assert (graph.op_names, graph.kinds, graph.origin.precision) == (captured.op_names, captured.kinds, precision)
+    assert (graph.time_s[graph.phase == Phase.UPDATE] > 0).all()
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_times_are_kept_under_the_model_of_the_device() -> None:
