@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -13,19 +12,19 @@ from graphs.arrays import BoolArray, IntArray
 from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind, shape_readers
 from graphs.opgraph import OpGraph, Phase
-from graphs.records import HOST, Work
+from graphs.records import HOST
 from graphs.rows import op_with_statistics
 from graphs.transforms.coverage import unshared
 from graphs.transforms.recomputing import unmatched
+from graphs.transforms.splitting.balance import cuts_causal_attention, is_balanced
 from graphs.transforms.splitting.cutting import check_parts
 from graphs.transforms.splitting.masks import of_integer_inputs
 from graphs.transforms.splitting.op_states import from_inputs
-from graphs.transforms.splitting.sharding import differing, shares
+from graphs.transforms.splitting.sharding import Sharding, differing, shares
 from graphs.transforms.splitting.splitter import in_micro_batches
 from graphs.transforms.strategy import Strategy
 
 FLUSHING = "gpipe"  # the order whose backward passes follow all forward passes
-_DENSITY = 4  # of attention's extents
 _MUCH = 1.25  # times the FLOPs: worth a remark
 
 
@@ -129,7 +128,14 @@ def waits_backwards(graph: OpGraph, stage: IntArray) -> str:
     return ""
 
 
-def remarks(before: OpGraph, after: OpGraph, cluster: Cluster, strategy: Strategy, places: int = 1) -> str:
+def remarks(
+    before: OpGraph,
+    after: OpGraph,
+    cluster: Cluster,
+    strategy: Strategy,
+    places: int = 1,
+    mesh: Sequence[Sharding] = (),
+) -> str:
     """Sentences about a strategy that was carried out: work that cannot be cut, uneven parts, devices left out.
 
     "" for nothing.
@@ -137,9 +143,10 @@ def remarks(before: OpGraph, after: OpGraph, cluster: Cluster, strategy: Strateg
     Args:
         before, after: the graph before and after splitting.
         places: of a mesh, for how many of them each op of `after` stands.
+        mesh: how `before` is cut along each axis.
     """
     cannot = unshared(before) if strategy.devices > 1 and any(before.split_rows) else ""
-    found = [*_uneven(before, strategy), *_causal(before, strategy), *_repeated(before, after, places)]
+    found = [*_uneven(before, strategy), *_causal(before, mesh), *_repeated(before, after, places)]
     return " ".join(filter(None, [cannot, *found, *_left_out(cluster, strategy)]))
 
 
@@ -184,16 +191,16 @@ def _uneven(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
             yield f"The {word} of {extents[word]} is cut into {count} uneven parts."
 
 
-def _causal(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
+def _causal(graph: OpGraph, mesh: Sequence[Sharding]) -> Iterator[str]:
     """A sentence where later stretches of a sequence see more keys than earlier ones."""
-    count = math.prod(rule.size for rule in strategy.mesh if "sequence" in rule.words)
-    is_causal = np.isin(graph.work, (Work.ATTENTION, Work.ATTENTION_BACKWARD)) & (graph.extents[:, _DENSITY] < 1)
-    rows = (row for op in np.flatnonzero(is_causal).tolist() for row in graph.split_rows[op])
-    if count > 1 and any(row.axis == "sequence" for row in rows):
-        yield (
-            f"Causal attention counts as balanced; as it is run here, the last of {count} stretches has "
-            f"{2 - 1 / count:.2f} times the mean of its work."
-        )
+    for sharding in mesh:
+        count = sharding.axis.size
+        if sharding.axis.words and cuts_causal_attention(graph, sharding) and not is_balanced(graph, sharding):
+            yield (
+                f"Causal attention counts as balanced; as it is run here, the last of {count} stretches has "
+                f"{2 - 1 / count:.2f} times the mean of its work, as no sequence of this length has a stretch of each "
+                f"half for each: that takes a multiple of {2 * count}."
+            )
 
 
 def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:

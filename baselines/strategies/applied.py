@@ -38,6 +38,7 @@ from graphs.transforms.offloading import offloaded
 from graphs.transforms.sequencing import StageBlock, sequenced
 from graphs.transforms.splitting import Zero, copies_of, split_as
 from graphs.transforms.splitting.copies import Copies
+from graphs.transforms.splitting.sharding import Sharding
 from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def applied(
         unordered=unordered,
         exchanged=exchanged,
         stage=stage[spelt_out.origin],
-        note=_note(again.graph, derived.graph, cluster, strategy, folded),
+        note=_note(again.graph, derived.graph, cluster, strategy, folded, () if copies is None else copies.mesh),
         is_folded=folded,
         rewrite=Rewrite(again, copies, rank, grid.reshape(strategy.stages, -1), tuple(names), fused, searched),
     )
@@ -218,10 +219,12 @@ def _exchanged(
     return again, copies, exchanged, stage, is_apart
 
 
-def _note(before: OpGraph, after: OpGraph, cluster: Cluster, strategy: Strategy, folded: bool) -> str:
+def _note(
+    before: OpGraph, after: OpGraph, cluster: Cluster, strategy: Strategy, folded: bool, mesh: Sequence[Sharding]
+) -> str:
     if not folded:
-        return remarks(before, after, cluster, strategy)
-    return f"{folded_note(strategy)} {remarks(before, after, cluster, strategy, strategy.places)}".rstrip()
+        return remarks(before, after, cluster, strategy, mesh=mesh)
+    return f"{folded_note(strategy)} {remarks(before, after, cluster, strategy, strategy.places, mesh)}".rstrip()
 
 
 def as_it_is(problem: Problem, plan: Plan, devices: Sequence[int] | None = None) -> Applied:

@@ -1,9 +1,10 @@
-"""Attention on a stretch of the queries, with all keys and values.
+"""Attention on stretches of the queries, with all keys and values.
 
 Causal attention of a stretch is made of two blocks of keys: those before the stretch, which all of its queries see, and
 those of the stretch itself, which is causal as the whole is. Their results are put together by their log-sum-exps, as
 ring attention does it (Liu et al. 2023, "Ring Attention with Blockwise Transformers for Near-Infinite Context", section
-3), so that the kernel of the model runs, which need not take a mask, and no key after the stretch is looked at.
+3), so that the kernel of the model runs, which need not take a mask, and no key after the stretch is looked at. A part
+with several stretches, as a balanced one has, has such calls for each of them.
 """
 
 from __future__ import annotations
@@ -113,6 +114,42 @@ class CausalStretchByMask:
         return made
 
 
+@dataclass(frozen=True)
+class CausalStretches:
+    """Several stretches of the queries, side by side in the arguments and in the results.
+
+    Attributes:
+        names: of the operator's arguments.
+        each: the calls, one for each stretch, in order.
+        is_backward: whether they make gradients, of which those of keys and values are added up.
+    """
+
+    names: tuple[str, ...]
+    each: tuple[Any, ...]
+    is_backward: bool
+    __name__ = "causal_stretches"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(self.names, args, strict=False)) | kwargs
+        made, start = [], 0
+        for call in self.each:
+            stop = start + call.high - call.low
+            made.append(call(**of_queries(given, start, stop)))
+            start = stop
+        if isinstance(made[0], torch.Tensor):
+            return torch.cat(made, 2)
+        if self.is_backward:
+            summands = zip(*(gradients[1:3] for gradients in made), strict=True)
+            return torch.cat([gradients[0] for gradients in made], 2), *map(sum, summands), *made[0][3:]
+        return *(torch.cat(parts, 2) for parts in zip(*(results[:2] for results in made), strict=True)), *made[0][2:]
+
+
+def of_queries(given: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    """The arguments of an attention, or of its gradients, with some of its queries alone."""
+    names = ("query", "grad_out", "grad_out_", "out", "logsumexp")
+    return given | {name: given[name][:, :, start:stop].contiguous() for name in names if name in given}
+
+
 def block(given: dict[str, Any], start: int, stop: int, is_causal: bool) -> dict[str, Any]:
     """The arguments of an attention with some of its keys and values alone."""
     found = {**given, "is_causal": is_causal}
@@ -132,15 +169,15 @@ def _attention(call: PartCall) -> LocalCall:
     stretches = query.runs(2)
     if stretches == ((0, length),):
         return call.plain()
-    if len(stretches) != 1:
-        raise call.refused("the words that are here do not lie side by side")
-    ((low, high),) = stretches
-    if "efficient" in call.name and (high - low) % _ALIGNED:
-        raise call.refused(f"its kernel pads log-sum-exps to {_ALIGNED} words, and a part has {high - low}")
+    for words in (high - low for low, high in stretches):
+        if "efficient" in call.name and words % _ALIGNED:
+            raise call.refused(f"its kernel pads log-sum-exps to {_ALIGNED} words, and a stretch has {words}")
     if not call["is_causal"]:
-        return call.plain(**({"max_q": high - low} if call["max_q"] is not None else {}))
+        here = sum(high - low for low, high in stretches)
+        return call.plain(**({"max_q": here} if call["max_q"] is not None else {}))
     names = tuple(argument.name for argument in call.target._schema.arguments)  # type: ignore[attr-defined]
     kind: Callable[..., Any] = CausalStretchBackward if call.name in _BACKWARD else CausalStretch
     if call.name == "scaled_dot_product_attention":
         kind = CausalStretchByMask
-    return call.plain(kind(call.target, names, low, high))
+    each = tuple(kind(call.target, names, low, high) for low, high in stretches)
+    return call.plain(each[0] if len(each) == 1 else CausalStretches(names, each, call.name in _BACKWARD))

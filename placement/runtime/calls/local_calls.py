@@ -169,10 +169,11 @@ def _want(
 
 def _inner(a: PartCut, b: PartCut) -> PartCut | None:
     """The one of two cuts of a stretch that lies in the other; None where neither does."""
-    (a_low, a_high), (b_low, b_high) = ((cut.low * cut.unit, cut.high * cut.unit) for cut in (a, b))
-    if b_low <= a_low and a_high <= b_high:
-        return a
-    return b if a_low <= b_low and b_high <= a_high else None
+    stretches = [[(low * cut.unit, high * cut.unit) for low, high in cut.stretches] for cut in (a, b)]
+    for cut, (inner, outer) in zip((a, b), (stretches, stretches[::-1]), strict=True):
+        if all(any(low <= start and stop <= high for low, high in outer) for start, stop in inner):
+            return cut
+    return None
 
 
 def _cut_to(part: PartLayout, new: PartCut) -> PartLayout:

@@ -33,7 +33,7 @@ def _reshaped(call: PartCall) -> LocalCall:
     return LocalCall(target, (call.first, list(call.output.local_shape)), {})
 
 
-def _in_order(part: PartLayout) -> frozenset[tuple[int, int, int, int]]:
+def _in_order(part: PartLayout) -> frozenset[tuple[int, ...]]:
     """The cuts of a part as stretches of its elements in row-major order."""
     strides = [1, *accumulate(part.shape[:0:-1], int.__mul__)][::-1]
     return frozenset((cut.unit * strides[cut.dim], *cut[2:]) for cut in part.coarse_cuts)

@@ -64,7 +64,8 @@ class Smaller:
     def _cut(self, cut: PartCut, size: int, new: int) -> PartCut:
         ends = self.ends.get(size)
         if ends is not None and self.sizes.get(size) == new:
-            return PartCut(cut.dim, 1, new, ends[cut.low * cut.unit], ends[cut.high * cut.unit])
+            low, high = (ends[end * cut.unit] for end in (cut.low, cut.high))
+            return PartCut(cut.dim, 1, new, low, high, cut.is_mirrored)
         share = cut.period * new / size  # as large a one as before
         # A stretch in another one is a dimension elsewhere, and becomes what that becomes.
         period = self.sizes.get(cut.period, share) if self.products and cut.period != size else share
@@ -182,7 +183,8 @@ def _products(size: int, found: Mapping[int, int]) -> Iterator[int]:
 
 def _ends(cuts: set[PartCut], size: int) -> dict[int, int]:
     """Where uneven parts begin and end -> where they do in a size in which the shortest have two entries."""
-    bounds = sorted({0, size, *(one * cut.unit for cut in cuts for one in (cut.low, cut.high))})
+    ends = {end * cut.unit for cut in cuts for stretch in cut.stretches for end in stretch}
+    bounds = sorted({0, size, *ends, *(size - end for cut in cuts if cut.is_mirrored for end in ends)})
     lengths = sorted({high - low for low, high in pairwise(bounds)})
     found = {0: 0}
     for low, high in pairwise(bounds):

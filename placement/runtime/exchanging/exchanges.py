@@ -256,6 +256,24 @@ def _total(pieces: Mapping[int, torch.Tensor], own: int, result: torch.Tensor) -
     return torch.add(total, others[-1][1], out=result)
 
 
+def _units_in_both(layout: PartLayout, one: PartCut, other: PartCut) -> PartCut:
+    """The units that two cuts of a stretch have, as one cut; ``low >= high`` for none.
+
+    Raises:
+        StrategyError: no one cut has them.
+    """
+    if one.is_mirrored != other.is_mirrored:
+        mirrored, plain = (one, other) if one.is_mirrored else (other, one)
+        found = [(max(low, plain.low), min(high, plain.high)) for low, high in mirrored.stretches]
+        if found == list(mirrored.stretches):
+            return mirrored
+        found = [(low, high) for low, high in found if low < high] or found[:1]
+        if len(found) > 1:
+            raise overlapping(layout.shape, one.dim)
+        return plain._replace(low=found[0][0], high=found[0][1])
+    return one._replace(low=max(one.low, other.low), high=min(one.high, other.high))
+
+
 @lru_cache(maxsize=4096)
 def common(a: PartLayout, b: PartLayout) -> PartLayout | None:
     """The part of a tensor that is in both parts; None for nothing.
@@ -275,7 +293,7 @@ def common(a: PartLayout, b: PartLayout) -> PartLayout | None:
                 raise overlapping(a.shape, cut.dim)
             unit = math.gcd(known.unit, cut.unit)
             known, cut = known.finer(unit), cut.finer(unit)
-            cut = PartCut(cut.dim, unit, cut.extent, max(known.low, cut.low), min(known.high, cut.high))
+            cut = _units_in_both(a, known, cut)
         if cut.low >= cut.high:
             return None
         cuts = [*rest, cut]

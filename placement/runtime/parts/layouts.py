@@ -31,6 +31,8 @@ class PartCut(NamedTuple):
         unit: entries for each unit.
         extent: units of the stretch; it repeats along the dimension every ``unit * extent`` entries.
         low, high: the units that are here, ``low <= i < high``.
+        is_mirrored: whether those as far from the end are here, too: ``extent - high <= i < extent - low``. Then `high`
+            is at most half of the extent.
     """
 
     dim: int
@@ -38,6 +40,7 @@ class PartCut(NamedTuple):
     extent: int
     low: int
     high: int
+    is_mirrored: bool = False
 
     @property
     def period(self) -> int:
@@ -47,13 +50,20 @@ class PartCut(NamedTuple):
     @property
     def n_units(self) -> int:
         """How many units are here."""
-        return self.high - self.low
+        return (self.high - self.low) * (2 if self.is_mirrored else 1)
+
+    @property
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """The units that are here as ``(start, stop)``, increasing."""
+        first = (self.low, self.high)
+        return (first, (self.extent - self.high, self.extent - self.low)) if self.is_mirrored else (first,)
 
     @property
     def coarse(self) -> PartCut:
         """The same in the largest units."""
         times = math.gcd(self.extent, self.low, self.high)
-        return PartCut(self.dim, self.unit * times, self.extent // times, self.low // times, self.high // times)
+        low, high = self.low // times, self.high // times
+        return self._replace(unit=self.unit * times, extent=self.extent // times, low=low, high=high)
 
     def meets(self, unit: int, period: int) -> bool:
         """Whether it neither lies in one unit of another stretch of its dimension, nor has that in one unit."""
@@ -62,7 +72,7 @@ class PartCut(NamedTuple):
     def finer(self, unit: int) -> PartCut:
         """The same in units of fewer entries, of which each unit has a whole number."""
         times = self.unit // unit
-        return PartCut(self.dim, unit, self.extent * times, self.low * times, self.high * times)
+        return self._replace(unit=unit, extent=self.extent * times, low=self.low * times, high=self.high * times)
 
 
 @dataclass(frozen=True)
@@ -121,23 +131,29 @@ class PartLayout:
         found = [(0, self.shape[dim])]
         for cut in self.along(dim):
             found = [
-                (block + cut.low * cut.unit, block + cut.high * cut.unit)
+                (block + low * cut.unit, block + high * cut.unit)
                 for start, stop in found
                 for block in range(start, stop, cut.period)
+                for low, high in cut.stretches
             ]
         return tuple((start, stop) for start, stop in found if stop > start)
 
-    def cut_by(self, shard: Shard, size: int, number: int, weights: tuple[int, ...] = ()) -> PartLayout:
+    def cut_by(
+        self, shard: Shard, size: int, number: int, weights: tuple[int, ...] = (), *, is_mirrored: bool = False
+    ) -> PartLayout:
         """Part ``number`` of ``size`` of this part, cut further along the stretch of a row.
 
         Args:
             weights: the shares of the parts, one for each; empty for parts as even as can be.
+            is_mirrored: whether a part is one of the first half of the stretch and the one as far from its end.
 
         Raises:
             StrategyError: the stretch overlaps another one that is cut.
         """
         unit = self.shape[shard.dim] // (shard.extent * shard.blocks)
         new = PartCut(shard.dim, unit, shard.extent, 0, shard.extent)
+        if is_mirrored:
+            new = new._replace(high=shard.extent // 2, is_mirrored=True)
         met = [cut for cut in self.along(shard.dim) if cut.meets(unit, new.period)]
         if met:  # what is here of the stretch is cut further, in the innermost of the stretches that it consists of
             inner = met[-1] if met[-1].unit >= unit else met[-1].coarse
@@ -145,7 +161,7 @@ class PartLayout:
                 raise overlapping(self.shape, shard.dim)
             # Coarser units are never cut apart.
             new = inner
-        ends = _ends(new.n_units, size, weights)
+        ends = _ends(new.high - new.low, size, weights)
         part = new._replace(low=new.low + ends[number], high=new.low + ends[number + 1])
         rest = [cut for cut in self.cuts if not met or cut is not met[-1]]
         return PartLayout(self.shape, (*rest, part))
@@ -183,7 +199,7 @@ class PartLayout:
             for cut in self.cuts:
                 found = _in_digit(cut, digit.dim, digit.unit, digit.length)
                 if found is not None:
-                    yield PartCut(dim, found.unit // digit.unit * place, found.extent, found.low, found.high)
+                    yield found._replace(dim=dim, unit=found.unit // digit.unit * place)
             place *= digit.length
 
 
@@ -314,24 +330,46 @@ def _taken_apart(tensor: torch.Tensor, have: PartLayout, want: PartLayout) -> to
             continue
         here, there = _nested(here, there), _nested(there, here)
         sizes: list[int] = []
-        narrow: list[tuple[int, int, int]] = []
+        narrow: list[tuple[int, PartCut, PartCut]] = []
         length = want.shape[dim]
         for period in sorted({*here, *there}, reverse=True):
             known, wanted = (cuts.get(period, PartCut(dim, period, 1, 0, 1)) for cuts in (here, there))
             unit = math.gcd(known.coarse.unit, wanted.coarse.unit)  # as large as can be: other stretches lie in it
             known, wanted = known.coarse.finer(unit), wanted.coarse.finer(unit)
             if length % period:
-                raise StrategyError(
-                    f"dimension {dim} of a tensor of {'x'.join(map(str, want.shape))} is cut along stretches that "
-                    f"overlap; {_PLACES}."
-                )
+                raise overlapping(want.shape, dim)
             sizes += [length // period, known.n_units]
-            narrow.append((len(sizes) - 1, wanted.low - known.low, wanted.n_units))
+            narrow.append((dim + len(sizes) - 1, known, wanted))
             length = unit
         tensor = tensor.unflatten(dim, (*sizes, length))  # type: ignore[no-untyped-call]
-        for place, low, count in narrow:
-            tensor = tensor.narrow(dim + place, low, count)
+        for place, known, wanted in reversed(narrow):  # the last ones first, as dimensions may become two
+            tensor = _units_of(tensor, place, known, wanted, want.shape)
     return tensor
+
+
+def _units_of(tensor: torch.Tensor, dim: int, known: PartCut, wanted: PartCut, shape: tuple[int, ...]) -> torch.Tensor:
+    """A view of the units ``wanted`` of a dimension that has the units ``known``; of mirrored ones it becomes two.
+
+    Raises:
+        StrategyError: units that are wanted are not known, or do not lie in a view.
+    """
+    if not known.is_mirrored and not wanted.is_mirrored:
+        return tensor.narrow(dim, wanted.low - known.low, wanted.n_units)
+    if not wanted.is_mirrored:  # of one of the two stretches
+        before = 0
+        for start, stop in known.stretches:
+            if start <= wanted.low and wanted.high <= stop:
+                return tensor.narrow(dim, before + wanted.low - start, wanted.n_units)
+            before += stop - start
+        raise overlapping(shape, wanted.dim)
+    # What is known is the whole stretch but as much at each end, or between the two that are known.
+    first, count = wanted.low - known.low, wanted.high - wanted.low
+    is_inside = wanted.high <= known.high if known.is_mirrored else known.high - wanted.stretches[1][1] >= 0
+    if first < 0 or not is_inside:
+        raise overlapping(shape, wanted.dim)
+    second = known.n_units - first - count if known.is_mirrored else wanted.stretches[1][0] - known.low
+    # Two stretches of one length, the second so many units behind the first.
+    return tensor.narrow(dim, first, second + count - first).unfold(dim, count, second - first).movedim(-1, dim + 1)
 
 
 def _nested(cuts: dict[int, PartCut], others: Iterable[int]) -> dict[int, PartCut]:
@@ -339,6 +377,8 @@ def _nested(cuts: dict[int, PartCut], others: Iterable[int]) -> dict[int, PartCu
     found = dict(cuts)
     for period in sorted(others, reverse=True):
         for cut in list(found.values()):
+            if cut.is_mirrored:
+                continue  # which reaches from one end of its stretch to the other
             first, last = cut.low * cut.unit // period, (cut.high * cut.unit - 1) // period
             if cut.unit < period < cut.period and cut.period % period == period % cut.unit == 0 and first == last:
                 start = first * period // cut.unit

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from graphs.rows import Shard
+from graphs.transforms.splitting.balance import SEQUENCE, is_balanced
 from graphs.transforms.splitting.sharding import SUM
 from placement.runtime.parts.layouts import PartLayout, whole
 
@@ -33,16 +34,16 @@ class FormParts:
         return self.split.step.program.tensor_infos[self.nodes.captured(form.tensor)]
 
     @cached_property
-    def _state_shards(self) -> Mapping[tuple[int, int], Shard]:
-        """(axis, state of the graph) -> the stretch along which it is kept in parts, or read by micro-batches."""
-        found: dict[tuple[int, int], Shard] = {}
+    def _state_shards(self) -> Mapping[tuple[int, int], tuple[Shard, str]]:
+        """(axis, state of the graph) -> the stretch of which it is kept in parts, or read by micro-batches; its word."""
+        found: dict[tuple[int, int], tuple[Shard, str]] = {}
         for a, sharding in enumerate(self.split.shardings):
             for op, row in enumerate(sharding.row):
                 if row is None:
                     continue
                 for state, part in zip(self.split.states_of_ops[op], row.inputs[self.split.n_read[op] :], strict=False):
                     if isinstance(part, Shard) and sharding.state[state] > SUM:
-                        found.setdefault((a, state), part)
+                        found.setdefault((a, state), (part, row.axis))
         return found
 
     @cached_property
@@ -97,7 +98,8 @@ class FormParts:
         if self.split.chunks is None or form.batch < 0:
             return None
         if form.tensor < 0:
-            return self._state_shards[len(self.split.mesh), self.split.state_number[form.state]] if form.taken else None
+            key = len(self.split.mesh), self.split.state_number[form.state]
+            return self._state_shards[key][0] if form.taken else None
         code = form.taken or int(self.split.chunks.written[form.tensor])
         return self._shards[len(self.split.mesh), form.tensor, code][0] if code > SUM else None
 
@@ -121,6 +123,12 @@ class FormParts:
         axes = [sharding.axis for sharding in self.split.mesh]
         return frozenset(a for a, axis in enumerate(axes) if axis.words == ("batch",) and not axis.cuts_weights)
 
+    @cached_property
+    def balanced_axes(self) -> frozenset[int]:
+        """The axes of the mesh along which a part has a stretch of each half of the sequence."""
+        mesh = enumerate(self.split.mesh)
+        return frozenset(a for a, sharding in mesh if is_balanced(self.split.graph, sharding))
+
     def dim_cut(self, form: Form, axis: int) -> int:
         """The dimension of a tensor that an axis of the mesh cuts."""
         return self._shards[axis, form.tensor, form.codes[axis]][0].dim
@@ -128,6 +136,9 @@ class FormParts:
     def _cut(self, part: PartLayout, form: Form, a: int, code: int, coordinate: int) -> PartLayout:
         axis = self.split.mesh[a].axis
         if form.state >= 0:
-            return part.cut_by(self._state_shards[a, self.split.state_number[form.state]], axis.size, coordinate)
-        shard, word = self._shards[a, form.tensor, code]
-        return part.cut_by(shard, axis.size, coordinate, axis.shares if word == "batch" else ())
+            shard, word = self._state_shards[a, self.split.state_number[form.state]]
+        else:
+            shard, word = self._shards[a, form.tensor, code]
+        weights = axis.shares if word == "batch" and form.state < 0 else ()
+        is_mirrored = word == SEQUENCE and a in self.balanced_axes
+        return part.cut_by(shard, axis.size, coordinate, weights, is_mirrored=is_mirrored)

@@ -12,7 +12,6 @@ from parallel.row_numbers import RecordedCall
 from torch import fx
 
 from graphs.capture.trace import Layout, row_major
-from graphs.errors import StrategyError
 from placement.runtime.calls.attention_calls import CausalStretch, CausalStretchBackward
 from placement.runtime.calls.local_calls import local_call
 from placement.runtime.parts.layouts import PartCut, PartLayout, take, whole
@@ -125,11 +124,34 @@ def test_lengths_among_the_arguments_and_log_sum_exps_in_four_dimensions() -> No
     torch.testing.assert_close(tuple(sums), expected[1:])
 
 
-def test_words_that_do_not_lie_side_by_side() -> None:
-    query = torch.zeros(2, 4, 8, 3, dtype=torch.float64)
-    made = list(FORWARD(query, query, query, 0.0, True))
-    node = _node(FORWARD, [query] * 3, made, 0.0, True)
-    blocks = [PartLayout(tuple(one.shape), (PartCut(2, 1, 4, 0, 2),)) for one in (query, *made)]
-    inputs = dict(zip(node.all_input_nodes, [blocks[0], whole(query.shape), whole(query.shape)], strict=True))
-    with pytest.raises(StrategyError, match="do not lie side by side"):
-        local_call(node, inputs, blocks[1:])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_stretches_of_both_halves(is_causal: bool) -> None:
+    """A balanced part has a stretch of each half; its results lie side by side, sums are those of both."""
+    query, key, value, gradient = (one[:, :, :8].contiguous() for one in _drawn(2))
+    made = list(FORWARD(query, key, value, 0.0, is_causal))
+    forward = _node(FORWARD, [query, key, value], made, 0.0, is_causal)
+    expected = BACKWARD(gradient, query, key, value, *made, 0.0, is_causal)
+    given = [gradient, query, key, value, *made]
+    backward = _node(BACKWARD, given, expected, 0.0, is_causal)
+    sums = [torch.zeros_like(key), torch.zeros_like(value)]
+    for low, high in ((0, 2), (2, 4)):
+
+        def part(tensor: Tensor, number: int, low: int = low, high: int = high) -> PartLayout:
+            cut = PartCut(2, 1, 8, low, high, is_mirrored=True)
+            return PartLayout(tuple(tensor.shape), () if number in (2, 3) else (cut,))
+
+        parts = [part(one, number) for number, one in enumerate(given)]
+        taken = [take(one, where) for one, where in zip(given, parts, strict=True)]
+        outputs = [part(one, 0) for one in made]
+        local = local_call(forward, dict(zip(forward.all_input_nodes, parts[1:4], strict=True)), outputs)
+        found = run(local, dict(zip(forward.all_input_nodes, taken[1:4], strict=True)))
+        torch.testing.assert_close(
+            list(found[:2]), [take(one, where) for one, where in zip(made, outputs, strict=True)]
+        )
+        outputs = [parts[0], whole(key.shape), whole(value.shape)]
+        local = local_call(backward, dict(zip(backward.all_input_nodes, parts, strict=True)), outputs)
+        of_query, *summands = run(local, dict(zip(backward.all_input_nodes, taken, strict=True)))
+        torch.testing.assert_close(of_query, take(expected[0], parts[0]))
+        for total, one in zip(sums, summands, strict=True):
+            total += one
+    torch.testing.assert_close(sums, list(expected[1:3]))

@@ -70,7 +70,16 @@ def _words() -> tuple[Tensor]:
 @pytest.mark.parametrize("is_fused", [True, False])
 @pytest.mark.parametrize(
     "strategy",
-    ["cp2", "cp5", "dp2 zero3 | cp2", "cp2 | mb2", "cp2 | recompute=layers.*", "cp2 | tp2 sp", "pp2 1f1b mb2 | cp2"],
+    [
+        "cp2",
+        "cp3",
+        "cp5",
+        "dp2 zero3 | cp2",
+        "cp2 | mb2",
+        "cp2 | recompute=layers.*",
+        "cp2 | tp2 sp",
+        "pp2 1f1b mb2 | cp2",
+    ],
 )
 def test_training(strategy: str, is_fused: bool) -> None:
     check(Words(is_fused), _words(), strategy)
@@ -119,7 +128,7 @@ def test_llama(strategy: str) -> None:
 def test_each_part_has_its_share_of_the_work(is_fused: bool) -> None:
     program = capture_program(Words(is_fused), _words(), {}, True)
     applied = planned(program, "cp2").values.applied
-    assert "the last of 2 stretches has 1.50 times the mean of its work" in applied.note
+    assert not applied.note
     cut = applied.problem.graph
     attention = (Work.ATTENTION, Work.ATTENTION_BACKWARD)
     before, after = (
@@ -129,3 +138,21 @@ def test_each_part_has_its_share_of_the_work(is_fused: bool) -> None:
     assert len(after) == 2 * len(before) == 8
     assert {tuple(one) for one in before} == {(16.0, 12.0, 12.0, 4.0, 0.5)}
     assert {tuple(one) for one in after} == {(16.0, 6.0, 12.0, 4.0, 0.5)}
+
+
+def test_parts_have_a_stretch_of_each_half() -> None:
+    plan = planned(capture_program(Words(is_fused=True), _words(), {}, True), "cp3")
+    assert [plan.input_layout("words", rank).runs(1) for rank in range(3)] == [
+        ((0, 2), (10, 12)),
+        ((2, 4), (8, 10)),
+        ((4, 6), (6, 8)),
+    ]
+    by_heads = planned(capture_program(Words(is_fused=True), _words(), {}, True), "cp2 ulysses")
+    assert by_heads.input_layout("words", 0).runs(1) == ((0, 6),)  # heads are even already
+
+
+def test_lengths_that_do_not_divide_are_cut_into_stretches() -> None:
+    plan = planned(capture_program(Words(is_fused=True), _words(), {}, True), "cp4")
+    assert plan.input_layout("words", 1).runs(1) == ((3, 6),)
+    assert "the last of 4 stretches has 1.75 times the mean of its work" in plan.values.applied.note
+    assert "a multiple of 8" in plan.values.applied.note

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from graphs.capture.trace import tensor_info as describe
 from graphs.errors import StrategyError
 from graphs.rows import Shard
+from placement.runtime.exchanging.exchanges import common
 from placement.runtime.parts.layouts import PartLayout, compact, join, take, take_from, whole
 
 
@@ -54,6 +55,41 @@ def test_a_part_of_a_part_is_that_part(case: tuple[tuple[int, ...], list[tuple[S
         inner = part.cut_by(shard, size, size - 1)
         assert torch.equal(take_from(take(tensor, part), part, inner), take(tensor, inner))
         part = inner
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
+def test_stretches_of_both_halves(parts: int, words: int, blocks: int, unit: int, inner: int) -> None:
+    """Part r has stretch r and the one as far from the end; a further cut has some of both, or one of them."""
+    length = 2 * parts * inner * words
+    tensor = torch.arange(blocks * length * unit * 2).reshape(-1, 2)
+    shape, shard = tuple(tensor.shape), Shard(0, length, blocks=blocks)
+    outer = [whole(shape).cut_by(shard, parts, r, is_mirrored=True) for r in range(parts)]
+    pieces = [(part, take(tensor, part)) for part in outer]
+    for r, (part, piece) in enumerate(pieces):
+        of_words = tensor.reshape(blocks, 2 * parts, -1, 2)
+        assert torch.equal(piece.reshape(blocks, 2, -1, 2), of_words[:, [r, 2 * parts - 1 - r]])
+        finer = [part.cut_by(shard, inner, number) for number in range(inner)]
+        of_part = [(one, take_from(piece, part, one)) for one in finer]
+        assert all(torch.equal(local, take(tensor, one)) and part.holds(one) for one, local in of_part)
+        assert torch.equal(join(part, of_part), piece)
+        shared = [common(part, other) for other in (*outer, whole(shape))]
+        assert [one is not None and one.runs(0) == part.runs(0) for one in shared[:-1]] == [
+            i == r for i in range(parts)
+        ]
+        assert shared[-1] is not None
+        assert shared[-1].runs(0) == part.runs(0)
+        one = whole(shape).cut_by(shard, 2 * parts, 2 * parts - 1 - r)  # a stretch of one half alone
+        assert torch.equal(take_from(piece, part, one), take(tensor, one))
+    assert torch.equal(join(whole(shape), pieces), tensor)
+
+
+def test_a_view_of_stretches_of_both_halves() -> None:
+    tensor = torch.arange(2 * 8 * 6.0).reshape(16, 6)
+    part = whole((16, 6)).cut_by(Shard(0, 8, blocks=2), 2, 1, is_mirrored=True)
+    view = tensor.view(2, 8, 3, 2).transpose(1, 2)
+    of_view = part.viewed(describe(view), describe(tensor))
+    assert of_view.runs(2) == ((2, 4), (4, 6))
+    assert torch.equal(take(view, of_view), take(tensor, part).view(2, 4, 3, 2).transpose(1, 2))
 
 
 def test_one_stretch_is_cut_by_two_axes() -> None:
