@@ -35,7 +35,7 @@ class FormParts:
 
     @cached_property
     def _state_shards(self) -> Mapping[tuple[int, int], tuple[Shard, str]]:
-        """(axis, state of the graph) -> the stretch of which it is kept in parts, or read by micro-batches; its word."""
+        """(axis, state of the graph) -> the stretch that is kept in parts, or read by micro-batches, and its word."""
         found: dict[tuple[int, int], tuple[Shard, str]] = {}
         for a, sharding in enumerate(self.split.shardings):
             for op, row in enumerate(sharding.row):
