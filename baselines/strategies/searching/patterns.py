@@ -18,6 +18,10 @@ _LAYER = re.compile(r"(.*?)\.(0|[1-9][0-9]*)(?:\.|\Z)", re.DOTALL)  # names may 
 _SHARES = (4, 2)  # a fourth and a half of the layers
 _MOST_BLOCKS = 8
 _MOST_LAYERS = 100
+_MOST_PARTS = 4  # of a layer
+_PART_SHARES = (0.25, 0.5, 0.75)  # of the layers, in which a part runs again
+_LITTLE = 0.02  # of what waits in the layers
+_CHEAP = 32.0  # FLOPs for each byte that waits; a product has as many as its weights have rows
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Patterns:
 
     Attributes:
         words: axes of the rows by which its ops may be split.
-        recomputed: what may run again: nothing, everything, attention cores, the first layers.
+        recomputed: what may run again: nothing, everything, attention cores, the first layers, parts of every layer.
         blocks: of the modules with parameters, layers together; all of them are the whole model.
         weights: each of the blocks, with those modules that use its parameters too, as tied ones do.
     """
@@ -48,6 +52,7 @@ def patterns(graph: OpGraph) -> Patterns:
         recomputed += _cores(graph)
         for share in _SHARES if layers else ():
             recomputed.append(tuple(p for name, n in layers.items() for p in first_layers(name, max(1, n // share))))
+        recomputed += _parts_of_layers(graph, layers)
     blocks = _blocks(graph, layers)
     return Patterns(
         frozenset(row.axis for several in rows for row in several),
@@ -64,6 +69,66 @@ def _cores(graph: OpGraph) -> list[tuple[str]]:
     if FUSED in cores:
         return [(f"kind:*{FUSED}*",)]
     return [(f"kind:*{SPELT_OUT}*",)] if SPELT_OUT in cores and any(each.is_softmax for each in facts) else []
+
+
+def _parts_of_layers(graph: OpGraph, layers: dict[str, int]) -> list[tuple[str, ...]]:
+    """Parts of the layers of the longest list, those that free most for the least work first, then the next ones too.
+
+    Parts without products, such as norms, are one, as they take hardly any time; of each other part some layers run
+    again, or all. All parts together are what ``recompute=*`` says.
+    """
+    if not layers:
+        return []
+    name = max(layers, key=lambda each: layers[each])
+    freed, flops = _kept_in_parts(graph, name)
+    kept = [part for part, size_bytes in freed.items() if size_bytes > _LITTLE * sum(freed.values())]
+    work = {part: flops[part] / freed[part] for part in kept}
+    costly = sorted((part for part in kept if work[part] > _CHEAP), key=lambda part: work[part])
+    cheap = [part for part in kept if work[part] <= _CHEAP]
+    steps = [*([cheap] if cheap else []), *([part] for part in costly)]
+    if not 0 < len(steps) <= _MOST_PARTS:
+        return []
+    listed = pattern_of(name)
+    found: list[tuple[str, ...]] = []
+    before: tuple[str, ...] = ()
+    for step in steps:
+        parts = [pattern_of(part) for part in step]
+        for share in _PART_SHARES if step is not cheap else ():
+            some = first_layers(name, max(1, int(share * layers[name])))
+            found.append((*before, *(f"{layer}.{part}" for layer in some for part in parts)))
+        before = (*before, *(f"{listed}.*.{part}" for part in parts))
+        found.append(before)
+    return found
+
+
+def _kept_in_parts(graph: OpGraph, name: str) -> tuple[dict[str, int], dict[str, float]]:
+    """By part of the layers of a list, all of them together: bytes that need not wait if it runs again, and FLOPs.
+
+    What backward ops of other parts read waits all the same.
+    """
+    begin = f"{name}."
+    part_of: dict[str, str] = {}
+    for module in set(graph.modules):
+        number, _, rest = module.removeprefix(begin).partition(".")
+        if module.startswith(begin) and number.isdecimal() and rest:
+            part_of[module] = rest.partition(".")[0]
+    freed = dict.fromkeys((part_of[module] for module in graph.modules if module in part_of), 0)
+    flops = dict.fromkeys(freed, 0.0)
+    producer, consumer, tensor = graph.edge_list
+    late = np.flatnonzero((graph.phase[producer] == Phase.FORWARD) & (graph.phase[consumer] == Phase.BACKWARD))
+    mirrored = np.where(graph.forward_of[consumer] >= 0, graph.forward_of[consumer], consumer)
+    readers: dict[int, set[str | None]] = {}
+    for edge in late.tolist():
+        readers.setdefault(int(tensor[edge]), set()).add(part_of.get(graph.modules[mirrored[edge]]))
+    maker = dict(zip(tensor[late].tolist(), producer[late].tolist(), strict=True))
+    for one, parts in readers.items():
+        part = part_of.get(graph.modules[maker[one]])
+        if part is not None and parts == {part}:
+            freed[part] += int(graph.tensor_memory_bytes[one])
+    for op in np.flatnonzero((graph.phase == Phase.FORWARD) & (graph.flops > 0)).tolist():
+        if graph.modules[op] in part_of:
+            flops[part_of[graph.modules[op]]] += float(graph.flops[op])
+    return freed, flops
 
 
 def first_layers(name: str, count: int) -> Iterator[str]:

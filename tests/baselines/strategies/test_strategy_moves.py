@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from graphs.transforms.recomputing.modules import segments
 from graphs.transforms.splitting.op_states import where
 from graphs.transforms.strategy import MeshRule, Strategy
 from graphs.zoo import build
+from graphs.zoo.decoders import Decoder, DecoderConfig
 
 MIXED, ALIKE = Cluster.preset("mixed-gpus"), Cluster.preset("2x8xH100-ib")
 TEXTS = ("none", "dp4", "dp2 shares=3:1 | tp2 sp", "pp2 interleaved mb4 | tp2", "dp2 zero1 | pp2 1f1b mb2")
@@ -108,6 +110,21 @@ def test_patterns_are_those_of_the_graph(transformer: OpGraph) -> None:
     assert "height" not in found.words
     axes = {rule.name for _, move in neighbours(transformer, ALIKE, Strategy()) for rule in move.mesh}
     assert axes == {"dp", "cp", "tp"}  # neither images nor experts
+
+
+def test_parts_of_layers_run_again_cheap_ones_first() -> None:
+    config = DecoderConfig(8, 1024, 2, 1024, heads=8, key_value_heads=2, inner_width=4096, vocabulary=1024)
+    with torch.device("meta"):
+        words = torch.zeros(8, 1024, dtype=torch.long)
+        graph = capture(Decoder(config), (words, words), train=True)
+    found = patterns(graph).recomputed
+    norms = ("layers.*.norm_attention", "layers.*.norm_inner")
+    parts = [each for each in found if each[: len(norms)] == norms]
+    assert parts[0] == norms
+    assert (*norms, "layers.*.inner") in parts
+    assert (*norms, "layers.[0-0].inner") in parts  # of the first layers alone
+    assert (*norms, "layers.*.inner", "layers.*.attention") in parts
+    assert unmatched(graph, [pattern for several in found for pattern in several]) == []
 
 
 @pytest.mark.parametrize("count", [1, 9, 10, 11, 20, 35, 99])
