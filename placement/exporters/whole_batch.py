@@ -36,9 +36,10 @@ def labels_of(graph: OpGraph, strategy: Strategy) -> str | None:
             or the loss is a sum; or it has several terms, of which only some are means over labels.
     """
     step = _Step(graph, strategy)
+    has_uneven_shares = any(len(set(rule.shares)) > 1 for rule in strategy.mesh)
     has_late_count = strategy.micro_batches > 1 or strategy.stages > 1
     reason = step.reason()
-    if reason is None and step.label_losses and has_late_count:
+    if reason is None and step.label_losses and (has_late_count or has_uneven_shares):
         reason = step.several_terms()
     if reason is not None:
         raise MismatchError(f"strategy {show(strategy.text)} cannot be written as plain PyTorch: {reason}.")
@@ -165,7 +166,7 @@ class _Step:
         what = f"what op {show(self._name(others[0]))} makes" if others else "means over other labels"
         return (
             f"its loss has {what} beside a mean over labels, each to be divided by another number, known after all "
-            "micro-batches alone; take a strategy without 'mb' and 'pp'"
+            "micro-batches alone; take a strategy without 'mb', 'pp' and 'shares='"
         )
 
     def _is_over_labels(self, op: int) -> bool:

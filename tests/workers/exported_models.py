@@ -70,6 +70,12 @@ def tied_decoder() -> Made:
     return Decoder(layers=2, tied=True), _tokens(), {}
 
 
+def uneven_decoder() -> Made:
+    """A number of words that no number of devices divides."""
+    torch.manual_seed(0)
+    return Decoder(layers=2, words=33, tied=True), _tokens(33), {}
+
+
 def scaled_decoder() -> Made:
     """Queries are multiplied by a parameter, between layers that tensor parallelism cuts."""
     torch.manual_seed(0)
@@ -110,6 +116,25 @@ def convnet() -> Made:
         nn.Conv2d(3, 8, 3, padding=1), Residual(), Residual(), nn.Flatten(), nn.Linear(8 * 8 * 8, 4), nn.LogSoftmax(1)
     )
     return model, (torch.randn(8, 3, 8, 8),), {}
+
+
+def classified() -> Made:
+    """Convolutions, and linear layers with most of the weights."""
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+            self.classifier = nn.Sequential(
+                nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)
+            )
+
+        def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+            loss: Tensor = functional.cross_entropy(self.classifier(self.features(images).flatten(1)), labels)
+            return loss
+
+    torch.manual_seed(0)
+    return Classifier(), (torch.randn(8, 3, 8, 8), torch.randint(0, 10, (8,))), {}
 
 
 class Labelled(nn.Module):

@@ -61,6 +61,18 @@ def segments(graph: OpGraph, patterns: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(path for path in found if path is not None))
 
 
+def cores(graph: OpGraph, patterns: Sequence[str]) -> dict[str, int]:
+    """The modules in which `recompute` takes ops of a kind with what lies between them, and how many of these ops."""
+    segment_of = _segments(graph, patterns)
+    kinds = [_matcher(pattern.removeprefix(KIND)) for pattern in patterns if pattern.startswith(KIND)]
+    found: dict[str, int] = {}
+    for op in graph.topological_order[computes_forward(graph)[graph.topological_order]].tolist():
+        path = graph.modules[op]
+        if segment_of(path) is None and any(match(graph.kinds[op]) for match in kinds):
+            found[path] = found.get(path, 0) + 1
+    return found
+
+
 def unmatched(graph: OpGraph, patterns: Sequence[str]) -> list[str]:
     """The patterns that no module and no kind of the graph matches; a typing error, most likely."""
     found = []

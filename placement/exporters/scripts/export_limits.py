@@ -12,7 +12,7 @@ from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.recipes import PRECISIONS
 from graphs.transforms.axes import AXES, GROUPS
-from graphs.transforms.strategy import Strategy
+from graphs.transforms.strategy import MeshRule, Strategy
 
 if TYPE_CHECKING:
     from placement.results.result import Result
@@ -47,15 +47,16 @@ def _plainer(strategy: Strategy) -> Iterator[Strategy]:
     rules = tuple(replace(rule, modules=(), tensor_modules=(), shares=()) for rule in strategy.mesh)
     found = replace(strategy, mesh=rules, device_names=())
     yield found
-    if any(pattern.startswith("kind:") for pattern in found.recompute):
-        found = replace(found, recompute=())
-        yield found
-    if found.zero == 1 and any(rule.name in (GROUPS, "tp") for rule in rules):
+    if found.zero == 1 and any(rule.name == GROUPS for rule in rules):
         found = replace(found, zero=2)
         yield found
-    if found.stages > 1 and found.chunks == 1:
+    if found.stages > 1 and found.virtual_stages == found.stages:
         found = replace(found, order="1f1b" if found.micro_batches >= found.stages else "gpipe")
         yield found
+
+
+def _is_uneven(rule: MeshRule) -> bool:
+    return len(set(rule.shares)) > 1
 
 
 def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
@@ -75,14 +76,17 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
     for rule in strategy.mesh:
         if not AXES[rule.name].in_torch and rule.size > 1:
             yield f"torch has no module for {AXES[rule.name].label} ({rule.name}{rule.size})"
-        if rule.shares and len(set(rule.shares)) > 1:
-            yield f"replicas with uneven shares of the batch ({rule.name}{rule.size}) would need gradients weighed"
+        if _is_uneven(rule) and (strategy.micro_batches > 1 or strategy.zero >= 2):
+            yield (
+                f"replicas with uneven shares of the batch ({rule.name}{rule.size}) would need micro-batches weighed, "
+                "and parts of fully_shard are even; leave out 'shares=', or micro-batches, zero2 and zero3"
+            )
         if rule.modules and rule.name != "tp":
             yield f"{rule.name}{rule.size} is kept to some modules, and replicas of torch are whole models"
-        if rule.tensor_modules:
+        if rule.tensor_modules and strategy.stages > 1:
             yield (
-                f"{rule.name}{rule.size} cuts weights in {', '.join(rule.tensor_modules)}, and replicas of torch are "
-                "whole models"
+                f"{rule.name}{rule.size} cuts weights in {', '.join(rule.tensor_modules)}, and replicas of stages are "
+                "whole ones"
             )
         if rule.sequence and rule.modules:
             yield "the sequence is cut (sp) between some modules alone; leave 'sp' or 'on' out"
@@ -90,14 +94,10 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
     sizes = {rule.name: rule.size for rule in strategy.mesh}
     parts_ = strategy.replicas * strategy.micro_batches
     batch = result.graph.origin.batch_size
-    if batch and batch % parts_:
+    if batch and batch % parts_ and not any(map(_is_uneven, strategy.mesh)):
         yield f"{batch} samples do not divide into {parts_} parts of the same size"
     if strategy.zero == 1 and GROUPS in sizes:
         yield "ZeroRedundancyOptimizer knows no groups of replicas; take zero2"
-    if strategy.zero == 1 and sizes.get("tp", 1) > 1:
-        yield "ZeroRedundancyOptimizer does not know weights that tp cuts; take zero2, or no zero"
-    if any(pattern.startswith("kind:") for pattern in strategy.recompute):
-        yield "torch recomputes modules, and the strategy recomputes kinds of ops; name modules"
     if strategy.offload:
         yield "torch keeps parameters and gradients on the host, too, where it keeps the state of the optimizer there"
     if strategy.stages > 1 and strategy.order in (MEMORY_ORDER, "pipedream"):

@@ -32,6 +32,8 @@ class Facts:
         groups, dp, tp, pp: sizes of the mesh's axes; groups of replicas are the outer axis dp of a strategy.
         layers: modules whose parameters are gathered together.
         again: modules that are computed a second time.
+        cores: modules of which a part is: from the first of so many ops of a kind to the last.
+        samples: of each replica, where they are not as many.
         plan: of tensor parallelism, or None.
         stages: of the pipeline, or None.
         tied: names of parameters that are one in several stages, and its shape.
@@ -49,6 +51,8 @@ class Facts:
     tp: int
     layers: tuple[str, ...]
     again: tuple[str, ...]
+    cores: Mapping[str, int]
+    samples: tuple[int, ...]
     plan: TensorPlan | None
     stages: StageModules | None
     tied: Mapping[tuple[str, ...], tuple[int, ...]]
@@ -73,7 +77,7 @@ class Facts:
     @property
     def is_cut(self) -> bool:
         """Whether no process keeps all weights, so that they are to be cut before there is memory for them."""
-        return self.strategy.zero == 3 or (self.is_sharded and not self.is_hybrid_shard) or self.plan is not None
+        return self.tp > 1 or (self.is_sharded and not self.is_hybrid_shard and not self.has_cut_replicas)
 
     @property
     def on_meta(self) -> bool:
@@ -104,13 +108,24 @@ class Facts:
         return 'MESH["dp"]' if self.groups == 1 else "REPLICAS"
 
     @property
+    def has_cut_replicas(self) -> bool:
+        """Whether replicas have parts of some weights, which no wrapper of replicas is to reduce."""
+        return self.plan is not None and self.plan.axis == "dp"
+
+    @property
+    def updates_parts(self) -> bool:
+        """Whether the optimizer works on plain tensors that parameters have parts in."""
+        return bool(self.strategy.offload) or (self.strategy.zero == 1 and self.is_hybrid_shard)
+
+    @property
     def is_hybrid_shard(self) -> bool:
         """Replicas by `fully_shard`.
 
         DistributedDataParallel knows no weights that `tp` cuts, and its buckets do not survive the additional passes in
         which `PipelineStage` finds out shapes (torch 2.13).
         """
-        return self.dp > 1 and (self.tp > 1 or self.stages is not None) and not self.strategy.zero
+        is_replicated = self.strategy.zero == 0 or (self.strategy.zero == 1 and self.tp > 1)
+        return self.dp > 1 and (self.tp > 1 or self.stages is not None) and is_replicated
 
     @property
     def is_ddp(self) -> bool:
@@ -119,7 +134,7 @@ class Facts:
     @property
     def reduces_itself(self) -> bool:
         """Replicas of stages without a wrapper, whose gradients the script reduces."""
-        return self.dp > 1 and self.stages is not None and self.strategy.zero == 1
+        return self.dp > 1 and self.stages is not None and self.strategy.zero == 1 and self.tp == 1
 
     @property
     def precision(self) -> Precision | None:

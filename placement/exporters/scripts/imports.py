@@ -11,15 +11,21 @@ if TYPE_CHECKING:
     from placement.exporters.scripts.tensor_plan import TensorPlan
 
 
+_CHECKPOINTS = "from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts"
+
+
 def import_lines(facts: Facts) -> str:
     """All lines, sorted as isort does."""
     strategy = facts.strategy
     plain = {"inspect", "os", "time"}
     some = ["from typing import Any"]
+    collections = [
+        name for name, is_used in (("Callable", facts.updates_parts), ("Iterable", _lists(facts))) if is_used
+    ]
+    if collections:
+        some.insert(0, f"from collections.abc import {', '.join(collections)}")
     torch_names = ["import torch", "import torch.distributed as dist", "from torch import nn"]
     torch_names.append("from torch.distributed.device_mesh import DeviceMesh, init_device_mesh")
-    if facts.tied:
-        torch_names.append("from torch.distributed.tensor import DTensor")
     if facts.stages is not None:
         plain |= {"copy"}
         name = SCHEDULES.get(strategy.order)
@@ -32,9 +38,14 @@ def import_lines(facts: Facts) -> str:
             torch_names.append(f"from torch.distributed.pipelining import {', '.join(listed)}")
     elif facts.is_ddp and strategy.micro_batches > 1:
         plain.add("contextlib")
+    tensor_names = {"DTensor"} if facts.tied or facts.updates_parts else set()
     if facts.plan is not None:
         plain.add("fnmatch")
-        torch_names += _tensor_imports(facts.plan)
+        more, lines = _tensor_imports(facts.plan)
+        tensor_names |= more
+        torch_names += lines
+    if tensor_names:
+        torch_names.append(f"from torch.distributed.tensor import {', '.join(sorted(tensor_names))}")
     if facts.is_cut:
         torch_names.append("from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict")
     if facts.is_sharded:
@@ -46,7 +57,12 @@ def import_lines(facts: Facts) -> str:
         torch_names.append("from torch.distributed.optim import ZeroRedundancyOptimizer")
     if facts.labels is not None:
         torch_names.append("from torch.overrides import TorchFunctionMode")
-    if facts.again:
+    if strategy.zero == 1 and facts.updates_parts:
+        plain.add("functools")
+    if facts.cores:
+        plain.add("fnmatch")
+        torch_names.append(_CHECKPOINTS)
+    elif facts.again:
         torch_names.append("from torch.utils.checkpoint import checkpoint")
     lines = ["from __future__ import annotations", "", *(f"import {name}" for name in sorted(plain)), *some, ""]
     lines += sorted(torch_names, key=lambda line: (line.startswith("from"), line.split()[1]))
@@ -57,11 +73,18 @@ def import_lines(facts: Facts) -> str:
     return "\n".join(lines)
 
 
-def _tensor_imports(plan: TensorPlan) -> list[str]:
+def _lists(facts: Facts) -> bool:
+    return facts.updates_parts or facts.plan is not None
+
+
+def _tensor_imports(plan: TensorPlan) -> tuple[set[str], list[str]]:
+    """Names of `torch.distributed.tensor`, and lines that import others."""
     said = " ".join(plan.styles.values())
     names = {name for name in ("Replicate", "Shard") if name in said}
     styles = {"parallelize_module"}
     styles |= {name for name in ("ColwiseParallel", "RowwiseParallel", "SequenceParallel") if name in said}
+    if plan.axis == "dp":
+        names.add("DTensor")
     if plan.sequence:
         names |= {"DTensor", "Replicate", "Shard"}
         styles |= {"PrepareModuleOutput"} if plan.gathers else set()
@@ -69,5 +92,4 @@ def _tensor_imports(plan: TensorPlan) -> list[str]:
     one_line = f"from torch.distributed.tensor.parallel import {', '.join(listed)}"
     if len(one_line) > 120:
         one_line = "\n".join(["from torch.distributed.tensor.parallel import (", *(f"    {n}," for n in listed), ")"])
-    found = [f"from torch.distributed.tensor import {', '.join(sorted(names))}"] if names else []
-    return [*found, "from torch.distributed.tensor.experimental import implicit_replication", one_line]
+    return names, ["from torch.distributed.tensor.experimental import implicit_replication", one_line]

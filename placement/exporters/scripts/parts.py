@@ -133,6 +133,35 @@ $REDUCE    for p in trained:
     return share.item()
 '''
 
+PART_OF_SHARES = '''
+def part(value: Any, replica: int) -> Any:
+    """The samples of a replica, of a tensor that has the whole batch; anything else as it is."""
+    is_batch = isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == BATCH
+    return value.split(SAMPLES)[replica] if is_batch else value
+'''
+
+CORE = '''
+def core_again() -> Any:
+    """Contexts of a checkpoint: from the first to the last of $COUNT ops of KINDS all is computed again, else kept."""
+    seen = {False: 0, True: 0}
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        is_one = any(fnmatch.fnmatchcase(str(op).removesuffix(".default"), kind) for kind in KINDS)
+        is_inside = is_one or 0 < seen[context.is_recompute] < $COUNT
+        seen[context.is_recompute] += is_one
+        return CheckpointPolicy.PREFER_RECOMPUTE if is_inside else CheckpointPolicy.MUST_SAVE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def recompute_core(module: nn.Module) -> None:
+    """Let the backward pass compute a part of the module a second time, such as the core of an attention."""
+    forward = module.forward
+    module.forward = lambda *args, **kwargs: checkpoint(
+        forward, *args, use_reentrant=False, context_fn=core_again, **kwargs
+    )
+'''
+
 RECOMPUTE = '''
 def recompute(module: nn.Module) -> None:
     """Let the backward pass compute what is inside the module a second time, instead of keeping it."""
@@ -146,8 +175,13 @@ def cut_weights(model: nn.Module, mesh: DeviceMesh) -> None:
     for path, module in list(model.named_modules()):
         style = next((style for pattern, style in PLAN.items() if fnmatch.fnmatchcase(path, pattern)), None)
         if style is not None$PRESENT:
-            parallelize_module(module, mesh["tp"], style)
-$GATHER$TIED'''
+            parallelize_module(module, mesh["$AXIS"], style)
+$GATHER$TIED$MEANS'''
+MEANS = """\
+    for p in model.parameters():
+        if isinstance(p, DTensor):  # a sum over the samples of all replicas; gradients of others are means
+            p.register_hook(lambda gradient: gradient / MESH["dp"])
+"""
 
 GATHER = """\
         if isinstance(style, SequenceParallel):
@@ -155,7 +189,7 @@ GATHER = """\
             whole = PrepareModuleOutput(
                 output_layouts=Shard(1), desired_output_layouts=Replicate(), use_local_output=False
             )
-            parallelize_module(module, mesh["tp"], whole)
+            parallelize_module(module, mesh["$AXIS"], whole)
 """
 
 CUT_SEQUENCE = '''
@@ -173,111 +207,11 @@ def cut_sequence(modules: list[nn.Module], mesh: DeviceMesh) -> None:
     modules[-1].register_forward_hook(leave)
 '''
 
-STAGE = '''
-class Handover(Exception):
-    """Takes what a stage hands to the next one out of the model's forward pass."""
-
-
-class Stage(nn.Module):
-    """The model's own forward pass, in which the modules of other stages have no parameters and do nothing.
-
-    What needs none, such as masks and positions, every stage computes for itself.
-    """
-
-    def __init__(self, model: nn.Module, number: int) -> None:
-        super().__init__()
-        self.model, self.number, self.received = model, number, None
-        for other, paths in enumerate(STAGES):
-            for path in paths if other != number else ():
-                self._leave_out(path, model.get_submodule(path), other > number)
-        if number:
-            model.get_submodule(STAGES[number][0]).register_forward_pre_hook(self._begin)
-
-    def _leave_out(self, path: str, module: nn.Module, is_later: bool) -> None:
-        for inner_path, inner in module.named_modules(prefix=path):
-            for name, parameter in list(inner.named_parameters(recurse=False)):
-                if f"{inner_path}.{name}" in READ_OUTSIDE:
-                    parameter.requires_grad_(False)
-                else:
-                    setattr(inner, name, None)
-        module.forward = self._hand_over if is_later else self._skip
-
-    def _skip(self, *args: Any, **kwargs: Any) -> Any:
-        return self.received
-
-    def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return self.received, *args[1:]
-
-    def _hand_over(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        raise Handover(tensor.contiguous())  # as torch.distributed sends tensors
-
-    def forward(self, received: torch.Tensor | None = None, **inputs: Any) -> torch.Tensor:
-        self.received = received
-        try:
-            $LOSS
-        except Handover as handover:
-            return handover.args[0]
-'''
-
-OWN_MODULES = '''
-def own_modules(model: nn.Module, paths: list[str]) -> list[nn.Module]:
-    """Those of the modules that have parameters here; the others are of other stages."""
-    found = [model.get_submodule(path) for path in paths]
-    return [module for module in found if next(module.parameters(), None) is not None]
-'''
-
-ADD_TIED = '''
-def add_tied(optimizer: torch.optim.Optimizer, mesh: DeviceMesh) -> None:
-    """Give all copies of a tied parameter the sum of their gradients, so that they stay equal."""
-    trained = [p for listed in optimizer.param_groups for p in listed["params"]]
-    for number, (_, shape) in enumerate(TIED):
-        gradients = [p.grad for p in trained if p.tied == number]
-        own = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
-        total = torch.zeros(shape, device=trained[0].device, dtype=trained[0].dtype)
-        for gradient in own:
-            total += gradient
-        dist.all_reduce(total, group=mesh.get_group("pp"))
-        for gradient in own:
-            gradient.copy_(total)
-'''
-
-SCHEDULE = '''
-def make_schedule(stages: dict[int, nn.Module], mesh: DeviceMesh) -> Any:
-    """The stages of this rank in the order of the strategy."""
-    device = next(next(iter(stages.values())).parameters()).device
-    group = mesh.get_group("pp")
-    ready = [PipelineStage(stage, number, len(STAGES), device, group=group) for number, stage in stages.items()]
-$SCHEDULE
-'''
-
-NAMED_SCHEDULE = "    return $CLASS($READY, MICRO_BATCHES, loss_fn=lambda loss, _: loss.sum())"
-CSV_SCHEDULE = """    # torch has no class for this order; its private runtime reads one, a row of CSV for each rank.
-    schedule = _PipelineScheduleRuntime(ready, MICRO_BATCHES, loss_fn=lambda loss, _: loss.sum())
-    with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-        file.write(ORDER)
-        file.flush()
-        schedule._load_csv(file.name)
-    return schedule"""
-
 PARALLELIZE = '''
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The model as this rank computes it."""
 $BODY
     return model
-'''
-
-PARALLELIZE_STAGES = '''
-def parallelize(model: nn.Module, mesh: DeviceMesh) -> dict[int, nn.Module]:
-    """The stages of this rank, by number."""
-    mine = [number for number, rank in enumerate(RANK_OF_STAGE) if rank == mesh["pp"].get_local_rank()]
-    return {number: make_stage(copy.deepcopy(model), number, mesh) for number in mine}
-
-
-def make_stage(model: nn.Module, number: int, mesh: DeviceMesh) -> nn.Module:
-    """One stage, as this rank computes it."""
-    stage = Stage(model, number)
-$BODY
-    return stage
 '''
 
 TRAIN_STEP = '''
@@ -287,18 +221,6 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceM
 $BODY
     optimizer.step()
     return total
-'''
-
-TRAIN_STEP_STAGES = '''
-def train_step(schedule: Any, optimizer: torch.optim.Optimizer, mesh: DeviceMesh, inputs: dict[str, Any]) -> float:
-    """One step on the whole batch$WHOSE; returns $WHICH loss on the last stage."""
-    optimizer.zero_grad()
-$OWN    # Every stage gets the inputs. Only the last one has a loss, which needs no target beside them.
-    losses: list[torch.Tensor] = []
-    some = next(value for value in inputs.values() if isinstance(value, torch.Tensor))
-$RUN
-    optimizer.step()
-    return sum(loss.item() for loss in losses) / MICRO_BATCHES$SHARE
 '''
 
 MAIN = """

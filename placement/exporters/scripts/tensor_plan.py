@@ -16,7 +16,7 @@ from graphs.records import Phase
 from graphs.rows import Shard
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.op_states import states_of
-from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding
+from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding, code
 from graphs.transforms.splitting.splitter import BATCH
 from graphs.transforms.strategy import Strategy
 from placement.exporters.module_tree import is_under
@@ -38,6 +38,8 @@ class TensorPlan:
         sequence: modules of a list between which activations are cut along the sequence; empty for none.
         whole: parameters that stay whole, though the strategy cuts them.
         gathers: whether all that reads what a norm in these modules writes needs it whole.
+        axis: of the mesh, along which weights are cut: ``"tp"``; or ``"dp"``, where outside of these modules the batch
+            is (``dp4 tp on head``).
     """
 
     styles: Mapping[str, str]
@@ -45,15 +47,17 @@ class TensorPlan:
     whole: tuple[str, ...] = ()
     sequence: tuple[str, ...] = ()
     gathers: bool = False
+    axis: str = "tp"
 
 
 def tensor_plan(
     graph: OpGraph, strategy: Strategy, model: nn.Module, repeated: Sequence[str], local: bool
 ) -> TensorPlan:
-    """The plan of a strategy with an axis ``tp``.
+    """The plan of a strategy that cuts weights, along an axis ``tp`` or in some modules along ``dp``.
 
     Weights are cut as the strategy cuts them. Activations are cut where they go from a layer that is cut by its columns
-    to one that is cut by its rows, with nothing between that needs them whole; everywhere else they are whole.
+    to one that is cut by its rows, with nothing between that needs them whole; everywhere else they are whole, or along
+    ``dp`` those of a replica's own samples.
 
     Args:
         graph: of the model, before it was split.
@@ -62,13 +66,15 @@ def tensor_plan(
 
     Raises:
         MismatchError: parts that are uneven, or of a parameter of another kind of module; a sequence to be cut in
-            modules of several lists.
+            modules of several lists; samples that are not along the first dimension.
     """
     axes = [rule.axis() for rule in strategy.mesh if rule.size > 1]
-    axis = next(axis for axis in axes if axis.name == "tp")
-    others = [*axes, Axis("mb", strategy.micro_batches, (BATCH,))]
+    axis = next(axis for axis in axes if axis.cuts_weights)
+    others = [] if axis.words else [*axes, Axis("mb", strategy.micro_batches, (BATCH,))]
     layers = _Layers(graph, cut(graph, axis, others), model)
     layers.settle()
+    layers.check_even()
+    layers.check_samples()
     sequence, gathers = layers.norms(repeated) if axis.sequence else ({}, False)
     entries = tuple(dict.fromkeys(sequence.values()))
     if axis.sequence:
@@ -79,7 +85,7 @@ def tensor_plan(
         styles[path] = layers.style(path, local, is_inside, is_inside and not gathers)
     in_order = {path: styles[path] for path, _ in model.named_modules() if path in styles}
     return TensorPlan(
-        _with_wildcards(in_order, model), _tied(model, layers.cut_by), tuple(layers.whole), entries, gathers
+        _with_wildcards(in_order, model), _tied(model, layers.cut_by), tuple(layers.whole), entries, gathers, axis.name
     )
 
 
@@ -112,6 +118,8 @@ class _Layers:
         self.linear = nn.Linear
         self.cut_by: dict[str, str] = {}
         self.whole: dict[str, int] = {}  # bytes of parameters that stay so, though the strategy cuts them
+        self.uneven: dict[str, tuple[str, int]] = {}  # of a layer: a parameter with parts of two sizes, and its extent
+        self.rest = "Shard(0)" if sharding.axis.words else "Replicate()"  # layout of activations elsewhere
         for number, state in enumerate(graph.states):
             if state.gradient_bytes and int(sharding.state[number]) > SUM:
                 self._take(number, state.name)
@@ -146,10 +154,7 @@ class _Layers:
                 "stretch; make a layer of its own of each block."
             )
         if part.extent % size:
-            raise MismatchError(
-                f"the strategy cuts {show(name)} into {size} parts of {part.extent} units, which are uneven; "
-                "parallelize_module needs even ones here, so take another size of tp."
-            )
+            self.uneven.setdefault(path, (name, part.extent))
         if own == "weight":
             by = (COLUMNS, ROWS) if isinstance(layer, self.linear) else (WORDS, COLUMNS)
             self.cut_by[path] = by[part.dim]
@@ -167,6 +172,40 @@ class _Layers:
                 f"the strategy cuts {show(largest)}, and parallelize_module cuts nothing but linear layers and "
                 "embeddings that are called; keep the axis to other modules, with 'on', or use a strategy without tp."
             )
+
+    def check_even(self) -> None:
+        """Raises: MismatchError: uneven parts that one layer hands to the next; alone, a layer may have them.
+
+        A plain tensor does not say how much there is in all, and uneven features have no view by heads.
+        """
+        for path, (name, extent) in self.uneven.items():
+            if self.open[path] and self.cut_by[path] != WORDS:
+                raise MismatchError(
+                    f"the strategy cuts {show(name)} into {self.sharding.axis.size} parts of {extent} units, which are "
+                    "uneven; parallelize_module needs even ones here, so take another size of tp."
+                )
+
+    def check_samples(self) -> None:
+        """Raises: MismatchError: weights are cut along the replicas' axis, in layers that read no samples of theirs.
+
+        Each layer gets a replica's own samples, and gives them back: ``Shard(0)``. Where the strategy has those of all
+        replicas from one layer to the next, after an all-reduce, this is a reduce-scatter and an all-gather of as much.
+        """
+        if not self.sharding.axis.words:
+            return
+        cut_by_samples = code(Shard(0, 0), BATCH)
+        of_samples: set[int] = set()
+        for op in self.graph.topological_order.tolist():
+            written = self.sharding.written[self.graph.output_ptr[op] : self.graph.output_ptr[op + 1]]
+            read = self.tensors[self.ptr[op] : self.ptr[op + 1]]
+            if (written == cut_by_samples).any() or of_samples.intersection(self.graph.tensor_producer[read].tolist()):
+                of_samples.add(op)
+            elif op in self.layer_of:
+                raise MismatchError(
+                    f"the strategy cuts weights of {show(self.layer_of[op])} along dp, where op "
+                    f"{show(self.graph.op_names[op])} reads no tensor with samples along the first dimension; take a "
+                    "strategy without 'tp on'."
+                )
 
     def _users(self, number: int) -> list[int]:
         index = {name: op for op, name in enumerate(self.graph.op_names)}
@@ -276,13 +315,17 @@ class _Layers:
         """
         by, is_open = self.cut_by[path], self.open[path]
         layouts = []
+        along_samples = bool(self.sharding.axis.words)
         if by == COLUMNS:
-            layouts += ["input_layouts=Shard(1)"] if is_read_cut else []
-            layouts += [] if is_open else ["output_layouts=Replicate()"]
-        elif by == WORDS or not is_open:
-            layouts.append("input_layouts=Replicate()")
-        elif is_inside:
-            layouts.append("output_layouts=Shard(1)")
+            before = "Shard(1)" if is_read_cut else self.rest
+            layouts += [f"input_layouts={before}"] if is_read_cut or along_samples else []
+            layouts += [] if is_open else [f"output_layouts={self.rest}"]
+        else:
+            layouts += [f"input_layouts={self.rest}"] if by == WORDS or not is_open else []
+            if along_samples:
+                layouts.append(f"output_layouts={self.rest}")
+            elif is_inside and is_open and by != WORDS:
+                layouts.append("output_layouts=Shard(1)")
         # A tensor that meets the sums of a residual block has to be a DTensor where these are.
         meets_others = is_inside and (not local or self._is_read_outside(path))
         if meets_others or (by == COLUMNS and is_open and not local):

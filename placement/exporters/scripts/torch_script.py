@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from baselines.strategies.devices import recomputed
 from baselines.strategies.folding import grid_of
 from baselines.strategies.stage_cuts import pipeline_stages
@@ -15,7 +17,8 @@ from graphs.formatting import show
 from graphs.module_paths import prefixes
 from graphs.opgraph import OpGraph
 from graphs.transforms.axes import GROUPS
-from graphs.transforms.recomputing.modules import segments
+from graphs.transforms.recomputing.modules import cores, segments
+from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.splitting.splitter import split
 from graphs.transforms.strategy import Strategy
 from placement.exporters.hosts import hosts_of
@@ -46,7 +49,8 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
     axes = {rule.name: rule.size for rule in strategy.mesh}
     plan, stages = None, None
     tied: dict[tuple[str, ...], tuple[int, ...]] = {}
-    if axes.get("tp", 1) > 1 or strategy.stages > 1:
+    cuts_weights = any(rule.size > 1 and rule.axis().cuts_weights for rule in strategy.mesh)
+    if cuts_weights or strategy.stages > 1:
         if graph is None or model is None:
             raise MismatchError(
                 f"strategy {show(strategy.text)} cuts weights or the model itself, so the script names its modules; "
@@ -56,7 +60,7 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
                 "give the model, with --model."
             )
         again = recomputed(graph, strategy.recompute, strategy.micro_batches > 1).graph
-        if axes.get("tp", 1) > 1:
+        if cuts_weights:
             plan = tensor_plan(again, strategy, model, layers_of(graph), is_written_for_parts(model))
         if strategy.stages > 1:
             cluster = without_lanes(result.cluster)
@@ -69,6 +73,7 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
             stages = stage_modules(again, strategy, *placed, names, list(shared.values()))
             tied = {listed: tuple(model.get_parameter(listed[0]).shape) for listed in stages.tied}
     has_parts = axes.get("dp", 1) > 1 or strategy.micro_batches > 1
+    samples = _samples(result, strategy)
     facts = Facts(
         result=result,
         strategy=strategy,
@@ -78,6 +83,8 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
         tp=axes.get("tp", 1),
         layers=layers_of(result.graph),
         again=tuple(segments(result.graph, strategy.recompute)),
+        cores=_cores(result.graph if graph is None else graph, strategy),
+        samples=samples,
         plan=plan,
         stages=stages,
         tied=tied,
@@ -93,6 +100,31 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
             "capture the model again."
         )
     return script_text(facts)
+
+
+def _samples(result: Result, strategy: Strategy) -> tuple[int, ...]:
+    """Samples of each replica, where the strategy gives them unlike shares of the batch."""
+    rule = next((rule for rule in strategy.mesh if len(set(rule.shares)) > 1), None)
+    batch = result.graph.origin.batch_size or 0
+    if rule is None or not batch:
+        return ()
+    return tuple(np.rint(shares(batch, rule.size, rule.shares) * batch).astype(int).tolist())
+
+
+def _cores(graph: OpGraph, strategy: Strategy) -> dict[str, int]:
+    """The modules of which the backward pass computes a part again, each with the number of ops that bound it.
+
+    Raises:
+        MismatchError: they have unlike numbers.
+    """
+    found = cores(graph, strategy.recompute)
+    if len(set(found.values())) > 1:
+        first, other = (next(p for p, count in found.items() if count == n) for n in sorted(set(found.values()))[:2])
+        raise MismatchError(
+            f"strategy {show(strategy.text)} computes {found[first]} ops of a kind again in {show(first)} and "
+            f"{found[other]} in {show(other)}, and the script counts as many in each module; name modules instead."
+        )
+    return found
 
 
 def check_same_graph(result: Result, graph: OpGraph) -> None:
@@ -113,7 +145,8 @@ def _in_parts(result: Result, graph: OpGraph | None, strategy: Strategy) -> OpGr
         MismatchError: neither that nor all replicas are known.
     """
     if graph is not None:
-        axes = [replace(rule.axis(), size=2) for rule in strategy.mesh if rule.name == "dp" and rule.size > 1]
+        replicas = [rule.axis() for rule in strategy.mesh if rule.name == "dp" and rule.size > 1]
+        axes = [replace(axis, size=2, tensor_modules=(), shares=()) for axis in replicas]
         return split(graph, axes, min(strategy.micro_batches, 2)).graph
     if result.cluster.n_devices < strategy.devices:
         raise MismatchError(

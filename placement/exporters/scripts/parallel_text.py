@@ -1,0 +1,92 @@
+"""The text of what makes a model parallel: weights that are cut, modules computed again, replicas."""
+
+from __future__ import annotations
+
+from placement.exporters.scripts import parts
+from placement.exporters.scripts.code_text import filled, quoted
+from placement.exporters.scripts.facts import Facts
+from placement.exporters.scripts.tensor_plan import TensorPlan
+
+
+def tensor_parallel(facts: Facts, plan: TensorPlan) -> str:
+    why = ""
+    if any("use_local_output=False" in style for style in plan.styles.values()):
+        why = ". Between two layers, activations are DTensors, which know their whole shape"
+    present = " and module.weight is not None" if facts.stages is not None else ""
+    lines = ["# One parameter for both: parallelize_module made two of it."] if plan.tied else []
+    for names in plan.tied:
+        first, other = (f"model.get_submodule({quoted(name.rpartition('.')[0])}).weight" for name in names)
+        lines.append(f"{other} = {first}")
+    tied = "".join(f"    {line}\n" for line in lines)
+    means = parts.MEANS if plan.axis == "dp" else ""
+    gather = filled(parts.GATHER, AXIS=plan.axis) if plan.gathers else ""
+    return filled(
+        parts.TENSOR_PARALLEL,
+        WHY=why,
+        PRESENT=present,
+        TIED=tied,
+        AXIS=plan.axis,
+        GATHER=gather,
+        MEANS=means,
+    )
+
+
+def parallelize_body(facts: Facts, whole: str, model: str) -> str:
+    """Code for a stage, or for the model: weights cut, modules computed again, replicas."""
+    strategy = facts.strategy
+    lines = []
+    if strategy.statistics == "sync" and facts.dp > 1:
+        lines.append("# Statistics of the whole batch; torch has kernels for that on GPUs alone.")
+        lines.append(f'{whole} = torch.nn.SyncBatchNorm.convert_sync_batchnorm({whole}, mesh.get_group("dp"))')
+    if facts.plan is not None:
+        lines.append(f"cut_weights({model}, mesh)")
+        if facts.plan.sequence and facts.stages is not None:
+            lines.append(f"cut_sequence(own_modules({model}, SEQUENCE), mesh)")
+        elif facts.plan.sequence:
+            lines.append(f"cut_sequence([{model}.get_submodule(path) for path in SEQUENCE], mesh)")
+
+    def each(name: str) -> str:
+        return f"for module in own_modules({model}, {name}):" if facts.stages is not None else f"for path in {name}:"
+
+    inner = "module" if facts.stages is not None else f"{model}.get_submodule(path)"
+    if facts.again:
+        lines += [each("COMPUTED_AGAIN"), f"    recompute({inner})"]
+    if facts.cores:
+        lines += [each("CORES"), f"    recompute_core({inner})"]
+    if facts.is_ddp and facts.has_cut_replicas:
+        lines += [
+            f"cut = [name for name, p in {whole}.named_parameters(remove_duplicate=False) if isinstance(p, DTensor)]",
+            f"DistributedDataParallel._set_params_and_buffers_to_ignore_for_model({whole}, cut)",
+        ]
+    if facts.is_ddp:
+        given = 'process_group=mesh.get_group("dp"), bucket_cap_mb=BUCKET_MB'
+        if facts.has_unused:
+            given += ", find_unused_parameters=True"
+            lines += [f"{whole} = DistributedDataParallel(", f"    {whole}, {given}", ")"]
+        else:
+            lines.append(f"{whole} = DistributedDataParallel({whole}, {given})")
+    if facts.is_sharded:
+        over = 'mesh["dp", "one"]' if facts.is_hybrid_shard else f"mesh[{', '.join(map(quoted, facts.replica_axes))}]"
+        keep = "" if strategy.zero == 3 else ", reshard_after_forward=False"
+        if facts.is_hybrid_shard:
+            lines.append("# fully_shard replicates over the first axis; over the second, of size 1, it cuts nothing.")
+        elif facts.groups > 1:
+            lines.append("# fully_shard replicates over the first axis, groups of replicas, and cuts over the second.")
+        if facts.precision is not None:
+            formats = f"param_dtype=torch.{facts.precision.activation}, reduce_dtype=torch.{facts.precision.gradient}"
+            lines += [f"{model}.float()  # as parameters are kept", f"precision = MixedPrecisionPolicy({formats})"]
+            keep += ", mp_policy=precision"
+        if facts.has_cut_replicas:
+            lines.append(f"cut = {{p for p in {model}.parameters() if isinstance(p, DTensor)}}")
+            keep += ", ignored_params=cut"
+        if strategy.zero == 2:
+            lines.append("# Parameters stay whole between forward and backward pass; gradients and optimizer are cut.")
+        if facts.layers:
+            lines += [each("LAYERS"), f"    fully_shard({inner}, mesh={over}{keep})"]
+        lines.append(f"fully_shard({whole}, mesh={over}{keep})")
+    if facts.tied:
+        lines += [
+            f"for name, p in {model}.named_parameters():",
+            "    p.tied = next((number for number, (names, _) in enumerate(TIED) if name in names), None)",
+        ]
+    return "\n".join(f"    {line}" for line in lines) or "    # Micro-batches are all that this strategy has."
