@@ -127,10 +127,10 @@ def applied(
     if folded:
         check_folded(cluster, strategy)
     grid = grid_of(cluster, strategy)
+    again, copies, exchanged, stage, is_apart, joined = _exchanged(graph, cluster, strategy, grid, folded, decided)
     # A single micro-batch leaves no choice of order.
     is_searched = strategy.order == MEMORY_ORDER and strategy.micro_batches > 1
-    order = None if strategy.stages == 1 or is_searched else order_of(strategy)
-    again, copies, exchanged, stage, is_apart = _exchanged(graph, cluster, strategy, grid, folded, decided)
+    order = None if is_searched else order_of(strategy, joined is not None)
     rank = stage if order is None else np.array(order.devices, dtype=np.int64)[stage]
     names: Sequence[str] = () if decided is None else decided.algorithms
     fused = np.zeros(0) if decided is None else decided.fused_s
@@ -153,7 +153,7 @@ def applied(
         unordered = _without_lanes(unordered, target)
     spelt_out, numbers = unordered, None
     searched: tuple[tuple[StageBlock, ...], ...] = ()
-    if strategy.stages > 1:
+    if strategy.stages > 1 or strategy.micro_batches > 1:
         in_blocks = np.where(is_apart, -1, stage)
         try:
             if order is None and decided is not None:
@@ -169,7 +169,7 @@ def applied(
             raise StrategyError(
                 f"strategy {strategy.text!r} is not possible: {why}; leave out the pipeline or its micro-batches."
             ) from None
-    elif strategy.micro_batches > 1 or strategy.recompute:
+    elif strategy.recompute:
         numbers = _program_order(spelt_out)
     elif decided is not None:
         numbers = decided.order_of(spelt_out.graph)
@@ -193,10 +193,11 @@ def applied(
 
 def _exchanged(
     graph: OpGraph, cluster: Cluster, strategy: Strategy, grid: IntArray, folded: bool, decided: Decisions | None
-) -> tuple[Derived, Copies | None, Derived, IntArray, BoolArray]:
-    """``(graph with second runs, how it is cut, graph with collectives not spelt out, stage, is_apart)``.
+) -> tuple[Derived, Copies | None, Derived, IntArray, BoolArray, tuple[str, str] | None]:
+    """``(graph with second runs, how it is cut, graph with collectives not spelt out, stage, is_apart, joined)``.
 
-    The last two are of every op of the first, as of `baselines.strategies.stages.stages_from`.
+    Stage and is_apart are of every op of the first, as of `baselines.strategies.stages.stages_from`; joined is as of
+    `joins_micro_batches`.
     """
     again = recomputed(graph, strategy.recompute, strategy.micro_batches > 1)
     stage, is_apart = np.zeros(again.graph.n_ops, dtype=np.int64), np.zeros(again.graph.n_ops, dtype=np.bool_)
@@ -207,16 +208,16 @@ def _exchanged(
     is_synchronised = strategy.statistics == "sync" and graph.is_training
     rows = () if decided is None else decided.rows
     copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded, decided=rows)
-    if strategy.stages > 1 and copies is not None and copies.chunks is not None:
-        check_flush(
-            strategy, joins_micro_batches(again.graph, copies.is_chunked, copies.chunks.written, copies.chunks.read)
-        )
+    joined = None
+    if copies is not None and copies.chunks is not None:
+        joined = joins_micro_batches(again.graph, copies.is_chunked, copies.chunks.written, copies.chunks.read)
+        check_flush(strategy, joined)
     identity = Derived.identity(again.graph)
     whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
     exchanged = with_fused_updates(exchanged) if strategy.fused_updates else exchanged
     exchanged = offloaded(exchanged, again.graph) if strategy.offload else exchanged
-    return again, copies, exchanged, stage, is_apart
+    return again, copies, exchanged, stage, is_apart, joined
 
 
 def _note(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from baselines.strategies.allowed import FLUSHING
 from baselines.strategies.costs import PipelineCosts
 from baselines.strategies.orders import ORDERS, PipelineOrder, blocks_before, pipeline_order
 from graphs.errors import InfeasibleError, MismatchError, StrategyError
@@ -22,12 +23,20 @@ _COLUMN = {FORWARD: 0, BACKWARD: 1, WEIGHTS: 2}
 _Skeleton = list[list[StageBlock]]
 
 
-def order_of(strategy: Strategy) -> PipelineOrder:
-    """The order that a strategy of several stages asks for; 1F1B in the place of the one that keeps to the memory.
+def order_of(strategy: Strategy, is_joined: bool = False) -> PipelineOrder:
+    """The order of a strategy's blocks; 1F1B in the place of the one that keeps to the memory.
+
+    Without stages micro-batches follow each other, forward and backward pass of one before those of the next, as
+    frameworks add up gradients; so no two of them are in memory at a time.
+
+    Args:
+        is_joined: backward passes wait for the forward passes of all micro-batches.
 
     Raises:
         StrategyError: a number of chunks or of micro-batches that the order does not have.
     """
+    if strategy.stages == 1:
+        return pipeline_order(FLUSHING if is_joined else "1f1b", 1, strategy.micro_batches)
     name = "1f1b" if strategy.order == MEMORY_ORDER else strategy.order
     try:
         return pipeline_order(name, strategy.stages, strategy.micro_batches, strategy.virtual_stages // strategy.stages)

@@ -305,7 +305,13 @@ class _Barriers:
         begins[consumer[inside]] = False
         ends &= after[group] >= 0
         begins &= before[group] >= 0
-        out, into = np.flatnonzero(ends), np.flatnonzero(begins)
+        # Communication with which a block begins, such as of parameters, waits for the block as its first ops do.
+        with_lanes = np.where(blocks.kind >= 0, np.searchsorted(codes, worker * last + position), -1)
+        with_lanes[blocks.in_lane & (codes[np.minimum(with_lanes, len(codes) - 1)] != worker * last + position)] = -1
+        first_lanes = blocks.in_lane & (with_lanes >= 0) & (before[with_lanes] >= 0)
+        first_lanes[consumer[(with_lanes[producer] == with_lanes[consumer]) & (with_lanes[producer] >= 0)]] = False
+        group = np.where(first_lanes, with_lanes, group)
+        out, into = np.flatnonzero(ends), np.flatnonzero(begins | first_lanes)
         return _Barriers(chained[first[follows]], (out, after[group[out]]), (into, before[group[into]]))
 
     def added(self, graph: OpGraph) -> OpGraph:

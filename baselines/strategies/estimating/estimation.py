@@ -15,9 +15,7 @@ from baselines.strategies.devices import leaving_hosts
 from baselines.strategies.estimating.block_kernel import (
     LANES,
     PipelineArrays,
-    TurnArrays,
     run_blocks,
-    run_in_turn,
     run_pipeline,
 )
 from baselines.strategies.estimating.cuts import MICRO_BATCHES, AxisCut
@@ -56,10 +54,9 @@ _COLLECTIVES = dict(enumerate(KINDS)) | {STATISTICS: "all_reduce", SUMS: "all_ga
 
 @dataclass(frozen=True, eq=False)
 class HeldMemory:
-    """Bytes that a place holds (n places of ops, S virtual stages).
+    """Bytes that a place holds (S virtual stages).
 
     Attributes:
-        live, after: float64 [n], of one micro-batch while each op runs, and once it has.
         held: float64 [S, 2], of one after its forward pass, and between its two backward passes.
         peak: float64 [S, 3], the most that one has in each of its passes.
         late: float64 [S], of one, between its backward pass and what comes late from another stage.
@@ -67,8 +64,6 @@ class HeldMemory:
         once: float64 [S], of all micro-batches together.
     """
 
-    live: FloatArray
-    after: FloatArray
     held: FloatArray
     peak: FloatArray
     late: FloatArray
@@ -90,15 +85,15 @@ class Estimation:
             n = self.source.graph.n_ops
             stage, is_late = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.bool_)
         self.split, self.sizes, key = self._split()
-        self.order = estimator.order(strategy) if strategy.stages > 1 else None
-        self.n_stages = len(self.order.devices) if self.order else 1
-        words = {block.kind for sequence in self.order.sequences for block in sequence} if self.order else set()
-        # The order that fits the memory is not known yet; it does the two backward passes one by one.
-        self.is_apart = "W" in words or (strategy.order == MEMORY_ORDER and strategy.micro_batches > 1)
         chunks = self.split.chunks
         is_chunked = np.ones(self.source.graph.n_ops, np.bool_) if chunks is None else chunks.extent > 0
-        if strategy.stages > 1 and chunks is not None:
-            check_flush(strategy, estimator.joined(self.source, is_chunked, chunks))
+        joined = None if chunks is None else estimator.joined(self.source, is_chunked, chunks)
+        check_flush(strategy, joined)
+        self.order = estimator.order(strategy, joined is not None)
+        self.n_stages = len(self.order.devices)
+        words = {block.kind for sequence in self.order.sequences for block in sequence}
+        # The order that fits the memory is not known yet; it does the two backward passes one by one.
+        self.is_apart = "W" in words or (strategy.order == MEMORY_ORDER and strategy.micro_batches > 1)
         frame = estimator.frame(self.source, stage, self.is_apart, is_chunked, is_late & is_chunked)
         key = (self.source, stage.tobytes(), is_late.tobytes(), self.is_apart, *key)
         is_ordered = strategy.stages > 1 or strategy.micro_batches > 1 or bool(strategy.recompute)
@@ -130,7 +125,7 @@ class Estimation:
     # -- times ------------------------------------------------------------------------------------------------
 
     def result(self) -> Estimate:
-        ranks = np.array(self.order.devices if self.order else (0,), dtype=np.int64)
+        ranks = np.array(self.order.devices, dtype=np.int64)
         devices = [self.grid[rank].reshape(-1).tolist() for rank in ranks.tolist()]
         local = local_costs(self.step, self.split, self.sizes, self.source.states, self.source.times, devices)
         self.offloaded: Offloaded | None = None
@@ -261,9 +256,6 @@ class Estimation:
         kept = _sums(ranks[frame.stage], local.kept, stages) + _sums(ranks, memory.once, stages)
         longer = np.zeros(stages)
         np.maximum.at(longer, ranks, tail)
-        in_turn = self._in_turn(local, job_s, by_place, memory)
-        if in_turn is not None:
-            return np.array(in_turn[:1]), longer, kept + in_turn[1]
         full = kept + _sums(ranks, peak.max(axis=1), stages)
         order = self._sequences(seconds, held, hops.ahead_s, full, ranks)
         arrays = PipelineArrays(*order, seconds, hops, held, peak, memory.late, memory.late_kind, ranks)
@@ -277,29 +269,6 @@ class Estimation:
         ends += _sums(ranks, apart_s, stages) * self.strategy.micro_batches
         np.maximum.at(ends, ranks, np.where(late_s > 0, late_s + apart_s, 0.0))
         return ends, longer, np.maximum(peaks, kept)
-
-    def _in_turn(
-        self, local: LocalCosts, job_s: FloatArray, by_place: FloatArray, memory: HeldMemory
-    ) -> tuple[float, float] | None:
-        """``(end, peak)`` of micro-batches without a pipeline that communicate, each while others compute.
-
-        None where they do not, so that one runs after the other.
-        """
-        jobs, is_gradient = self.step.jobs, self.step.jobs.is_gradient
-        n_jobs = int(np.searchsorted(jobs.block, ONCE))
-        own_s = np.where(is_gradient, -1.0, job_s)[:n_jobs]
-        if self.strategy.stages > 1 or self.strategy.micro_batches == 1 or not (own_s > 0).any():
-            return None
-        first, n = self.blocks.first[:ONCE], int(self.blocks.first[ONCE])
-        begins = np.full(n, -1)
-        begins[first[first < n]] = np.flatnonzero(first < n)
-        lane = self.job_lane[:n_jobs]
-        arrays = TurnArrays(by_place[:n], own_s, lane, begins, memory.live[:n], memory.after[:n], float(local.sum_s[0]))
-        m = self.strategy.micro_batches
-        place, begun = np.zeros(m, dtype=np.int64), np.zeros((m, LANES), dtype=np.int64)
-        asked, job_end = np.zeros((m, n_jobs)), np.full((m, n_jobs), np.inf)
-        end, peak = run_in_turn(self.blocks, arrays, place, begun, asked, job_end, np.zeros(m), np.zeros(LANES))
-        return None if end < 0 else (end, peak)
 
     def _finished(
         self,
@@ -337,10 +306,6 @@ class Estimation:
     ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """``(ptr, kind, stage, micro-batch)`` of the blocks of every device."""
         m = self.strategy.micro_batches
-        if self.order is None:
-            kinds = np.tile([0, 3], m) if self.source.graph.is_training else np.zeros(m, dtype=np.int64)
-            batch = np.repeat(np.arange(m), len(kinds) // m)
-            return np.array([0, len(kinds)]), kinds.astype(np.int64), np.zeros(len(kinds), np.int64), batch
         order = self.order
         if self.strategy.order == MEMORY_ORDER and m > 1:
             freed = np.column_stack([held[:, 0], held[:, 1] - held[:, 0], -held[:, 1]])
@@ -383,7 +348,24 @@ class Estimation:
         late = _crossing(lives, np.where(is_late[lives.last], sizes, 0.0), *borders)
         before = _crossing(lives, np.where(is_late[lives.last], sizes, 0.0), first[s + WEIGHTS], n + borders[0])
         kind = np.where(before > 0, 1, 2)  # what is there before the gradients of weights
-        return HeldMemory(live, after, held, peak, late, kind, _crossing(lives, sizes, *borders) - late)
+        once = _crossing(lives, sizes, *borders) - late + self._waiting_sums(local, borders[0])
+        return HeldMemory(held, peak, late, kind, once)
+
+    def _waiting_sums(self, local: LocalCosts, end: IntArray) -> FloatArray:
+        """float64 [S]: bytes of gradients that are added up over micro-batches before any is scattered.
+
+        Args:
+            end: int64 [S], the place after each stage's backward pass.
+        """
+        graph, lives, tensors = self.source.graph, self.step.lives, self.step.summed
+        if self.strategy.micro_batches == 1 or self.split.zero < 2 or self.split.zero_axis < 0:
+            return np.zeros(self.n_stages)
+        waits = np.zeros(graph.n_tensors, dtype=np.bool_)
+        waits[tensors] = _is_gradient(graph, self.source.states)[tensors]
+        chosen = np.flatnonzero(lives.tensor < graph.n_tensors)
+        stage = self.step.frame.stage[graph.tensor_producer[lives.tensor[chosen]]]
+        is_gone = waits[lives.tensor[chosen]] & (lives.last[chosen] < end[stage])
+        return _sums(stage[is_gone], local.tensor_bytes[lives.tensor[chosen[is_gone]]], self.n_stages)
 
 
 def _sums(where: IntArray, values: FloatArray, size: int) -> FloatArray:

@@ -117,10 +117,10 @@ class Estimator:
         cuts = Cuts(graph, runs, self.source(()).cuts) if has_runs else Cuts(graph)
         return PreparedGraph(graph, cuts, States.of(graph), OpTimes(graph, self.cluster))
 
-    def order(self, strategy: Strategy) -> PipelineOrder:
-        key = (strategy.order, strategy.stages, strategy.micro_batches, strategy.virtual_stages)
+    def order(self, strategy: Strategy, is_joined: bool) -> PipelineOrder:
+        key = (strategy.order, strategy.stages, strategy.micro_batches, strategy.virtual_stages, is_joined)
         if key not in self._orders:
-            self._orders[key] = order_of(strategy)
+            self._orders[key] = order_of(strategy, is_joined)
         return self._orders[key]
 
     def joined(self, source: PreparedGraph, is_chunked: BoolArray, chunks: AxisCut) -> tuple[str, str] | None:

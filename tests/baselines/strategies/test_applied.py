@@ -20,9 +20,11 @@ from env.device import Device, MeasuredCollective
 from env.simulation.simulator import Simulator
 from graphs.capture import capture
 from graphs.errors import StrategyError
+from graphs.records import Phase
 from graphs.transforms.splitting import chunk
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import build
+from graphs.zoo.cache import model_graph
 
 
 def test_a_bucket_holds_gradients_of_one_stage() -> None:
@@ -187,3 +189,39 @@ def test_collectives_that_are_spelt_out_have_outer_lanes_too() -> None:
     score, schedule = Simulator(what.problem).schedule(what.plan)
     assert check_schedule(what.problem.graph, lanes, schedule, what.plan) == []
     assert simulate_reference(what.problem.graph, lanes, what.plan).step_time_s == pytest.approx(score.step_time_s)
+
+
+@pytest.mark.parametrize("text", ["tp4 | mb4", "dp2 zero3 | tp2 sp | mb4", "cp4 | mb4", "dp2 zero3 | mb4"])
+def test_without_stages_a_micro_batch_begins_when_the_one_before_has_ended(text: str) -> None:
+    """As frameworks add up gradients. Exchanges of gradients may go on; nothing of the next micro-batch begins."""
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
+    what = applied(graph, cluster, Strategy.parse(text))
+    _, schedule = Simulator(what.problem).schedule(what.plan)
+    batch, lane = what.derived.micro_batch, np.array([each.kind == "lane" for each in what.problem.cluster.devices])
+    for place in range(what.strategy.places):
+        here = (what.derived.part == place) & (what.derived.graph.phase != Phase.UPDATE)
+        computing = here & ~lane[schedule.device]
+        for number in range(1, 4):
+            first_s = schedule.op_start_s[here & (batch == number)].min()
+            assert first_s >= schedule.op_end_s[computing & (batch == number - 1)].max()
+
+
+def test_micro_batches_of_tensor_parallelism_take_no_more_memory_the_more_there_are() -> None:
+    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("8xH100-nvswitch")
+    peaks = []
+    for number in (2, 4, 8):
+        what = applied(graph, cluster, Strategy.parse(f"tp4 | mb{number}"))
+        peaks.append(
+            int(Simulator(what.problem).score(what.plan).peak_bytes.max() - what.derived.graph.kept_bytes.sum() // 4)
+        )
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[0] > 1.9 * peaks[1] > 3.6 * peaks[2]
+
+
+def test_passes_of_a_loss_over_the_whole_batch_follow_all_forward_passes() -> None:
+    graph, cluster = model_graph("two_tower", train=True), Cluster.preset("4xV100-pcie")
+    what = applied(graph, cluster, Strategy.parse("dp2 | mb2"))
+    _, schedule = Simulator(what.problem).schedule(what.plan)
+    phase, batch = what.derived.graph.phase, what.derived.micro_batch
+    last_s = schedule.op_end_s[(phase == Phase.FORWARD) & (batch >= 0)].max()
+    assert schedule.op_start_s[(phase == Phase.BACKWARD) & (batch == 0)].max() > last_s

@@ -126,20 +126,18 @@ def test_what_is_not_possible_is_refused(text: str, sentence: str) -> None:
     [
         ("8xH100-nvswitch", "tp4 | mb8", 0.05),
         ("8xH100-nvswitch", "dp2 zero3 | tp4 | mb4", 0.05),
-        # All micro-batches are under way, and the small exchanges of a loss wait for large ones of the others.
-        ("4xV100-pcie", "tp4 | mb8", 0.12),
+        ("4xV100-pcie", "tp4 | mb8", 0.05),
         pytest.param("4xV100-pcie", "cp4 | mb4", 0.05, marks=pytest.mark.slow),
-        ("4xV100-pcie", "dp2 zero3 | tp2 sp | mb8", 0.05),
+        # Here the gathers of a backward pass begin with it, in the simulator in the forward pass.
+        ("4xV100-pcie", "dp2 zero3 | tp2 sp | mb8", 0.08),
     ],
 )
-def test_micro_batches_that_compute_while_others_communicate_are_held_together(
-    cluster: str, text: str, off: float
-) -> None:
+def test_micro_batches_without_stages_are_held_one_at_a_time(cluster: str, text: str, off: float) -> None:
     graph, strategy = model_graph("gpt2", train=True), Strategy.parse(text)
     target = Cluster.preset(cluster, rates="peak")
     estimate, score = Estimator(graph, target).estimate(strategy), scored(graph, target, strategy)
     assert estimate.step_time_s == pytest.approx(score.step_time_s, rel=off)
-    assert estimate.peak_bytes == pytest.approx(score.peak_bytes, rel=0.1)
+    assert estimate.peak_bytes == pytest.approx(score.peak_bytes, rel=0.02)
 
 
 @pytest.mark.parametrize(("text", "parts"), [("dp8 zero3", 8), ("dp4 zero3 | tp2", 8), ("dp8 zero2", 1)])
