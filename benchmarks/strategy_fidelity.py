@@ -3,7 +3,7 @@
 Small models are profiled on `Cluster.local(devices=2)`, measured in the same run; training under each strategy is
 predicted from these op times and really run, by one process with one thread for each device, in several rounds. Of
 the ops and of each strategy the least disturbed round counts. Each row is appended to OUT/strategy_fidelity.jsonl when
-its model is done; a run that was stopped goes on with the models that are missing, and OUT/strategy_fidelity.md is
+its model is done; a run that was stopped goes on with the strategies that are missing, and OUT/strategy_fidelity.md is
 written from all rows. Let the machine do nothing else.
 """
 
@@ -49,7 +49,13 @@ STRATEGIES = (
     "pp2 1f1b mb4",
     "pp2 1f1b mb8",
     "pp2 zb-h1 mb4",
+    "dp2 zero2",
+    "dp2 zero3 | mb2",
+    "dp2 zero3 | recompute=*",
 )
+# Two devices have neither groups of replicas nor a host.
+ON_TEXT = ("cp2", "cp2 ulysses", "tp2 sp | mb2")
+TEXTS = ("gpt2", "bert", "llama")
 LOCAL = " | statistics=local"  # of a model with batch norms
 BATCH, WIDTH = 16, 256
 
@@ -59,15 +65,19 @@ def main() -> None:
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)  # before anything is measured
     rows_file = options.out / "strategy_fidelity.jsonl"
-    rows = read_rows(rows_file, lambda row: f"{row['model']} {row['strategy']}")
-    missing = [name for name in options.models.split(",") if not any(row["model"] == name for row in rows.values())]
+    rows = read_rows(rows_file, lambda row: f"{row['model']} {row['strategy'].removesuffix(LOCAL)}")
+    missing: dict[str, list[str]] = {}
+    for name in options.models.split(","):
+        asked = (*STRATEGIES, *(ON_TEXT if name in TEXTS else ()))
+        if texts := [text for text in asked if f"{name} {text}" not in rows]:
+            missing[name] = texts
     if missing and not options.render:
         from placement.measuring.machine.local_machine import local_cluster
 
         cluster = local_cluster(2, anew=True)
-        for name in missing:
-            for row in _measured(name, cluster, options):
-                rows[f"{name} {row['strategy']}"] = row
+        for name, texts in missing.items():
+            for row in _measured(name, texts, cluster, options):
+                rows[f"{name} {row['strategy'].removesuffix(LOCAL)}"] = row
             write_atomically(rows_file, "".join(json.dumps(row) + "\n" for row in rows.values()))
     write_atomically(options.out / "strategy_fidelity.md", _page(list(rows.values())))
 
@@ -143,8 +153,8 @@ MODELS: dict[str, Callable[[], Made]] = {
 # -- rows -----------------------------------------------------------------------------------------------------
 
 
-def _measured(name: str, cluster: Cluster, options: argparse.Namespace) -> list[Row]:
-    """One row for each strategy of a model."""
+def _measured(name: str, strategies: Sequence[str], cluster: Cluster, options: argparse.Namespace) -> list[Row]:
+    """One row for each of these strategies of a model."""
     from placement.measuring.models.profiling import measured_profile, step_to_measure
     from placement.measuring.models.repeats import Repeats
     from placement.measuring.runs.executor import Executor
@@ -159,7 +169,7 @@ def _measured(name: str, cluster: Cluster, options: argparse.Namespace) -> list[
 
     profiles = [profiled()]
     suffix = LOCAL if any(isinstance(module, nn.BatchNorm2d) for module in model.modules()) else ""
-    asked = [text if text == "none" else text + suffix for text in STRATEGIES]
+    asked = [text if text == "none" else text + suffix for text in strategies]
     texts = [with_cuts(profiles[0].graph, cluster, text) for text in asked]
     samples_s: dict[str, list[float]] = {text: [] for text in texts}
     reasons: dict[str, str] = {}

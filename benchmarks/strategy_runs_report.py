@@ -9,18 +9,20 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def page(models: Sequence[str], rows: Sequence[Row], machine: str, tolerance: str) -> str:
+def page(models: Sequence[str], rows: Sequence[Row], machine: str, tolerance: str, rounded: str) -> str:
     """The markdown page.
 
     Args:
         models: in the order in which they are shown.
         rows: with ``model``, ``pass``, ``strategy``, ``found``, ``off``, ``why`` and perhaps ``commit``.
         tolerance: up to which numbers are called equal.
+        rounded: the same of runs in bfloat16.
     """
     rows = [row for row in rows if row["model"] in models]
     reasons = _reasons(rows)
     counts = Counter(row["found"] for row in rows)
-    training = [row for row in rows if row["pass"] == "train"]
+    training = [row for row in rows if row["pass"] == "train" and ":" not in row["strategy"]]
+    precise = [row for row in rows if ":" in row["strategy"]]
     pipelines = [row for row in training if row["strategy"].startswith("pp") and "|" not in row["strategy"]]
     mixed = [row for row in training if "pp" in row["strategy"] and "|" in row["strategy"]]
     others = [row for row in training if "pp" not in row["strategy"]]
@@ -28,7 +30,7 @@ def page(models: Sequence[str], rows: Sequence[Row], machine: str, tolerance: st
         [
             "# Models under strategies",
             "",
-            "Written by `PYTHONPATH=. python benchmarks/strategy_runs.py --seed 0`  ",
+            "Written by `PYTHONPATH=.:tests/helpers python benchmarks/strategy_runs.py --seed 0`  ",
             f"{machine} (of the newest runs)",
             "",
             f"{len(rows)} runs of {len(models)} small models, a batch of 8: {counts['equal']} equal,",
@@ -38,13 +40,16 @@ def page(models: Sequence[str], rows: Sequence[Row], machine: str, tolerance: st
             "that, and the number is that of float64. R: refused, listed below. FAILS:",
             "wrong numbers or an error, listed below too. Empty: was not run. Models with batch norms run under",
             "`statistics=sync`; with micro-batches, which come one after the other, under `statistics=local`, compared",
-            "with one device that trains on one part of the batch after the other.",
+            "with one device that trains on one part of the batch after the other. In a precision (`mixed: dp2 zero3`)",
+            "the whole model computes in it, too, and numbers below",
+            f"{rounded}, some roundings of bfloat16, are called equal.",
             "",
             f"Runs by commits: {_commits(rows)}.",
             "",
             *_table("Training, without stages", models, others, reasons),
             *_table("Training, pipelines; in brackets the numbers of micro-batches", models, pipelines, reasons),
             *_table("Training, pipelines with other axes", models, mixed, reasons),
+            *_table("Training in a precision", models, precise, reasons),
             *_table("Inference", models, [row for row in rows if row["pass"] == "eval"], reasons),
             "## Reasons",
             "",

@@ -20,6 +20,7 @@ from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs import OpGraph
 from graphs.capture import capture
+from graphs.records import HOST
 from graphs.transforms.splitting import Axis, Zero, chunk, split
 from graphs.transforms.strategy import MeshRule, Strategy
 from graphs.zoo import build
@@ -30,9 +31,9 @@ PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.convolution", "aten.convo
 
 
 @cache
-def step(name: str, batch_size: int = 8) -> OpGraph:
+def step(name: str, batch_size: int = 8, precision: str | None = None) -> OpGraph:
     made = build(name, small=True, batch_size=batch_size)
-    return capture(made.model, made.train_args, train=True)
+    return capture(made.model, made.train_args, train=True, precision=precision)
 
 
 def product_flops(graph: OpGraph) -> float:
@@ -180,6 +181,41 @@ def test_simulator_reference_and_checker_agree_on_derived_graphs(name: str, stra
     assert score.peak_bytes.tolist() == list(slow.peak_bytes.values())
     graph = made.derived.graph
     assert OpGraph.build(*graph.records(), graph.name, graph.origin, graph.states).hash == graph.hash
+
+
+def recipes() -> st.SearchStrategy[str]:
+    """Training steps that people run, on at most eight devices with a host: ZeRO in groups, sequences, offload."""
+    zero = st.sampled_from(("", " zero1", " zero2", " zero3"))
+    meshes = st.sampled_from(("dp2 | dp2{}", "dp4{}", "dp2{} | cp2", "dp2{} | cp2 ulysses", "cp4", "dp2{} | tp2 sp"))
+    rest = st.sampled_from(("", " | mb2", " | recompute=*", " | offload=optimizer", " | mb2 | offload=optimizer"))
+
+    def made(mesh: str, level: str, more: str) -> str:
+        return mesh.format(level or " zero1" * mesh.startswith("dp2 |")) + more
+
+    return st.builds(made, meshes, zero, rest)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3_8b"])
+@settings(max_examples=6)
+@given(text=recipes(), precision=st.sampled_from((None, "mixed", "master")))
+def test_recipes_keep_one_copy_for_each_group_and_all_scorers_agree(name: str, text: str, precision: str) -> None:
+    graph, strategy = step(name, precision=precision), Strategy.parse(text)
+    made = applied(graph, Cluster.preset("8xA100-nvswitch+host"), strategy)
+    score = Simulator(made.problem).score(made.plan)
+    slow = audit(made.problem.graph, made.problem.cluster, made.plan)
+    assert slow.problems == ()
+    assert score.step_time_s == pytest.approx(slow.step_time_s, rel=1e-12)
+    assert score.peak_bytes.tolist() == list(slow.peak_bytes.values())
+    shards = next((rule.size for rule in strategy.mesh if rule.name == "dp"), 1) if strategy.zero else 1
+    whole = 2 if "tp2" in text else 1  # parts of weights
+    copies = strategy.devices // shards // whole
+    optimizer = made.problem.graph.optimizer_bytes.sum()
+    assert optimizer >= copies * graph.optimizer_bytes.sum()  # what tensor parallelism does not cut is there twice
+    assert whole > 1 or optimizer == copies * graph.optimizer_bytes.sum()
+    if strategy.offload:
+        host = [device.kind == HOST for device in made.problem.cluster.devices]
+        updates = made.problem.graph.optimizer_bytes > 0
+        assert np.array(host)[made.plan.device[updates]].all()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -24,7 +24,7 @@ from placement.runtime.program.drawing import draw
 from placement.runtime.program.functional import functional
 from placement.runtime.states.state_parts import put_together, stored
 from placement.runtime.writing.writer import RankCode, write
-from tests.helpers.placed_models import cpus
+from tests.helpers.placed_models import cpus, with_host
 
 
 @dataclass
@@ -61,7 +61,8 @@ class Run:
 
 def planned(program: Program, strategy: str) -> StrategyPlan:
     parsed = Strategy.parse(strategy)
-    return StrategyPlan(Values(functional(program), applied(program.graph, cpus(parsed.devices), parsed)))
+    cluster = with_host(parsed.devices) if parsed.offload else cpus(parsed.devices)
+    return StrategyPlan(Values(functional(program), applied(program.graph, cluster, parsed)))
 
 
 class Ranks:
@@ -211,7 +212,11 @@ def _looked_up(
 
 def run_whole(model: nn.Module, args: tuple[Any, ...], kwargs: Any = None, loss: Any = None, train: bool = True) -> Run:
     """One step of a copy of a model as it is."""
-    plain = copy.deepcopy(model).train(train)
+    return run_here(copy.deepcopy(model).train(train), args, kwargs, loss, train)
+
+
+def run_here(plain: nn.Module, args: tuple[Any, ...], kwargs: Any = None, loss: Any = None, train: bool = True) -> Run:
+    """One step of this very model, whose gradients it gets."""
     if not train:
         with torch.no_grad():
             return Run(outputs=list(output_tensors(plain(*args, **(kwargs or {})))))
@@ -243,10 +248,10 @@ def run_in_parts(
     return Run(torch.stack(losses).sum(), gradients=gradients, buffers=buffers)
 
 
-def differences(found: Run, expected: Run) -> dict[str, float]:
+def differences(found: Run, expected: Run, share: float = 1e-3) -> dict[str, float]:
     """How far loss, gradients, buffers and outputs are off, by name, each relative to its largest entry.
 
-    A gradient that is next to nothing beside the others is measured by a thousandth of the largest of all.
+    A gradient that is next to nothing beside the others is measured by a ``share`` of the largest of all.
     """
     assert found.gradients.keys() == expected.gradients.keys()
     assert len(found.outputs) == len(expected.outputs)
@@ -254,7 +259,7 @@ def differences(found: Run, expected: Run) -> dict[str, float]:
     if expected.loss is not None:
         assert found.loss is not None
         made["the loss"] = _off(found.loss, expected.loss)
-    least = 1e-3 * max((float(gradient.abs().max()) for gradient in expected.gradients.values()), default=0.0)
+    least = share * max((float(gradient.abs().max()) for gradient in expected.gradients.values()), default=0.0)
     for name, gradient in expected.gradients.items():
         made[f"gradient of {name}"] = _off(found.gradients[name], gradient, least)
     for name, buffer in expected.buffers.items():
