@@ -19,12 +19,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from gpu_models import Made, Subject, in_bfloat16, subjects
+from gpu_strategies import recipes, timed, values, why
 from table import commit, machine
 
 from baselines.strategies.searching.scoring import scored
@@ -45,15 +46,13 @@ from placement.measuring.machine.speeds import BRIEF, THOROUGH
 
 OUT = Path("docs/results")
 FITTING = 0.92  # of free memory that a prediction may fill
-STRATEGIES = ("mb2", "recompute=*", "mb2 | recompute=*")
 _FIRST, _COMPILED_EARLY = 5, 2  # models that come first, and that are compiled before the others run
-_CALIBRATING = 0.15  # share of the time
+_CALIBRATING, _RECIPES = 0.15, 0.25  # shares of the time
 _LEAST_S = {"eager": 5.0, "compiled": 40.0}  # seconds that must be left to begin a row
 _MOST_S = 4.0  # of measuring one
-_WARM_UP, _IN_A_ROW = 3, 5  # steps; a GPU works behind its host, so some run without waiting for them
 _COLLECTIVES_S = 120.0
 _LOOK_MINUTES = 0.02  # of a calibration on a CPU, where this script is only tried
-PARTS = ("models", "strategies", "collectives")
+PARTS = ("models", "strategies", "recipes", "collectives")
 _RANKS = "PLACEMENT_GPU_RANKS"  # set in the processes that measure collectives
 
 
@@ -64,6 +63,7 @@ class Row:
     Attributes:
         preset_s, calibrated_s: predicted before and after the calibration.
         predicted_bytes, measured_bytes: peaks of memory.
+        reserved_bytes: by the allocator of torch, at most.
         reason: why something is missing.
     """
 
@@ -74,6 +74,7 @@ class Row:
     measured_s: float | None = None
     predicted_bytes: int | None = None
     measured_bytes: int | None = None
+    reserved_bytes: int | None = None
     reason: str = ""
 
 
@@ -101,6 +102,16 @@ class Bench:
     clock: Clock
 
 
+@dataclass(frozen=True)
+class Found:
+    """What was measured so far: models, strategies and recipes on one device, collectives."""
+
+    rows: list[Row] = field(default_factory=list)
+    applied: list[dict[str, Any]] = field(default_factory=list)
+    recipes: list[dict[str, Any]] = field(default_factory=list)
+    together: list[dict[str, Any]] = field(default_factory=list)
+
+
 def main() -> None:
     """Measure until the time is over, and write the page."""
     options = _options()
@@ -116,15 +127,22 @@ def main() -> None:
     say(failure or calibration.summary())
     stacks, parts = tuple(options.stacks.split(",")), options.parts.split(",")
     bench = Bench(place, preset, calibration, failure, stacks, place.type == "cpu", clock)
-    applied = _safely(lambda: list(_applied(bench)), "apply") if "strategies" in parts else []
-    together = _safely(lambda: _collectives(options.device), "collectives") if "collectives" in parts else []
-    rows: list[Row] = []
+    found = Found()
+    if "strategies" in parts:
+        found.applied.extend(values(calibration.cluster.devices[0], place))
+    if "collectives" in parts:
+        found.together.extend(_safely(lambda: _collectives(options.device), "collectives"))
+    if "recipes" in parts:
+        until = clock.left_s * (1.0 - _RECIPES)
+        for one in recipes(calibration.cluster.devices[0], place, lambda: clock.left_s - until, bench.is_small):
+            say(" | ".join(_recipe_cells(one)))
+            found.recipes.append(one)
     for row in _rows(bench) if "models" in parts else ():
         say(_row_words(row))
-        rows.append(row)
+        found.rows.append(row)
         # After each row: whatever happens to this process, what is done stays.
-        _write(options.out, bench, rows, applied, together)
-    _write(options.out, bench, rows, applied, together)
+        _write(options.out, bench, found)
+    _write(options.out, bench, found)
 
 
 def _options() -> argparse.Namespace:
@@ -180,12 +198,6 @@ def _safely(work: Callable[[], list[dict[str, Any]]], what: str) -> list[dict[st
         return [{"what": what, "reason": why(error)}]
 
 
-def why(error: BaseException) -> str:
-    """An error in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
-
-
 # -- models ------------------------------------------------------------------------------------------------------
 
 
@@ -216,8 +228,8 @@ def _row(subject: Subject, row: Row, bench: Bench, graphs: dict[str, OpGraph]) -
         if row.predicted_bytes is not None and row.predicted_bytes > FITTING * free_bytes:
             return replace(row, reason=f"needs more than the {format_bytes(free_bytes)} that are free")
         seconds = min(_MOST_S, 0.25 * bench.clock.left_s, 0.2 if bench.is_small else _MOST_S)
-        measured_s, measured_bytes = _measured(subject, row.stack, bench.place, seconds)
-        return replace(row, measured_s=measured_s, measured_bytes=measured_bytes)
+        measured_s, measured_bytes, reserved = _measured(subject, row.stack, bench.place, seconds)
+        return replace(row, measured_s=measured_s, measured_bytes=measured_bytes, reserved_bytes=reserved)
     except Exception as error:
         return replace(row, reason=why(error))
     finally:
@@ -240,34 +252,21 @@ def _predicted(graph: OpGraph, row: Row, bench: Bench) -> Row:
     )
 
 
-def _measured(subject: Subject, stack: str, place: torch.device, seconds: float) -> tuple[float, int | None]:
-    """Median seconds of a step, and the most bytes that it allocated on a GPU."""
+def _measured(
+    subject: Subject, stack: str, place: torch.device, seconds: float
+) -> tuple[float, int | None, int | None]:
+    """Median seconds of a step, and the most bytes that it allocated and that were reserved on a GPU."""
     before = torch.cuda.memory_allocated(place) if place.type == "cuda" else 0
     model, args, kwargs = in_bfloat16(subject.make(place))
-    step = training_step((model, args, kwargs), stack)
-    if place.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(place)
-    for _ in range(_WARM_UP):
-        step()
-    synchronise(place)
-    samples, end = [], time.monotonic() + seconds
-    while len(samples) < 3 or (time.monotonic() < end and len(samples) < 20):
-        start = time.perf_counter()
-        for _ in range(_IN_A_ROW):
-            step()
-        synchronise(place)
-        samples.append((time.perf_counter() - start) / _IN_A_ROW)
-        if time.monotonic() > end + seconds:
-            break
-    peak = torch.cuda.max_memory_allocated(place) - before if place.type == "cuda" else None
-    return statistics.median(samples), peak
+    found = timed(training_step((model, args, kwargs), stack), place, seconds)
+    return found[0], None if found[1] is None else found[1] - before, found[2]
 
 
 def training_step(made: Made, stack: str) -> Callable[[], None]:
-    """Forward, backward and Adam."""
+    """Forward, backward and a fused Adam."""
     model, args, kwargs = made
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(trained, lr=1e-4)
+    optimizer = torch.optim.Adam(trained, lr=1e-4, fused=True)
     run = torch.compile(model) if stack == "compiled" else model
 
     def step() -> None:
@@ -277,48 +276,6 @@ def training_step(made: Made, stack: str) -> Callable[[], None]:
         optimizer.zero_grad()
 
     return step
-
-
-def synchronise(place: torch.device) -> None:
-    if place.type == "cuda":
-        torch.cuda.synchronize(place)
-
-
-# -- strategies of one device ------------------------------------------------------------------------------------
-
-
-def _applied(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Loss and gradients of a small GPT-2 under strategies of one device, beside those of the plain model."""
-    import placement
-
-    for text in STRATEGIES:
-        try:
-            torch.manual_seed(0)
-            zoo = placement.build("gpt2", device=str(bench.place), small=True)
-            args = zoo.train_args
-            for module in zoo.model.modules():
-                if isinstance(module, torch.nn.Dropout):
-                    module.p = 0.0  # two runs would draw different numbers
-            graph = placement.capture(zoo.model, args, train=True)
-            device = bench.calibration.cluster.devices[0]
-            alone = Cluster("one", (replace(device, memory_bytes=max(device.memory_bytes, 2**34)),))
-            result = placement.optimize(graph, alone, strategy=text, seed=0)
-            plain = zoo.model(*args)
-            plain.backward()
-            wanted = {name: parameter.grad.clone() for name, parameter in zoo.model.named_parameters()}
-            zoo.model.zero_grad()
-            placed = placement.apply(zoo.model, result, args, devices={device.name: bench.place})
-            loss = placed.step(*args)  # type: ignore[operator]
-            found = {name: parameter.grad for name, parameter in placed.named_parameters()}
-            yield {
-                "what": text,
-                "loss": float(plain.detach()),
-                "loss_off": abs(float(loss.detach() - plain.detach())),
-                "gradient_off": max(float((found[name] - wanted[name]).abs().max()) for name in wanted),
-                "largest_gradient": max(float(grad.abs().max()) for grad in wanted.values()),
-            }
-        except Exception as error:
-            yield {"what": text, "reason": why(error)}
 
 
 # -- collectives -------------------------------------------------------------------------------------------------
@@ -360,17 +317,21 @@ def _collectives_here(place: torch.device) -> list[Any]:
 # -- the page ----------------------------------------------------------------------------------------------------
 
 
-def _write(out: Path, bench: Bench, rows: list[Row], applied: list[dict[str, Any]], together: list[Any]) -> None:
+def _write(out: Path, bench: Bench, found: Found) -> None:
     device = bench.calibration.cluster.devices[0]
     about = {"device": device.model, "torch": torch.__version__, "commit": commit()}
     lines = [{"kind": "about", **about}, {"kind": "calibration", **bench.calibration.to_dict()}]
-    lines += [{"kind": "model", **asdict(row)} for row in rows]
-    lines += [{"kind": "strategy", **one} for one in applied] + [{"kind": "collective", **one} for one in together]
+    lines.append({"kind": "cluster", "toml": bench.calibration.cluster.to_toml()})
+    lines += [{"kind": "kernel", **asdict(one), "work": int(one.work)} for one in bench.calibration.kernels]
+    lines += [{"kind": "model", **asdict(row)} for row in found.rows]
+    for kind in ("applied", "recipes", "together"):
+        lines += [{"kind": kind, **one} for one in getattr(found, kind)]
     write_atomically(out / "gpu.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    write_atomically(out / "gpu.md", "\n".join(_page(bench, rows, applied, together)) + "\n")
+    write_atomically(out / "gpu.md", "\n".join(_page(bench, found)) + "\n")
 
 
-def _page(bench: Bench, rows: list[Row], applied: list[dict[str, Any]], together: list[Any]) -> Iterator[str]:
+def _page(bench: Bench, found: Found) -> Iterator[str]:
+    rows = found.rows
     device = bench.calibration.cluster.devices[0]
     yield from ("# Predicted and measured on a GPU", "")
     yield f"`python benchmarks/gpu.py` at commit {commit()}: {device.model}, {machine()}."
@@ -379,8 +340,8 @@ def _page(bench: Bench, rows: list[Row], applied: list[dict[str, Any]], together
     after = bench.failure or "`placement calibrate` in this run"
     yield f"Before: {known}. After: {after}. Training steps in bfloat16 with Adam."
     yield ""
-    for name, field in (("before", "preset_s"), ("after", "calibrated_s")):
-        off = [error for row in rows if (error := _off(getattr(row, field), row.measured_s)) is not None]
+    for name, told in (("before", "preset_s"), ("after", "calibrated_s")):
+        off = [error for row in rows if (error := _off(getattr(row, told), row.measured_s)) is not None]
         if off:
             mean = statistics.mean(map(abs, off))
             most = max(map(abs, off))
@@ -389,21 +350,26 @@ def _page(bench: Bench, rows: list[Row], applied: list[dict[str, Any]], together
     if memory:
         yield f"* memory {statistics.mean(map(abs, memory)):.1%} off in the mean of {len(memory)} rows"
     yield ""
-    yield "| model | stack | before | after | measured | before off | after off | memory predicted | measured | off |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    yield "| model | stack | before | after | measured | before off | after off | memory | measured | off | reserved |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     yield from map(_cells, rows)
     yield ""
     yield from _page_of_fits(bench.calibration)
     yield from ("", "## Strategies of one device", "")
     yield from ("| strategy | loss off by | gradients off by | largest gradient |", "| --- | ---: | ---: | ---: |")
-    for one in applied:
+    for one in found.applied:
         if "reason" in one:
             yield f"| {_cell(one['what'])} | {_cell(one['reason'])} | | |"
         else:
             figures = (one["loss_off"], one["gradient_off"], one["largest_gradient"])
             yield f"| {_cell(one['what'])} | {' | '.join(f'{figure:.2e}' for figure in figures)} |"
+    yield from ("", "## Recipes of one device, applied", "")
+    yield "| model | precision | strategy | stack | predicted | measured | off | memory | measured | off | reserved |"
+    yield "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for one in found.recipes:
+        yield f"| {' | '.join(_recipe_cells(one))} |"
     yield from ("", "## Collectives", "", "| kind | ranks | size | time |", "| --- | ---: | ---: | ---: |")
-    for one in together:
+    for one in found.together:
         if "reason" in one:
             yield f"| {one['what']}: {_cell(one['reason'])} | | | |"
             continue
@@ -418,6 +384,21 @@ def _page_of_fits(calibration: Calibration) -> Iterator[str]:
         yield f"| {fit.what} | {fit.dtype} | {fit.fitted} | {fit.left_out} | {fit.before:.1%} | {fit.after:.1%} |"
 
 
+def _recipe_cells(one: dict[str, Any]) -> list[str]:
+    named = [_cell(str(one[name])) for name in ("model", "precision", "strategy", "stack")]
+    if "reason" in one:
+        return [*named, "", _cell(one["reason"]), "", "", "", "", ""]
+    times = [format_seconds(one["predicted_s"]), format_seconds(one["measured_s"])]
+    sizes = [one["predicted_bytes"], one["measured_bytes"], one["reserved_bytes"]]
+    predicted, measured, reserved = (format_bytes(size) if size is not None else "" for size in sizes)
+    off = _signed(_off(one["predicted_s"], one["measured_s"]))
+    return [*named, *times, off, predicted, measured, _signed(_off(*sizes[:2])), reserved]
+
+
+def _signed(off: float | None) -> str:
+    return "" if off is None else f"{off:+.1%}"
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
@@ -430,12 +411,11 @@ def _off(predicted: float | None, measured: float | None) -> float | None:
 def _cells(row: Row) -> str:
     times = [format_seconds(s) if s is not None else "" for s in (row.preset_s, row.calibrated_s, row.measured_s)]
     offs = [_off(row.preset_s, row.measured_s), _off(row.calibrated_s, row.measured_s)]
-    sizes = [format_bytes(b) if b is not None else "" for b in (row.predicted_bytes, row.measured_bytes)]
-    signed = [
-        f"{off:+.1%}" if off is not None else "" for off in (*offs, _off(row.predicted_bytes, row.measured_bytes))
-    ]
-    measured = times[2] or _cell(row.reason)
-    return f"| {' | '.join((row.model, row.stack, *times[:2], measured, *signed[:2], *sizes, signed[2]))} |"
+    told = (row.predicted_bytes, row.measured_bytes, row.reserved_bytes)
+    sizes = [format_bytes(b) if b is not None else "" for b in told]
+    signed = [_signed(off) for off in (*offs, _off(row.predicted_bytes, row.measured_bytes))]
+    times[2] = times[2] or _cell(row.reason)
+    return f"| {' | '.join((row.model, row.stack, *times, *signed[:2], *sizes[:2], signed[2], sizes[2]))} |"
 
 
 def _row_words(row: Row) -> str:

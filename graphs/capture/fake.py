@@ -17,6 +17,7 @@ from torch import nn
 from torch._meta_registrations import _create_grouped_mm_output_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from graphs.capture.costs import out_of_place, signature
@@ -32,7 +33,8 @@ _PLAIN_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 class Faker:
     """Fake twins of tensors. Tied tensors get one twin, tensors that share memory get twins that share memory.
 
-    Tensors on ``meta`` get twins on the CPU, so that models built without weights meet their inputs on one device.
+    All twins are on the CPU, wherever the tensors are: a graph says what is computed, and is the same for a model on a
+    GPU, on the CPU and on ``meta``.
 
     Args:
         formats: of twins that have another one than their tensors, by the ids of these.
@@ -94,7 +96,7 @@ class Faker:
         shadow = shadow.conj() if tensor.is_conj() else shadow
         shadow = torch._neg_view(shadow) if tensor.is_neg() else shadow
         # Made directly: a factory call under the mode takes a hundred times as long, and models have many tensors.
-        return FakeTensor(self.mode, shadow, torch.device("cpu") if tensor.device.type == "meta" else tensor.device)
+        return FakeTensor(self.mode, shadow, torch.device("cpu"))
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
@@ -203,7 +205,7 @@ def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
         for module, _ in saved:
             _replace_tensors(module, replace)
             module.training = train
-        with _autocast_without_cuda():
+        with _autocast_on_cpu(), _DevicesOnCpu():
             yield
     finally:
         for module, attributes in saved:
@@ -232,14 +234,8 @@ def _drawn_since(pythons: Any, numpys: Any) -> str:
 
 
 @contextmanager
-def _autocast_without_cuda() -> Iterator[None]:
-    """Run regions of ``torch.autocast("cuda")`` as the CPU's of their dtype where there is no CUDA.
-
-    The model is on the CPU there, and torch would leave its regions out.
-    """
-    if torch.cuda.is_available():
-        yield
-        return
+def _autocast_on_cpu() -> Iterator[None]:
+    """Run regions of ``torch.autocast("cuda")`` as the CPU's of their dtype, where the twins of tensors are."""
     kind, changed = torch.autocast, []
     begin, enter = kind.__init__, kind.__enter__
 
@@ -263,6 +259,24 @@ def _autocast_without_cuda() -> Iterator[None]:
         kind.__init__, kind.__enter__ = begin, enter  # type: ignore[method-assign]
         for region, was in changed:
             region.device, region._enabled = "cuda", was
+
+
+class _DevicesOnCpu(TorchFunctionMode):
+    """Makes and moves tensors on the CPU where a model names a GPU: the twins of its own tensors are there."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.to:
+            args = tuple(_on_cpu(value) if isinstance(value, (str, torch.device)) else value for value in args)
+        if named.get("device") is not None:
+            named["device"] = _on_cpu(named["device"])
+        return func(*args, **named)
+
+
+def _on_cpu(device: Any) -> Any:
+    return torch.device("cpu") if torch.device(device).type == "cuda" else device
 
 
 def _replace_tensors(module: nn.Module, replace: Replace) -> None:

@@ -43,9 +43,9 @@ for name, example in EXAMPLES.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        import importlib.metadata
+        import placement
 
-        emit(f"placement {importlib.metadata.version('placement')}")
+        emit(f"placement {placement.__version__}")
         raise typer.Exit
 
 

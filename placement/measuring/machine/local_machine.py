@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -166,7 +165,9 @@ def cpu_model() -> str:
 
 
 def _about(method: str) -> str:
-    return f"measured {date.today().isoformat()}, placement {version('placement')}, torch {torch.__version__}: {method}"
+    from placement import __version__
+
+    return f"measured {date.today().isoformat()}, placement {__version__}, torch {torch.__version__}: {method}"
 
 
 # -- CPU cores -------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class HalfStep:
     inputs: Mapping[str, PartLayout]
 
     @staticmethod
-    def of(step: Functional) -> HalfStep | None:
+    def of(step: Functional, place: torch.device) -> HalfStep | None:
         """Halves of a whole step; None where no weights can be cut, or the code not be run on parts."""
         from baselines.strategies.applied import applied  # it loads all transforms
         from graphs.transforms.strategy import Strategy
@@ -59,7 +59,7 @@ class HalfStep:
 
         try:
             plan = StrategyPlan(Values(step, applied(step.program.graph, _TWO_DEVICES, Strategy.parse(_STRATEGY))))
-            code = write(plan, 0)
+            code = write(plan, 0, place)
         except PlacementError:
             return None
         states = {name: part for part in plan.states[0] for name in part.names}

@@ -41,7 +41,7 @@ class MicroBatchStep:
     work: Mapping[int, float]
 
     @staticmethod
-    def of(step: Functional) -> MicroBatchStep | None:
+    def of(step: Functional, place: torch.device) -> MicroBatchStep | None:
         """Parts of a whole step; None where its batch is unknown, or too small, or cannot be cut."""
         from baselines.strategies.applied import applied  # it loads all transforms
         from graphs.transforms.strategy import Strategy
@@ -55,7 +55,7 @@ class MicroBatchStep:
                 continue
             try:  # some models cannot be cut, or not be run in parts
                 strategy = Strategy.parse(f"mb{number} | statistics=local")
-                routine = write(StrategyPlan(Values(step, applied(graph, _ONE_DEVICE, strategy))), 0).routine
+                routine = write(StrategyPlan(Values(step, applied(graph, _ONE_DEVICE, strategy))), 0, place).routine
                 return MicroBatchStep(routine, *_counted(graph, chunk(with_unit_times(graph), number)))
             except PlacementError:
                 continue

@@ -119,7 +119,8 @@ def op_times(
         functional(program), [0] * len(order), [order], [float(i) for i in range(len(order))], [place]
     )
     routine = compile_routines(layout, [layout.whole() if program.train else layout.forward()]).sections[0][0]
-    parts, halves = MicroBatchStep.of(layout.step), HalfStep.of(layout.step)
+    (place,) = layout.places
+    parts, halves = MicroBatchStep.of(layout.step, place), HalfStep.of(layout.step, place)
     routines = [routine, *(cut.routine for cut in (parts, halves) if cut is not None)]
     turns = _Turns(step, layout, routine, parts, halves, _values(step, layout, routines), place)
 
@@ -187,7 +188,7 @@ class _Turns:
     def _taken(self, routine: Routine, values: Mapping[Key, Any] | None = None) -> list[Any]:
         """The arguments of one run, of all values or others; what is drawn for it, the run may overwrite."""
         values = self.values if values is None else values
-        drawn = {("drawn", number): tensor.to(self.place) for number, tensor in draw(self.layout.step).items()}
+        drawn = {("drawn", number): tensor for number, tensor in draw(self.layout.step, self.place).items()}
         return [drawn[key] if key in drawn else values[key] for key in routine.takes]
 
     def plain(self) -> float:
@@ -264,7 +265,9 @@ def _drawing_s(layout: DeviceLayout, repeats: int) -> dict[int, float]:
     nodes = [node for node in layout.step.graph.nodes if node in layout.step.random and node in layout.step.made_by]
     if not nodes:
         return {}
-    times_s, warm_up = run_steps(lambda: seconds_of(lambda: draw(layout.step)), Repeats.exactly(repeats + 1, 1))
+    times_s, warm_up = run_steps(
+        lambda: seconds_of(lambda: draw(layout.step, layout.places[0])), Repeats.exactly(repeats + 1, 1)
+    )
     total_s = statistics.median(times_s[warm_up:])
     infos = [value_of(node) for node in nodes]
     counts = [info.layout.n_elements if isinstance(info, TensorInfo) else 1 for info in infos]

@@ -140,7 +140,7 @@ class _Run:
     def forward(self, with_backward: bool) -> list[torch.Tensor]:
         routines = self._step.routines(with_backward)
         self._exchange = StepTransfers(routines.transfers, self.layout.places)
-        self._drawn = draw(self.layout.step)
+        self._drawn = draw(self.layout.step, self._home or self.layout.places[0])
         self._given = self._placed._team.run(routines, 0, self._exchange, self._lookup)
         outputs = {key[1]: value for device in self._given for key, value in device.items() if key[0] == "output"}
         return [outputs[i] if self._home is None else outputs[i].to(self._home) for i in range(len(outputs))]

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from graphs.capture.trace import value_of
 from placement.inputs.call_arguments import as_captured, check_data, check_kinds, tensors_of
 from placement.runtime.exchanging.collectives import Collectives
 from placement.runtime.parts.layouts import PartLayout
@@ -56,16 +55,15 @@ class RankProgram:
         self._program = plan.values.step.program
         own = plan.states[group.rank] if plan.is_offloaded else ()
         self._on_host = {name: state for state in own if state.trained for name in state.names}
-        self._code = write(plan, group.rank)
+        self._code = write(plan, group.rank, place)
         self._op_names = tuple(self._program.graph.op_names)
         first_tag = _TRAINING_TAG if self._program.train else _FORWARD_TAG
         self._channels = channels_of(self._code.transfers, self._op_names, first_tag)
         self._coming = self._tags_coming()
         self._collectives = Collectives(group, self._code.exchanges, place)
         self._pairs = group.pairs(place)
-        drawing = [torch.device(value_of(node).layout.device) for _, node in plan.values.step.draws]
         shapes = {path: part.shape for path, part in self.input_parts.items()}
-        self._start = SameStart(group, drawing[0] if drawing else None, shapes)
+        self._start = SameStart(group, place if plan.values.step.draws else None, shapes)
 
     def compile(self, compile_run: Compile) -> None:
         """Have the ops between two exchanges compiled."""
@@ -116,7 +114,7 @@ class RankProgram:
         endpoint = RankEndpoint(group, self._channels, self._place, self._pairs)
         endpoint.begin(self._coming)
         self._start.begin(given)
-        drawn = draw(self._plan.values.step)
+        drawn = draw(self._plan.values.step, self._place)
         taken = [self._taken(key, inputs, drawn) for key in routine.takes]
         with torch.no_grad(), group.running(routine, self._op_names):
             results = routine.run(endpoint, self._collectives, *taken)
@@ -137,7 +135,7 @@ class RankProgram:
             # Views in the code are of a tensor that lies as the captured one did.
             return as_captured(inputs[name], node, self._place) if part.is_whole else inputs[name].to(self._place)
         if kind == "drawn":
-            return drawn[name].to(self._place)
+            return drawn[name]
         found = self._stored(name)
         if found is not None and name in self._on_host:
             return fetched(found, self._on_host[name], self._place)

@@ -11,26 +11,32 @@ from graphs.capture.trace import value_of
 from placement.runtime.program.functional import Functional, uninitialised
 
 
-def draw(step: Functional) -> dict[int, torch.Tensor]:
-    """The random numbers of a step in program order, so that a seed gives what it gives without a placement."""
+def draw(step: Functional, place: torch.device) -> dict[int, torch.Tensor]:
+    """The random numbers of a step in program order, so that a seed gives what it gives without a placement.
+
+    Args:
+        place: the device whose generator draws them.
+    """
     found: dict[fx.Node, torch.Tensor] = {}
     numbered = {}
     for number, node in step.draws:
         first = step.redraws.get(node)
-        found[node] = numbered[number] = _drawn(node) if first is None else found[first].clone()
+        found[node] = numbered[number] = _drawn(node, place) if first is None else found[first].clone()
     return numbered
 
 
-def _drawn(node: fx.Node) -> torch.Tensor:
+def _drawn(node: fx.Node, place: torch.device) -> torch.Tensor:
     target: Any = node.target
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), _without_content)
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda given: _without_content(given, place))
+    if "device" in kwargs:
+        kwargs["device"] = place
     result: torch.Tensor = target(*args, **kwargs)
     return result
 
 
-def _without_content(node: fx.Node) -> Any:
+def _without_content(node: fx.Node, place: torch.device) -> Any:
     info = value_of(node)
     if not hasattr(info, "layout"):
         return info
     layout = info.layout
-    return uninitialised(layout.shape, layout.stride, layout.dtype, torch.device(layout.device))
+    return uninitialised(layout.shape, layout.stride, layout.dtype, place)

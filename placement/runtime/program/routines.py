@@ -19,6 +19,7 @@ from placement.runtime.program.consistent_order import consistent_order
 from placement.runtime.program.device_layout import DeviceLayout, Key, Section, reached
 from placement.runtime.program.fast_calls import with_fast_calls
 from placement.runtime.program.functional import after
+from placement.runtime.program.on_device import run_on, under_autocast
 from placement.runtime.program.transfers import Transfer, expect, receive, send
 
 
@@ -67,13 +68,6 @@ def sent_tags(routine: Routine) -> list[int]:
 def compile_routines(layout: DeviceLayout, sections: Sequence[Section]) -> Routines:
     """Write the code of every device for sections that run one after the other."""
     return _Compiler(layout, sections).compile()
-
-
-def under_autocast(settings: tuple[Any, ...], target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run one call under the autocast region that it was captured in."""
-    device_type, dtype, enabled, cache_enabled = settings
-    with torch.autocast(device_type, dtype, enabled, cache_enabled):
-        return target(*args, **kwargs)
 
 
 # Operators that return their argument where nothing is differentiated.
@@ -260,6 +254,7 @@ class _Writer:
         for node in self._shared.effects(self._device, self._section):
             self._value(node)
         self._graph.output(tuple(self._given))
+        run_on(self._graph, self._place)
         module = fx.GraphModule(self._root, self._graph)
         ops = tuple(self._shared.ops(self._device, self._section))
         return Routine(with_fast_calls(module), tuple(self._takes), tuple(self._gives), ops, module)
@@ -320,7 +315,6 @@ class _Writer:
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self._value)
         if node.target is after or node.target in _IDENTITIES:
             return self._value(node.all_input_nodes[0])
-        args, kwargs = self._here(args), self._here(kwargs)
         if node in self._step.overwrites:
             is_copy, is_ours = node.target is torch.ops.aten.clone.default, self._may_overwrite(node)
             if is_copy:
@@ -349,16 +343,6 @@ class _Writer:
                 view = value_of(node)
                 return strided, (args[0], *view.layout[:2], view.offset - source.offset)
         return target, args
-
-    def _here(self, value: Any) -> Any:
-        """The arguments with the device they name replaced by this one."""
-        if isinstance(value, torch.device):
-            return self._place
-        if isinstance(value, (tuple, list)):
-            return type(value)(self._here(item) for item in value)
-        if isinstance(value, dict):
-            return {key: self._here(item) for key, item in value.items()}
-        return value
 
     def _may_overwrite(self, node: fx.Node) -> bool:
         """Whether nobody else has a use for what a node overwrites, and it is this section's own."""

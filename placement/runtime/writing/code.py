@@ -13,7 +13,7 @@ from graphs.errors import StrategyError
 from placement.runtime.calls.local_calls import Extras, LocalCall, local_call
 from placement.runtime.planning.forms import ONCE, dense
 from placement.runtime.program.functional import uninitialised
-from placement.runtime.program.routines import under_autocast
+from placement.runtime.program.on_device import under_autocast
 from placement.runtime.program.transfers import expect, receive, send
 from placement.runtime.writing.glue import TakePart, as_captured, begin, finish
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from placement.runtime.program.device_layout import Key
     from placement.runtime.program.transfers import Transfer
 
+CPU = torch.device("cpu")  # where calls make tensors, until `run_on` names the device
 _AHEAD = 8  # transfers that a rank is always ready for, as `placement.runtime.program.routines` has it
 
 
@@ -117,11 +118,11 @@ class Code:
     def blank(self, part: PartLayout, dtype: torch.dtype) -> fx.Node:
         """Memory of a part's size, for what reads no more than that."""
         layout = dense(part.local_shape, dtype).layout
-        return self.call(uninitialised, *layout[:3], torch.device(layout.device))
+        return self.call(uninitialised, *layout[:3], CPU)
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> fx.Node:
         """Zeros, of a rank that has nothing to add."""
-        return self.graph.call_function(torch.zeros, (shape,), {"dtype": dtype})
+        return self.graph.call_function(torch.zeros, (shape,), {"dtype": dtype, "device": CPU})
 
     def cast(self, value: fx.Node, dtype: torch.dtype) -> fx.Node:
         """A tensor in another number format."""

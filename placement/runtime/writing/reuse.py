@@ -12,7 +12,7 @@ from torch import fx
 
 from graphs.capture.costs import signature
 from placement.runtime.exchanging.exchanges import Exchange
-from placement.runtime.program.routines import under_autocast
+from placement.runtime.program.on_device import under_autocast
 from placement.runtime.writing.glue import added, begin, flattened
 
 

@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import fx
 
 from graphs.opgraph import Phase
@@ -37,9 +38,10 @@ from graphs.transforms.derived import STORED
 from graphs.transforms.splitting.exchange import ACCUMULATE
 from graphs.transforms.splitting.synchronised import CLASS_SUMS, STATISTICS
 from placement.runtime.program.fast_calls import with_fast_calls
+from placement.runtime.program.on_device import run_on
 from placement.runtime.program.routines import Routine
 from placement.runtime.writing.arguments import Arguments
-from placement.runtime.writing.code import Code
+from placement.runtime.writing.code import CPU, Code
 from placement.runtime.writing.extras import BatchSums
 from placement.runtime.writing.rank_exchanges import RankExchanges
 from placement.runtime.writing.rank_forms import RankForms
@@ -54,13 +56,13 @@ if TYPE_CHECKING:
     from placement.runtime.program.transfers import Transfer
 
 
-def write(plan: StrategyPlan, rank: int) -> RankCode:
-    """The code of one rank.
+def write(plan: StrategyPlan, rank: int, place: torch.device = CPU) -> RankCode:
+    """The code of one rank, which runs on a device.
 
     Raises:
         StrategyError: a call cannot run on parts, or needs an exchange that the strategy does not plan.
     """
-    return Writer(plan, rank).write()
+    return Writer(plan, rank).write(place)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +100,8 @@ class Writer:
         self._results = Results(self._code, self.parts, self.arguments, self._exchanges)
         forms.connect(self._exchanges.arriving, self._exchanges.counted, self.ops.early)
 
-    def write(self) -> RankCode:
-        """Everything."""
+    def write(self, place: torch.device = CPU) -> RankCode:
+        """Everything, for a device."""
         code, results = self._code, self._results
         self._exchanges.gather_updated()
         self.sums.count_labels()
@@ -108,6 +110,7 @@ class Writer:
         results.give()
         code.expect_early()
         code.graph.output(tuple(node for _, node in results.given))
+        run_on(code.graph, place)
         module = fx.GraphModule(code.constants, code.graph)
         gives = tuple(key for key, _ in results.given)
         routine = Routine(with_fast_calls(module), tuple(code.taken), gives, tuple(self.ops.ran), module)

@@ -76,7 +76,7 @@ class Ranks:
 
     def step(self) -> list[dict[Any, torch.Tensor]]:
         """One step: what each rank gives."""
-        drawn = draw(self.plan.values.step)
+        drawn = draw(self.plan.values.step, torch.device("cpu"))
         tags = {tag for code in self._codes for tag in code.transfers}
         queues: dict[int, queue.SimpleQueue[torch.Tensor]] = {tag: queue.SimpleQueue() for tag in tags}
         board = Board()

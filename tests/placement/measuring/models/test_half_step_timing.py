@@ -45,7 +45,7 @@ def captured() -> OpGraph:
 def test_one_half_runs_alone_and_reads_half_of_the_weights() -> None:
     model, x = Block(), torch.rand(4, 8)
     step = functional(capture_program(model, (x,), {}, True))
-    half = HalfStep.of(step)
+    half = HalfStep.of(step, torch.device("cpu"))
     assert half is not None
     whole = {key: x if key[0] == "input" else model.state_dict()[str(key[1])] for key in half.routine.takes}
     own = half.parts_of(whole)
@@ -68,7 +68,7 @@ def test_a_step_whose_weights_cannot_be_cut_has_no_halves() -> None:
             return x.square().sum()
 
     step = functional(capture_program(Odd(), (torch.rand(3, requires_grad=True),), {}, False))
-    assert HalfStep.of(step) is None
+    assert HalfStep.of(step, torch.device("cpu")) is None
 
 
 class Refusing(Imagined):

@@ -32,7 +32,7 @@ class Tower(nn.Module):
 def in_parts(batch: int, train: bool = True) -> tuple[nn.Module, torch.Tensor, MicroBatchStep | None]:
     torch.manual_seed(0)
     model, x = Tower(), torch.rand(batch, 8)
-    return model, x, MicroBatchStep.of(functional(capture_program(model, (x,), {}, train)))
+    return model, x, MicroBatchStep.of(functional(capture_program(model, (x,), {}, train)), torch.device("cpu"))
 
 
 @given(st.lists(st.tuples(SECONDS, st.floats(0, 1), st.integers(2, 8)), min_size=1, max_size=5))
