@@ -22,7 +22,7 @@ from graphs.transforms.splitting.masks import of_integer_inputs
 from graphs.transforms.splitting.op_states import from_inputs
 from graphs.transforms.splitting.sharding import Sharding, differing, shares
 from graphs.transforms.splitting.splitter import in_micro_batches
-from graphs.transforms.strategy import Strategy
+from graphs.transforms.strategy import ACTIVATIONS, OFFLOADED, Strategy
 
 FLUSHING = "gpipe"  # the order whose backward passes follow all forward passes
 _MUCH = 1.25  # times the FLOPs: worth a remark
@@ -205,22 +205,27 @@ def _causal(graph: OpGraph, mesh: Sequence[Sharding]) -> Iterator[str]:
 
 def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:
     """A pattern that nothing matches would quietly change nothing."""
-    for pattern in unmatched(graph, strategy.recompute)[:1]:
-        what, names = ("kind of op", graph.kinds) if pattern.startswith("kind:") else ("module", graph.modules)
-        known = sorted({name for name in names if name})
-        shown = ", ".join(known[:: max(1, len(known) // 4)][:4]) or "none at all"
-        raise StrategyError(
-            f"strategy {strategy.text!r} recomputes {pattern!r}, and the graph has no {what} that this matches; it has "
-            f"{shown}{' and others' if len(known) > 4 else ''}."
-        )
+    hosted = [name for name in strategy.offloaded_activations if name != ACTIVATIONS]
+    for verb, patterns in (("recomputes", strategy.recompute), ("offloads", hosted)):
+        for pattern in unmatched(graph, patterns)[:1]:
+            is_kind = pattern.removeprefix("!").startswith("kind:")
+            what, names = ("kind of op", graph.kinds) if is_kind else ("module", graph.modules)
+            known = sorted({name for name in names if name})
+            shown = ", ".join(known[:: max(1, len(known) // 4)][:4]) or "none at all"
+            also = f"; or name {' or '.join(OFFLOADED)}" if verb == "offloads" else ""
+            raise StrategyError(
+                f"strategy {strategy.text!r} {verb} {pattern!r}, and the graph has no {what} that this matches; it has "
+                f"{shown}{' and others' if len(known) > 4 else ''}{also}."
+            )
 
 
 def _check_offload(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
     """There is an update, and a host beside each device."""
     if not graph.is_training:
+        what = "the state of the optimizer" if strategy.offloads_optimizer else "what waits for the backward pass"
         raise StrategyError(
-            f"strategy {strategy.text!r} offloads the state of the optimizer, and graph {graph.name!r} has no update; "
-            "capture a training step, or leave it out."
+            f"strategy {strategy.text!r} offloads {what}, and graph {graph.name!r} has no "
+            f"{'update' if strategy.offloads_optimizer else 'backward pass'}; capture a training step, or leave it out."
         )
     used = devices_of(cluster, strategy)[: strategy.devices]
     without = [cluster.devices[d] for d in used[cluster.host_devices[used] < 0].tolist()]

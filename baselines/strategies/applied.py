@@ -32,6 +32,7 @@ from graphs.arrays import BoolArray, FloatArray, IntArray, nearly_least
 from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.records import HOST
+from graphs.transforms.activations import HOSTED, HostedTensors, hosted_tensors, with_hosted_activations
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce, with_fused_updates
 from graphs.transforms.derived import Derived
 from graphs.transforms.offloading import offloaded
@@ -59,6 +60,7 @@ class Rewrite:
         algorithms: of each collective, as it was asked for or is the quickest; none where one place stands for all.
         fused_s: float64, seconds of each collective that is fused, NaN of one that is spelt out.
         sequences: of a pipeline order that was searched, the blocks of each row of devices; else none.
+        hosted: tensors of that graph that wait on hosts for the backward pass; None without.
     """
 
     again: Derived
@@ -68,6 +70,7 @@ class Rewrite:
     algorithms: tuple[str, ...] = ()
     fused_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     sequences: tuple[tuple[StageBlock, ...], ...] = ()
+    hosted: HostedTensors | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +134,10 @@ def applied(
     # A single micro-batch leaves no choice of order.
     is_searched = strategy.order == MEMORY_ORDER and strategy.micro_batches > 1
     order = None if is_searched else order_of(strategy, joined is not None)
+    hosted = None
+    if strategy.offloaded_activations:
+        hosted = hosted_tensors(again.graph, strategy.offloaded_activations, stage)
+        exchanged = with_hosted_activations(exchanged, again.graph, hosted)
     rank = stage if order is None else np.array(order.devices, dtype=np.int64)[stage]
     names: Sequence[str] = () if decided is None else decided.algorithms
     fused = np.zeros(0) if decided is None else decided.fused_s
@@ -145,11 +152,12 @@ def applied(
         used = part_of(cluster, devices[:, 0])
         devices = np.array([[used.device_index[cluster.devices[d].name]] for d in devices[:, 0].tolist()])
     # Where devices do nothing else while they communicate, collectives run on the devices themselves.
-    has_lanes = bool(exchanged.collectives) and cluster.communication != BLOCKING
+    is_beside = bool(exchanged.collectives) or hosted is not None
+    has_lanes = is_beside and cluster.communication != BLOCKING
     is_outer = leaving_hosts(cluster, grid)
     levels = np.unique(is_outer[rank[exchanged.origin], exchanged.along][exchanged.along >= 0])
     target = used.with_lanes(outer=len(levels) > 1) if has_lanes else used
-    if exchanged.collectives:
+    if is_beside:
         unordered = _without_lanes(unordered, target)
     spelt_out, numbers = unordered, None
     searched: tuple[tuple[StageBlock, ...], ...] = ()
@@ -169,7 +177,7 @@ def applied(
             raise StrategyError(
                 f"strategy {strategy.text!r} is not possible: {why}; leave out the pipeline or its micro-batches."
             ) from None
-    elif strategy.recompute:
+    elif strategy.recompute or hosted is not None:
         numbers = _program_order(spelt_out)
     elif decided is not None:
         numbers = decided.order_of(spelt_out.graph)
@@ -187,7 +195,7 @@ def applied(
         stage=stage[spelt_out.origin],
         note=_note(again.graph, derived.graph, cluster, strategy, folded, () if copies is None else copies.mesh),
         is_folded=folded,
-        rewrite=Rewrite(again, copies, rank, grid.reshape(strategy.stages, -1), tuple(names), fused, searched),
+        rewrite=Rewrite(again, copies, rank, grid.reshape(strategy.stages, -1), tuple(names), fused, searched, hosted),
     )
 
 
@@ -216,7 +224,7 @@ def _exchanged(
     whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
     exchanged = with_fused_updates(exchanged) if strategy.fused_updates else exchanged
-    exchanged = offloaded(exchanged, again.graph) if strategy.offload else exchanged
+    exchanged = offloaded(exchanged, again.graph) if strategy.offloads_optimizer else exchanged
     return again, copies, exchanged, stage, is_apart, joined
 
 
@@ -279,7 +287,7 @@ def _program_order(derived: Derived) -> FloatArray:
 
 def _devices(derived: Derived, cluster: Cluster, devices: IntArray, rank: IntArray, is_outer: BoolArray) -> IntArray:
     """int64 [n]: device of every op; of communication a lane of its device, where that has one, of what was offloaded
-    its host.
+    its host, or the lane of that.
 
     Args:
         devices: int64 [ranks, places], numbers in `cluster`.
@@ -288,13 +296,15 @@ def _devices(derived: Derived, cluster: Cluster, devices: IntArray, rank: IntArr
     """
     row = rank[derived.origin]
     result = device = devices[row, derived.part]
+    is_hosted = np.array([kind == HOSTED for kind in derived.graph.kinds], dtype=np.bool_)
     for lane_of, suits in (
-        (cluster.host_devices, derived.graph.is_pinned_to(HOST)),
-        (cluster.lane_of, derived.graph.is_pinned_to(LANE)),
-        (cluster.outer_lane_of, is_outer[row, derived.along]),
+        (cluster.host_devices, derived.graph.is_pinned_to(HOST) | is_hosted),
+        (cluster.lane_of, derived.graph.is_pinned_to(LANE) & ~is_hosted),
+        (cluster.outer_lane_of, is_outer[row, derived.along] & ~is_hosted),
     ):
         result = np.where(suits & (lane_of[device] >= 0), lane_of[device], result)
-    return np.asarray(result, dtype=np.int64)
+    host_lane = cluster.lane_of[result]
+    return np.asarray(np.where(is_hosted & (host_lane >= 0), host_lane, result), dtype=np.int64)
 
 
 def _without_lanes(derived: Derived, cluster: Cluster) -> Derived:

@@ -21,7 +21,7 @@ from graphs.transforms.derived import Derived
 from graphs.transforms.splitting.op_states import states_of
 
 FETCH = "offload.fetch"  # kind of the op with which an updated parameter is back on its device
-_NUMBERS = {"flops": 0.0, "bytes_moved": 0.0, "parameter_bytes": 0, "gradient_bytes": 0, "workspace_bytes": 0} | {
+NUMBERS = {"flops": 0.0, "bytes_moved": 0.0, "parameter_bytes": 0, "gradient_bytes": 0, "workspace_bytes": 0} | {
     **{"kernels": 0, "work": 0, "extents": 0.0, "time_s": np.nan, "fixed_s": 0.0}
 }  # of that op
 
@@ -57,7 +57,7 @@ def offloaded(derived: Derived, before: OpGraph) -> Derived:
     edges = [(tensor, graph.consumers), (np.arange(m, m + k), fetch)]
     columns: dict[str, Any] = {
         key: np.concatenate([value := getattr(graph, key), np.full((k, *value.shape[1:]), own)])
-        for key, own in _NUMBERS.items()
+        for key, own in NUMBERS.items()
     }
     columns |= {key: np.concatenate([getattr(graph, key), getattr(graph, key)[updates]]) for key in ("phase", "stream")}
     columns["forward_of"] = np.concatenate([graph.forward_of, np.full(k, -1)])

@@ -26,7 +26,7 @@ from graphs.transforms.splitting.sharding import Axis
 ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "memory", "pipedream")
 VIRTUAL = ("interleaved", "zbv", "v-half")  # orders with several stages on each device, two unless the strategy says
 STATISTICS = ("exact", "sync", "local")
-OFFLOADED = ("optimizer",)  # what may live in the memory of the host
+OPTIMIZER, ACTIVATIONS = OFFLOADED = "optimizer", "activations"  # what may live in the memory of the host
 NONE = "none"
 _SPECIAL = re.compile(r"[%+|,\s]")  # of a name or pattern: what a line of text would take for its own
 _MOST_BUCKET_BYTES = 10**15
@@ -112,9 +112,10 @@ class Strategy:
         micro_batches: into which the batch is cut in time.
         zero: level at which storage is split along ``dp``; 0 for none. Where the mesh has `GROUPS` too, each group has
             a whole of it (hybrid sharding).
-        recompute: patterns of modules, or ``kind:`` and one of kinds, that run a second time for the backward pass.
+        recompute: patterns of modules, or ``kind:`` and one of kinds, that run a second time for the backward pass; of
+            what is kept all the same, behind ``!`` (`graphs.transforms.recomputing.selecting`).
         offload: what lives in the memory of each device's host, names of `OFFLOADED`: the state of the optimizer, with
-            the updates.
+            the updates; all that the forward pass keeps for the backward pass, or that of patterns as in `recompute`.
         reduce: algorithm of collectives; "" for the quickest of each on the cluster.
         bucket_bytes: gradients are reduced in buckets of about that size; 0 for one at a time.
         fused_updates: whether parameters whose gradients share a bucket are updated in one launch.
@@ -166,19 +167,20 @@ class Strategy:
                 f" example 'dp4 zero{self.zero}'."
             )
         self._check_groups(sizes)
-        unknown = next((name for name in self.offload if name not in OFFLOADED), None)
-        if unknown is not None:
-            raise StrategyError(
-                f"a strategy has {unknown!r:.60} among what it offloads; expected {' or '.join(OFFLOADED)}."
-            )
         if not 0 <= self.bucket_bytes < _MOST_BUCKET_BYTES:
             raise StrategyError(
                 f"a strategy has buckets of {self.bucket_bytes} bytes; expected fewer than {_MOST_BUCKET_BYTES:,}, say "
                 "'bucket=25MB'."
             )
-        rules = (patterns for rule in self.mesh for patterns in (rule.modules, rule.tensor_modules))
-        if any("" in patterns for patterns in (self.recompute, *rules)):
+        rules = [patterns for rule in self.mesh for patterns in (rule.modules, rule.tensor_modules)]
+        if any(pattern in ("", "!") for patterns in (self.recompute, self.offload, *rules) for pattern in patterns):
             raise StrategyError("a strategy has an empty pattern of modules; expected patterns such as 'layers.*'.")
+        for key, patterns in (("recompute", self.recompute), ("offload", self.offloaded_activations)):
+            if patterns and all(pattern.startswith("!") for pattern in patterns):
+                raise StrategyError(
+                    f"a strategy has '{key}={_joined(patterns)}', which takes out of nothing; name what it is taken "
+                    f"out of, for example '{key}=layers.*+{patterns[0]}'."
+                )
         self._check_tensor_modules()
         self._check_names("devices", self.device_names, self.devices)
         self._check_names("cuts", self.cuts, self.virtual_stages - 1)
@@ -248,6 +250,16 @@ class Strategy:
             rules = [replace(rule, size=total)] if total > 1 else []
         others = (other for other in self.mesh if other.name not in (GROUPS, "dp"))
         return replace(self, mesh=(*rules, *others), zero=zero if total > 1 else 0)
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether updates and the state of the optimizer are on hosts."""
+        return OPTIMIZER in self.offload
+
+    @property
+    def offloaded_activations(self) -> tuple[str, ...]:
+        """`ACTIVATIONS`, and patterns, of what goes to hosts between forward and backward pass."""
+        return tuple(name for name in self.offload if name != OPTIMIZER)
 
     @property
     def devices(self) -> int:

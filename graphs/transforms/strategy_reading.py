@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from graphs.errors import StrategyError
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.collectives.rounds import ALGORITHMS, is_algorithm
-from graphs.transforms.strategy import NONE, OFFLOADED, ORDERS, STATISTICS, MeshRule, Strategy
+from graphs.transforms.strategy import NONE, ORDERS, STATISTICS, MeshRule, Strategy
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "": 1}
 _WORD = re.compile(r"[^\s|]+|\|")
@@ -151,8 +151,8 @@ class _Reader:
         self._once(word, key)
         if key == "recompute" and value:
             return replace(strategy, recompute=_split(value))
-        if key == "offload" and value in OFFLOADED:
-            return replace(strategy, offload=(value,))
+        if key == "offload" and value:
+            return replace(strategy, offload=_split(value))
         if key == "reduce" and is_algorithm(value):
             return replace(strategy, reduce=value)
         if key == "statistics" and value in STATISTICS:

@@ -108,7 +108,7 @@ def deepspeed(result: Result) -> dict[str, Any]:
             "reduce_bucket_size": elements,
             ("stage3_prefetch_bucket_size" if strategy.zero == 3 else "allgather_bucket_size"): elements,
         }
-    if strategy.offload:
+    if strategy.offloads_optimizer:
         found["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     autocast = _autocast(graph)
     if autocast is not None:
@@ -185,8 +185,10 @@ def _irregular(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
 
 
 def _not_offloaded(strategy: Strategy) -> Iterator[str]:
-    if strategy.offload:
+    if strategy.offloads_optimizer:
         yield "there is no setting for updates on hosts, which deepspeed has"
+    if strategy.offloaded_activations:
+        yield "there is no setting for activations on hosts"
 
 
 def _not_fsdp(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
@@ -235,7 +237,9 @@ def _not_deepspeed(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     yield from _other_weights("DeepSpeed", graph)
     if _sizes(strategy)["tp"] > 1 or strategy.stages > 1:
         yield "it has no settings for tensor parallelism and pipelines, which the model itself must bring"
-    if strategy.offload and not strategy.zero:
+    if strategy.offloaded_activations:
+        yield "the model itself must say which activations go to the host"
+    if strategy.offloads_optimizer and not strategy.zero:
         yield "it offloads what ZeRO splits; take zero1 or zero2"
     if strategy.recompute:
         yield "the model itself must say what it recomputes"

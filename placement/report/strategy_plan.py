@@ -9,6 +9,7 @@ import numpy as np
 
 from graphs.opgraph import Phase
 from graphs.transforms.axes import AXES
+from graphs.transforms.recomputing.selecting import parted
 from graphs.transforms.strategy import MeshRule, Strategy
 from placement.results.result import Result
 from placement.results.strategy_words import in_words
@@ -53,9 +54,14 @@ def split_lines(strategy: Strategy) -> Iterator[str]:
     elif strategy.micro_batches > 1:
         yield f"mb: {strategy.micro_batches} micro-batches one after the other, gradients added up."
     if strategy.recompute:
-        yield f"recompute: {', '.join(strategy.recompute)} a second time for the backward pass."
-    if strategy.offload:
+        again, kept = parted(strategy.recompute)
+        but = f", but for {', '.join(kept)}, which is kept" if kept else ""
+        yield f"recompute: {', '.join(again)} a second time for the backward pass{but}."
+    if strategy.offloads_optimizer:
         yield "offload: updates and the state of the optimizer on the host of each device."
+    if strategy.offloaded_activations:
+        names = ", ".join(strategy.offloaded_activations)
+        yield f"offload: {names} on the host of each device from forward to backward pass."
 
 
 def _first_upper(words: str) -> str:

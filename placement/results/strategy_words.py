@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from graphs.module_paths import KIND
 from graphs.transforms.axes import AXES, GROUPS
-from graphs.transforms.strategy import MeshRule, Strategy
+from graphs.transforms.recomputing.selecting import IN, parted
+from graphs.transforms.strategy import ACTIVATIONS, MeshRule, Strategy
 from placement.results.alternatives import ONE_DEVICE, PLACEMENT
 
 _ORDERS = {
@@ -81,10 +83,15 @@ def _parts(strategy: Strategy) -> Iterator[str]:
     elif strategy.micro_batches > 1:
         yield micro
     if strategy.recompute:
-        what = "recomputing " + ", ".join(map(_recomputed, strategy.recompute))
-        yield "recomputing everything" if strategy.recompute == ("*",) else what
-    if strategy.offload:
+        again, kept = parted(strategy.recompute)
+        what = "everything" if again == ("*",) else ", ".join(map(_pattern, again))
+        yield f"recomputing {what}{f' but for {_counted(kept)}' if kept else ''}"
+    if strategy.offloads_optimizer:
         yield "updates on the host"
+    if strategy.offloaded_activations:
+        taken, left = parted(strategy.offloaded_activations)
+        what = "activations" if taken == (ACTIVATIONS,) else f"activations of {_counted(taken)}"
+        yield f"{what}{f' but for {_counted(left)}' if left else ''} on the host"
     if strategy.cuts:
         yield "stages cut as named"
     if strategy.device_names:
@@ -111,6 +118,11 @@ def _axis(rule: MeshRule, zero: int = 0, group: int = 0) -> str:
     return words + where
 
 
-def _recomputed(pattern: str) -> str:
-    kind = pattern.removeprefix("kind:")
-    return f"ops of kind {kind}" if kind != pattern else pattern
+def _counted(patterns: Sequence[str]) -> str:
+    more = len(patterns) - _FEW
+    return ", ".join(map(_pattern, patterns[:_FEW])) + (f" and {more} more" if more > 0 else "")
+
+
+def _pattern(pattern: str) -> str:
+    kind, _, modules = pattern.removeprefix(KIND).partition(IN)
+    return f"ops of kind {kind}{f' in {modules}' if modules else ''}" if pattern.startswith(KIND) else pattern

@@ -23,7 +23,7 @@ def oddities(strategy: Strategy) -> int:
             bool(strategy.device_names),
             bool(strategy.cuts),
             strategy.stages > 1 and strategy.order not in _USUAL_ORDERS,
-            any(pattern.startswith("kind:") for pattern in strategy.recompute),
+            any(pattern.startswith(("kind:", "!")) for pattern in strategy.recompute),
             strategy.zero == 1 and has_tp,
             *(bool(rule.shares) for rule in rules),
             *(bool(rule.modules) for rule in rules),

@@ -12,7 +12,7 @@ from baselines.strategies.estimating.local_costs import Hops
 from env.jit import entry, inner
 from graphs.arrays import BoolArray, FloatArray, IntArray
 
-LANES = 2  # for exchanges within a host, and between hosts
+LANES = 4  # for exchanges within a host, and between hosts, and for the ways to the host and back
 
 
 class BlockArrays(NamedTuple):

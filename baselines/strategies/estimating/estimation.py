@@ -20,16 +20,19 @@ from baselines.strategies.estimating.block_kernel import (
 )
 from baselines.strategies.estimating.cuts import MICRO_BATCHES, AxisCut
 from baselines.strategies.estimating.estimate import Estimate
-from baselines.strategies.estimating.hosts import Done, Offloaded
+from baselines.strategies.estimating.hosts import Done, HostWay, Offloaded, missing_on_hosts
 from baselines.strategies.estimating.local_costs import Hops, LocalCosts, Sizes, hops_of, local_costs
 from baselines.strategies.estimating.step import (
+    BACK,
     BACKWARD,
+    FORWARD,
     GROUPS,
     HALO,
     KINDS,
     ONCE,
     STATISTICS,
     SUMS,
+    THERE,
     WEIGHTS,
     Lives,
     Split,
@@ -95,9 +98,11 @@ class Estimation:
         # The order that fits the memory is not known yet; it does the two backward passes one by one.
         self.is_apart = "W" in words or (strategy.order == MEMORY_ORDER and strategy.micro_batches > 1)
         frame = estimator.frame(self.source, stage, self.is_apart, is_chunked, is_late & is_chunked)
-        key = (self.source, stage.tobytes(), is_late.tobytes(), self.is_apart, *key)
-        is_ordered = strategy.stages > 1 or strategy.micro_batches > 1 or bool(strategy.recompute)
-        self.step, self.ways = estimator.step(frame, self.split, self.source, is_ordered, (is_ordered, *key))
+        patterns = strategy.offloaded_activations
+        hosted = estimator.hosted(self.source, patterns, stage)
+        is_ordered = strategy.stages > 1 or strategy.micro_batches > 1 or bool(strategy.recompute or patterns)
+        key = (is_ordered, self.source, stage.tobytes(), is_late.tobytes(), self.is_apart, patterns, *key)
+        self.step, self.ways = estimator.step(frame, self.split, self.source, is_ordered, hosted, key)
         self.network = estimator.network(self.grid, tuple(rule.name for rule in strategy.mesh if rule.size > 1))
 
     def _split(self) -> tuple[Split, Sizes, tuple[object, ...]]:
@@ -129,13 +134,15 @@ class Estimation:
         devices = [self.grid[rank].reshape(-1).tolist() for rank in ranks.tolist()]
         local = local_costs(self.step, self.split, self.sizes, self.source.states, self.source.times, devices)
         self.offloaded: Offloaded | None = None
-        if self.strategy.offload:
+        if self.strategy.offloads_optimizer:
             about = self.step, self.split, self.sizes, self.source.states, self.source.times, devices
             self.offloaded = Offloaded.of(local, *about)
             local = self.offloaded.local
         job_s = self._job_seconds(local, ranks)
         jobs = self.step.jobs
         self.job_lane = leaving_hosts(self.estimator.cluster, self.grid)[ranks[jobs.block // GROUPS], jobs.axis] + 0
+        for lane, kind in enumerate((THERE, BACK), LANES - 2):
+            self.job_lane[jobs.kind == kind] = lane
         if self.strategy.fused_updates:
             local = replace(local, op_s=local.op_s - self._saved_s(devices))
         frame = self.step.frame
@@ -168,16 +175,26 @@ class Estimation:
         if not len(result):
             return result
         rank = ranks[jobs.block // GROUPS]
+        self.host_ways = self._host_ways()
         size = self._in_buckets(local.job_bytes.copy())
         for kind, axis, r in {*zip(jobs.kind.tolist(), jobs.axis.tolist(), rank.tolist(), strict=True)}:
             chosen = np.flatnonzero((jobs.kind == kind) & (jobs.axis == axis) & (rank == r) & self.has_time)
-            if kind == HALO:
+            if kind in (THERE, BACK):
+                result[chosen] = self.host_ways[r].seconds(size[chosen])
+            elif kind == HALO:
                 result[chosen] = self._border_s(size[chosen], axis, r)
             elif len(chosen):
                 result[chosen] = self.network.seconds(
                     _COLLECTIVES[kind], axis, size[chosen], self.strategy.reduce, stage=r
                 )
         return result
+
+    def _host_ways(self) -> list[HostWay]:
+        """The way to its host of each stage; none where nothing waits there."""
+        if not self.strategy.offloaded_activations:
+            return []
+        cluster, devices = self.estimator.cluster, self.grid.reshape(len(self.grid), -1).tolist()
+        return [HostWay.of(cluster, cluster.host_devices, numbers, devices) for numbers in devices]
 
     def _in_buckets(self, size: FloatArray) -> FloatArray:
         """float64 [j]: bytes where one member of each bucket has those of all; says which in ``has_time``."""
@@ -190,7 +207,7 @@ class Estimation:
         group = (jobs.kind * 64 + jobs.axis) * (1 + int(stage.max())) + stage
         filling = jobs.is_gradient | jobs.is_update
         # Parts are added up between groups in the buckets of which they are parts.
-        parts = np.where(self.split.adds_parts(jobs), self.sizes.axes[self.split.zero_axis], 1)
+        parts = np.where(self.split.adds_parts(jobs), (self.sizes.axes or (1,))[self.split.zero_axis], 1)
         for value in np.unique(group[filling]).tolist():
             members = np.flatnonzero(filling & (group == value))
             total, whole = np.cumsum(size[members]), (size * parts)[members]
@@ -250,6 +267,7 @@ class Estimation:
         sums = local.sum_s
         where = WEIGHTS if self.is_apart else BACKWARD
         seconds = usual[:, :3].copy()
+        self._await_hosts(local, seconds[:, FORWARD], memory.peak[:, FORWARD])
         seconds[:, where] += sums
         seconds = np.column_stack([seconds, seconds[:, BACKWARD] + seconds[:, WEIGHTS]])
         held, peak, stages = memory.held, memory.peak, self.strategy.stages
@@ -269,6 +287,15 @@ class Estimation:
         ends += _sums(ranks, apart_s, stages) * self.strategy.micro_batches
         np.maximum.at(ends, ranks, np.where(late_s > 0, late_s + apart_s, 0.0))
         return ends, longer, np.maximum(peaks, kept)
+
+    def _await_hosts(self, local: LocalCosts, forward_s: FloatArray, peak: FloatArray) -> None:
+        """Add to forward passes, float64 [S], what they wait for the ways to hosts, and to their peaks what waits."""
+        jobs = self.step.jobs
+        for stage in range(self.n_stages if (jobs.kind == THERE).any() else 0):
+            there = (jobs.kind == THERE) & (jobs.block == stage * GROUPS + FORWARD)
+            peak[stage] += local.job_bytes[there & (self.job_end > forward_s[stage])].sum()
+            if stage == self.n_stages - 1:  # others do something else before what has left comes back
+                forward_s[stage] = max(forward_s[stage], self.job_end[there].max(initial=0.0))
 
     def _finished(
         self,
@@ -295,11 +322,22 @@ class Estimation:
             begin_s = np.maximum(ends[ranks] - self.block_s[:, BACKWARD] - self.block_s[:, WEIGHTS], 0.0)
             done = Done(job_s, self.job_end, self.has_time, self.block_s, ends, begin_s)
             all_s = np.maximum(all_s, self.offloaded.ends_s(jobs, done, ranks))
-        total = float(np.max(all_s))
+        on_way_s = _sums(jobs.block[jobs.kind == THERE] // GROUPS, job_s[jobs.kind == THERE], self.n_stages)
+        total = max(float(np.max(all_s)), self.strategy.micro_batches * float(on_way_s.max()))
         capacity = self.estimator.capacity[self.grid.reshape(stages, -1)].min(axis=1)
         over = float(np.max(peaks - capacity))
-        over = over if self.offloaded is None else max(over, self.offloaded.missing_bytes)
+        over = max(over, self._missing_on_hosts(local.job_bytes, ranks)) if self.strategy.offload else over
         return Estimate(self.strategy, total, int(peaks.max()), max(0, int(np.ceil(over))))
+
+    def _missing_on_hosts(self, job_bytes: FloatArray, ranks: IntArray) -> float:
+        """Bytes that the fullest host lacks for states, and what waits there of the micro-batches under way."""
+        jobs, strategy = self.step.jobs, self.strategy
+        there = jobs.kind == THERE
+        under_way = np.minimum(strategy.micro_batches, strategy.stages - ranks)
+        kept = _sums(jobs.block[there] // GROUPS, job_bytes[there], self.n_stages) * under_way
+        kept = kept if self.offloaded is None else kept + self.offloaded.kept
+        devices = [self.grid[rank].reshape(-1).tolist() for rank in ranks.tolist()]
+        return missing_on_hosts(self.estimator.cluster, devices, kept)
 
     def _sequences(
         self, seconds: FloatArray, held: FloatArray, forward_s: FloatArray, full: FloatArray, ranks: IntArray

@@ -38,6 +38,7 @@ from baselines.strategies.stage_cuts import equal_cuts, is_overfull, recomputed_
 from env.cluster import Cluster
 from graphs.arrays import BoolArray, IntArray, pointers
 from graphs.opgraph import OpGraph, Phase
+from graphs.transforms.activations import HostedTensors, hosted_tensors
 from graphs.transforms.derived import Derived
 from graphs.transforms.sequencing import block_map
 from graphs.transforms.strategy import VIRTUAL, Strategy
@@ -93,6 +94,7 @@ class Estimator:
         self._steps: dict[tuple[object, ...], tuple[LocalStep, tuple[BlockArrays, ...]]] = {}
         self._orders: dict[tuple[object, ...], PipelineOrder] = {}
         self._networks: dict[tuple[object, ...], CollectiveCosts] = {}
+        self._hosted: dict[tuple[object, ...], HostedTensors] = {}
         self._joined: dict[tuple[object, ...], tuple[str, str] | None] = {}
 
     def estimate(self, strategy: Strategy) -> Estimate:
@@ -129,6 +131,15 @@ class Estimator:
         if key not in self._joined:
             self._joined[key] = joins_micro_batches(source.graph, is_chunked, chunks.written, chunks.read)
         return self._joined[key]
+
+    def hosted(self, source: PreparedGraph, patterns: tuple[str, ...], stage: IntArray) -> HostedTensors | None:
+        """As `hosted_tensors`; None without patterns."""
+        if not patterns:
+            return None
+        key = source, patterns, stage.tobytes()
+        if key not in self._hosted:
+            self._hosted[key] = hosted_tensors(source.graph, patterns, stage)
+        return self._hosted[key]
 
     def network(self, grid: IntArray, axes: tuple[str, ...]) -> CollectiveCosts:
         key = (grid.shape, grid.tobytes(), axes)
@@ -189,12 +200,18 @@ class Estimator:
         return self._frames[known]
 
     def step(
-        self, frame: Frame, split: Split, source: PreparedGraph, is_ordered: bool, key: tuple[object, ...]
+        self,
+        frame: Frame,
+        split: Split,
+        source: PreparedGraph,
+        is_ordered: bool,
+        hosted: HostedTensors | None,
+        key: tuple[object, ...],
     ) -> tuple[LocalStep, tuple[BlockArrays, ...]]:
         if key not in self._steps:
             while len(self._steps) >= _MOST_KEPT:
                 del self._steps[next(iter(self._steps))]
-            made = step_of(frame, split, source.states, None if is_ordered else source.ready_after)
+            made = step_of(frame, split, source.states, None if is_ordered else source.ready_after, hosted)
             # Without an order of its own a device may run first what much is waiting for.
             in_order = np.zeros(frame.graph.n_ops, dtype=np.bool_)
             orders = (in_order,) if is_ordered else (in_order, source.is_late)

@@ -47,7 +47,7 @@ class Offloaded:
         link, host: int64 [u], number of the link on its way that most others take, and of the host.
         there_s, update_s, back_s: float64 [u], seconds on the way there, on the host, and back.
         is_shared: bool [u], whether collectives of its stage take links on this way, too.
-        missing_bytes: of the host that lacks most for what its devices keep there.
+        kept: float64 [S], bytes of the optimizer that each place of a virtual stage keeps there.
     """
 
     local: LocalCosts
@@ -61,7 +61,7 @@ class Offloaded:
     update_s: FloatArray
     back_s: FloatArray
     is_shared: BoolArray
-    missing_bytes: float
+    kept: FloatArray
 
     @staticmethod
     def of(
@@ -97,7 +97,7 @@ class Offloaded:
         of_stage = [hosts[list(numbers)].tolist() for numbers in devices]
         on_host = local_costs(step, split, sizes, states, times, of_stage).op_s[update]
         stage = frame.stage[update]
-        ways = [_Way.of(cluster, hosts, numbers, devices) for numbers in devices]
+        ways = [HostWay.of(cluster, hosts, numbers, devices) for numbers in devices]
         way = np.array([(one.latency_s, one.s_per_byte, one.beside, one.link) for one in ways])[stage]
         latency_s, s_per_byte, beside, link = way.T
         kept = np.bincount(frame.stage[states.owner], state, frame.n_stages).astype(np.float64)
@@ -118,7 +118,7 @@ class Offloaded:
             update_s=beside * on_host,
             back_s=latency_s + s_per_byte * parameter[trained],
             is_shared=np.array([one.is_shared for one in ways])[stage],
-            missing_bytes=_missing(cluster, hosts, devices, kept),
+            kept=kept,
         )
 
     def ends_s(self, jobs: Jobs, done: Done, ranks: IntArray) -> FloatArray:
@@ -199,7 +199,7 @@ def _share_done(step: LocalStep, op_s: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class _Way:
+class HostWay:
     """The way of a stage's devices to their host.
 
     Attributes:
@@ -215,8 +215,12 @@ class _Way:
     link: int
     is_shared: bool
 
+    def seconds(self, size: FloatArray) -> FloatArray:
+        """float64 [k]: of each of some tensors, float64 [k] bytes, while all devices of the stage send theirs."""
+        return np.asarray(self.latency_s + self.s_per_byte * size)
+
     @staticmethod
-    def of(cluster: Cluster, hosts: IntArray, numbers: Sequence[int], devices: Sequence[Sequence[int]]) -> _Way:
+    def of(cluster: Cluster, hosts: IntArray, numbers: Sequence[int], devices: Sequence[Sequence[int]]) -> HostWay:
         host = int(hosts[numbers[0]])
         route = cluster.routes[numbers[0], host]
         own, every = ({d for d in each if hosts[d] == host} for each in (numbers, chain.from_iterable(devices)))
@@ -225,7 +229,7 @@ class _Way:
         busiest = max((_users(cluster, own, host, link) for link in taken), default=1)
         among = (set(cluster.routes[numbers[0], d].links) for d in numbers[1:])
         is_shared = cluster.fabric is None and any(not among_links.isdisjoint(taken) for among_links in among)
-        return _Way(busiest * route.latency_s, busiest / route.bandwidth_bytes_per_s, len(own), link, is_shared)
+        return HostWay(busiest * route.latency_s, busiest / route.bandwidth_bytes_per_s, len(own), link, is_shared)
 
 
 def _users(cluster: Cluster, devices: Iterable[int], host: int, link: int) -> int:
@@ -233,10 +237,10 @@ def _users(cluster: Cluster, devices: Iterable[int], host: int, link: int) -> in
     return sum(link in cluster.routes[d, host].links for d in devices)
 
 
-def _missing(cluster: Cluster, hosts: IntArray, devices: Sequence[Sequence[int]], kept: FloatArray) -> float:
-    """Bytes that the fullest host lacks for what each place of the virtual stages keeps there."""
+def missing_on_hosts(cluster: Cluster, devices: Sequence[Sequence[int]], kept: FloatArray) -> float:
+    """Bytes that the fullest host lacks for what each place of the virtual stages, float64 [S], has there."""
     total = np.zeros(cluster.n_devices)
     for numbers, size in zip(devices, kept.tolist(), strict=True):
-        np.add.at(total, hosts[list(numbers)], size)
+        np.add.at(total, cluster.host_devices[list(numbers)], size)
     capacity = np.array([device.usable_bytes for device in cluster.devices], dtype=np.float64)
     return float(np.max(total - capacity))

@@ -11,10 +11,13 @@ import numpy as np
 
 from baselines.strategies.estimating.step import (
     ALL_GATHER,
+    ALL_REDUCE,
     ALL_TO_ALL,
+    BACK,
     HALO,
     STATISTICS,
     SUMS,
+    THERE,
     Frame,
     LocalStep,
     Split,
@@ -320,9 +323,9 @@ def _job_bytes(
         op = np.argsort(step.frame.position)[jobs.after[at] + 1]
         for a, (cut, size, weights) in enumerate(every):
             whole[at] *= np.where(jobs.axis[at] == a, size, cut.share(size, weights)[op])
-    whole = np.where(split.adds_parts(jobs), whole / sizes.axes[split.zero_axis], whole)
-    is_made = ~jobs.is_update & ~np.isin(jobs.kind, (HALO, STATISTICS, SUMS))
-    made = np.where((jobs.kind == ALL_GATHER) | (jobs.kind == 0), whole, whole / k)
+    whole = np.where(split.adds_parts(jobs), whole / (sizes.axes or (1,))[split.zero_axis], whole)
+    is_made = ~jobs.is_update & ~np.isin(jobs.kind, (HALO, STATISTICS, SUMS, THERE))
+    made = np.where(np.isin(jobs.kind, (ALL_GATHER, ALL_REDUCE, BACK)), whole, whole / k)
     return {"job_bytes": whole, "job_made": np.where(is_made, made, 0.0)}
 
 

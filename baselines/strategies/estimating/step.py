@@ -19,6 +19,7 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.op_kinds import shape_readers
 from graphs.opgraph import OpGraph, Phase
+from graphs.transforms.activations import HostedTensors
 from graphs.transforms.splitting.sharding import SUM, WHOLE
 from graphs.transforms.splitting.storage_ops import Gathered, cast_tensor, gathers_of, parameter_casts
 from graphs.transforms.splitting.synchronised import NUMBERS
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 GROUPS = 4
 FORWARD, BACKWARD, WEIGHTS, ONCE = range(GROUPS)
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "halo", "statistics", "sums")
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS, SUMS = range(len(KINDS))
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "halo", "statistics", "sums", "there", "back")
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS, SUMS, THERE, BACK = range(len(KINDS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,14 +238,21 @@ class Split:
         return found
 
 
-def step_of(frame: Frame, split: Split, states: States, ready_after: IntArray | None = None) -> LocalStep:
+def step_of(
+    frame: Frame,
+    split: Split,
+    states: States,
+    ready_after: IntArray | None = None,
+    hosted: HostedTensors | None = None,
+) -> LocalStep:
     """The step of a graph in stages that is cut in this way. O((n + e) log e).
 
     Args:
         ready_after: int64 [n], the op after which each one runs if its device has nothing else to do, as while it waits
             for an exchange of the forward pass; None where all have their order.
+        hosted: tensors that wait on hosts for the backward pass.
     """
-    return _Builder(frame, split, states, ready_after).step()
+    return _Builder(frame, split, states, ready_after).step(hosted)
 
 
 class _Builder:
@@ -264,7 +272,7 @@ class _Builder:
         self.direct = np.ones(len(self.tensor), dtype=np.bool_)
         self.job_lives: list[tuple[IntArray, IntArray, IntArray]] = []  # (job, first place, last place)
 
-    def step(self) -> LocalStep:
+    def step(self, hosted: HostedTensors | None) -> LocalStep:
         for a in range(len(self.split.cuts)):
             self._along(a)
             if self.split.synchronised:
@@ -274,6 +282,8 @@ class _Builder:
             self._put_together(SUMS, a, ops, self.split.cuts[a].sums_bytes[ops])
         if self.split.zero_axis >= 0:
             self._storage()
+        if hosted is not None:
+            self._to_hosts(hosted)
         jobs = self._jobs()
         return LocalStep(
             self.frame, self.split.cuts, self.split.chunks, self.is_chunked, jobs, self._lives(jobs), self._summed()
@@ -397,6 +407,29 @@ class _Builder:
         """Share of a parameter's bytes that its cast has."""
         return float(self.graph.tensor_bytes[cast_tensor(self.graph, cast)] / self.states.parameter[state])
 
+    def _to_hosts(self, hosted: HostedTensors) -> None:
+        """Ways to the host and back of tensors of which no exchange reads in the backward pass."""
+        frame, graph = self.frame, self.graph
+        late = hosted.is_hosted[self.tensor] & (graph.phase[self.consumer] == Phase.BACKWARD)
+        stays = np.zeros(graph.n_tensors, dtype=np.bool_)
+        stays[self.tensor[late & ~self.direct]] = True
+        at = np.flatnonzero(late & ~stays[self.tensor])
+        tensors, job = np.unique(self.tensor[at], return_inverse=True)
+        job, n, maker = job.reshape(-1), len(tensors), graph.tensor_producer[tensors]
+        none, no, zero = np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.int64)
+        self._keep(zero + THERE, zero, tensors, none, frame.position[maker], frame.block[maker], no, no, np.zeros(n))
+        first = np.full(n, graph.n_ops, dtype=np.int64)
+        np.minimum.at(first, job, frame.position[self.consumer[at]])
+        by_place = np.empty(graph.n_ops, dtype=np.int64)
+        by_place[frame.position] = frame.block
+        # A place in another block may come first there; what is asked for then begins with its own block.
+        gate = np.minimum(frame.position[hosted.gate[tensors]], first - 1)
+        self._keep(zero + BACK, zero, tensors, none, gate, by_place[first], no, no, np.zeros(n))
+        numbers = self.n_jobs - n + job
+        self.direct[at] = False
+        self.job_lives.append((numbers, gate[job], frame.position[self.consumer[at]]))
+        self.waits.append((frame.position[self.consumer[at]], numbers))
+
     def _jobs(self) -> Jobs:
         """All jobs, by block and then in the order in which they can begin."""
         if not self.columns:
@@ -423,7 +456,7 @@ class _Builder:
         tensors = [np.arange(graph.n_tensors), self.tensor[self.direct]]
         stages = [frame.stage[graph.tensor_producer], frame.stage[self.consumer[self.direct]]]
         if len(jobs.kind):  # a job reads its tensor where that was made, and makes another one
-            own = np.flatnonzero((jobs.tensor >= 0) & (jobs.kind != HALO))
+            own = np.flatnonzero((jobs.tensor >= 0) & ~np.isin(jobs.kind, (HALO, BACK)))
             made_on = frame.stage[graph.tensor_producer[jobs.tensor[own]]]
             began = jobs.after[own]
             tensors.append(jobs.tensor[own])
@@ -453,7 +486,7 @@ class _Builder:
     def _runs_at(self, jobs: Jobs) -> IntArray:
         """int64 [n]: the place at which each op runs, or may run already."""
         position = self.frame.position
-        is_waiting = (jobs.tensor >= 0) & (jobs.kind != HALO) & (jobs.block % GROUPS == FORWARD)
+        is_waiting = (jobs.tensor >= 0) & ~np.isin(jobs.kind, (HALO, THERE)) & (jobs.block % GROUPS == FORWARD)
         if self.ready_after is None or not is_waiting.any():
             return position
         return np.minimum(position, position[self.ready_after])

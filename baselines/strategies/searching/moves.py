@@ -23,7 +23,7 @@ from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.splitting.sharding import shares
-from graphs.transforms.strategy import OFFLOADED, ORDERS, VIRTUAL, MeshRule, Strategy
+from graphs.transforms.strategy import OPTIMIZER, ORDERS, VIRTUAL, MeshRule, Strategy
 
 Move = tuple[str, Strategy]
 
@@ -196,7 +196,7 @@ def _memory(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Mo
             if level and (group := _group(strategy)) > 1:
                 yield from (("ZeRO", strategy.grouped(size, level)) for size in _scaled(group))
     if strategy.offload or may_offload(graph, cluster, strategy):
-        yield "offload", replace(strategy, offload=() if strategy.offload else OFFLOADED)
+        yield "offload", replace(strategy, offload=() if strategy.offload else (OPTIMIZER,))
     yield from (("recompute", replace(strategy, recompute=again)) for again in patterns(graph).recomputed)
 
 

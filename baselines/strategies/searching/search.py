@@ -29,7 +29,7 @@ from baselines.strategies.searching.space import Space, frugal_strategies, may_o
 from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
-from graphs.transforms.strategy import OFFLOADED, Strategy
+from graphs.transforms.strategy import OPTIMIZER, Strategy
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
 ScoreMany = Callable[[Sequence[Strategy]], Sequence[Tried]]  # each by itself, in their order
@@ -128,7 +128,7 @@ class _Search:
         self._let_rival_settle()
         self.is_whole = self._estimate_all(self._sketches(), "sketch", least=1, enough=self._is_hopeless)
         for frugal in frugal_strategies(self.graph, self.space.n_devices):
-            offloaded = replace(frugal, offload=OFFLOADED)
+            offloaded = replace(frugal, offload=(OPTIMIZER,))
             both = [frugal, offloaded] if may_offload(self.graph, self.cluster, frugal) else [frugal]
             if self.fits or not self._estimate_all(both, "climb", least=len(self.pool.estimates) + len(both)):
                 break
@@ -237,7 +237,7 @@ class _Search:
         """More and more frugal forms of a strategy, until one fits."""
         has_dp = any(rule.name == "dp" for rule in plain.mesh)
         levels = (0, 1, 3) if has_dp and self.graph.is_training else (0,)
-        offloads = ((), OFFLOADED) if may_offload(self.graph, self.cluster, plain) else ((),)
+        offloads = ((), (OPTIMIZER,)) if may_offload(self.graph, self.cluster, plain) else ((),)
         for offload, recompute, zero in itertools.product(offloads, self.space.recomputations, levels):
             for frugal in sharded(self.cluster, replace(plain, recompute=recompute, offload=offload), zero):
                 if not self.space.may_fit(frugal):

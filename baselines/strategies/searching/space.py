@@ -70,7 +70,7 @@ class Space:
             parts *= rule.size if AXES[rule.name].shares_states or rule.tensor_modules else 1
         dp = max((rule.size for rule in strategy.mesh if rule.name == "dp"), default=1)
         sizes = [graph.parameter_bytes.sum(), graph.gradient_bytes.sum()]
-        sizes += [] if strategy.offload else [graph.optimizer_bytes.sum()]
+        sizes += [] if strategy.offloads_optimizer else [graph.optimizer_bytes.sum()]
         kept = sum(float(size) / (dp if strategy.zero > 2 - i else 1) for i, size in enumerate(sizes)) / parts
         return bool(kept <= max(self.cluster.devices[d].usable_bytes for d in self.cluster.compute_devices.tolist()))
 

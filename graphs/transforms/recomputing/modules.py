@@ -6,11 +6,8 @@ kinds: V. Korthikanti et al., "Reducing activation recomputation in large transf
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from fnmatch import translate
-from functools import lru_cache
 
 import numpy as np
 
@@ -20,6 +17,7 @@ from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.derived import Derived
 from graphs.transforms.recomputing.recompute_graph import Runs, run_again
+from graphs.transforms.recomputing.selecting import matcher, matching, parted
 from graphs.transforms.splitting.masks import of_integer_inputs
 
 
@@ -36,11 +34,14 @@ def recompute(graph: OpGraph, patterns: Sequence[str], in_time: bool = False, ap
             ``"*"`` for each of the outermost modules, where mere lists of modules, and modules around a list that holds
             most of the model, count as what they hold.
             ``"kind:*bmm*"`` takes the ops of a kind, those of one module together with what lies between them: the core
-            of an attention, from its first matrix product to its second.
+            of an attention, from its first matrix product to its second; ``"kind:*bmm*@layers.[0-3]"`` takes them
+            in these modules alone. A pattern behind ``"!"``, of modules or kinds, says what is kept for the backward
+            pass and not made again: ``"layers.*", "!kind:*mm*"``, as torch's selective checkpoint has it.
         in_time: the batch is to be cut into micro-batches; what is the same for all of them is not made again.
         apart: int64 [n], 0 or more; a segment whose ops have different numbers, such as those of the stages of a
             pipeline, is one for each of them.
     """
+    patterns, kept = parted(patterns)
     segment_of = _segments(graph, patterns)
     by_module = [segment_of(module) for module in graph.modules]
     number: dict[str | None, int] = {None: -1}
@@ -51,12 +52,13 @@ def recompute(graph: OpGraph, patterns: Sequence[str], in_time: bool = False, ap
     if apart is not None:
         segment = np.where(segment < 0, -1, segment * (1 + apart.max(initial=0)) + apart)
     made = np.where(computes & ~_of_no_sample(graph) if in_time else computes, segment, -1)
-    return run_again(Runs.first(graph), made, late_segments(graph, made, segment)).derived
+    late = late_segments(graph, made, segment)
+    return run_again(Runs.first(graph), np.where(matching(graph, kept), -1, made), late).derived
 
 
 def segments(graph: OpGraph, patterns: Sequence[str]) -> list[str]:
     """The modules that `recompute` takes as segments, in program order; without those of kinds of ops."""
-    segment_of = _segments(graph, patterns)
+    segment_of = _segments(graph, parted(patterns)[0])
     found = (segment_of(module) for op, module in enumerate(graph.modules) if graph.phase[op] == Phase.FORWARD)
     return list(dict.fromkeys(path for path in found if path is not None))
 
@@ -64,35 +66,13 @@ def segments(graph: OpGraph, patterns: Sequence[str]) -> list[str]:
 def cores(graph: OpGraph, patterns: Sequence[str]) -> dict[str, int]:
     """The modules in which `recompute` takes ops of a kind with what lies between them, and how many of these ops."""
     segment_of = _segments(graph, patterns)
-    kinds = [_matcher(pattern.removeprefix(KIND)) for pattern in patterns if pattern.startswith(KIND)]
+    is_kind = matching(graph, [pattern for pattern in patterns if pattern.startswith(KIND)])
     found: dict[str, int] = {}
     for op in graph.topological_order[computes_forward(graph)[graph.topological_order]].tolist():
         path = graph.modules[op]
-        if segment_of(path) is None and any(match(graph.kinds[op]) for match in kinds):
+        if segment_of(path) is None and is_kind[op]:
             found[path] = found.get(path, 0) + 1
     return found
-
-
-def unmatched(graph: OpGraph, patterns: Sequence[str]) -> list[str]:
-    """The patterns that no module and no kind of the graph matches; a typing error, most likely."""
-    found = []
-    for pattern in patterns:
-        names = _all(graph.kinds) if pattern.startswith(KIND) else _paths(graph.modules)
-        match = _matcher(pattern.removeprefix(KIND))
-        if not any(match(name) for name in names):
-            found.append(pattern)
-    return found
-
-
-@lru_cache(maxsize=16)
-def _all(kinds: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(kinds)
-
-
-@lru_cache(maxsize=16)
-def _paths(modules: tuple[str, ...]) -> frozenset[str]:
-    """Modules, and those around them but for the whole model."""
-    return frozenset(path for module in set(modules) for path in prefixes(module)[:-1])
 
 
 def computes_forward(graph: OpGraph) -> BoolArray:
@@ -125,7 +105,7 @@ def late_segments(graph: OpGraph, made: IntArray, own: IntArray) -> IntArray:
 def _segments(graph: OpGraph, patterns: Sequence[str]) -> Callable[[str], str | None]:
     """A function from an op's module to the outermost module around it that a pattern matches."""
     listed = [pattern for pattern in patterns if not pattern.startswith(KIND)]
-    matches = [_matcher(pattern) for pattern in listed]
+    matches = [matcher(pattern) for pattern in listed]
     lists = _module_lists(graph)
     opened = lists | _around_most(graph, lists)
     known: dict[str, str | None] = {}
@@ -158,10 +138,10 @@ def _around_most(graph: OpGraph, lists: set[str]) -> set[str]:
 
 def _cores(graph: OpGraph, patterns: Sequence[str], is_free: BoolArray) -> list[IntArray]:
     """Ops of the matching kinds in each module and those between them, where they are free to be taken."""
-    kinds = [_matcher(pattern.removeprefix(KIND)) for pattern in patterns if pattern.startswith(KIND)]
+    kinds = [pattern for pattern in patterns if pattern.startswith(KIND)]
     if not kinds:
         return []
-    is_kind = {kind: any(match(kind) for match in kinds) for kind in set(graph.kinds)}
+    is_kind = matching(graph, kinds)
     parents = {path for module in set(graph.modules) for path in prefixes(module)[1:]}
     own: dict[str, list[int]] = {}  # ops of the module, and of those of its parts that have no parts
     matched: dict[str, set[int]] = {}
@@ -170,7 +150,7 @@ def _cores(graph: OpGraph, patterns: Sequence[str], is_free: BoolArray) -> list[
         own.setdefault(module, []).append(op)
         if module and module not in parents:
             own.setdefault(module.rpartition(".")[0], []).append(op)
-        if is_kind[graph.kinds[op]]:
+        if is_kind[op]:
             matched.setdefault(module, set()).add(op)
     before, after = _forward_neighbours(graph)
     cores: list[IntArray] = []
@@ -217,7 +197,3 @@ def _forward_neighbours(graph: OpGraph) -> tuple[list[list[int]], list[list[int]
         before[target].append(source)
         after[source].append(target)
     return before, after
-
-
-def _matcher(pattern: str) -> Callable[[str], object]:
-    return re.compile(translate(pattern)).match

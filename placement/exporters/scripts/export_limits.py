@@ -47,6 +47,9 @@ def _plainer(strategy: Strategy) -> Iterator[Strategy]:
     rules = tuple(replace(rule, modules=(), tensor_modules=(), shares=()) for rule in strategy.mesh)
     found = replace(strategy, mesh=rules, device_names=())
     yield found
+    if any(pattern.startswith("!") for pattern in found.recompute):
+        found = replace(found, recompute=())
+        yield found
     if found.zero == 1 and any(rule.name == GROUPS for rule in rules):
         found = replace(found, zero=2)
         yield found
@@ -98,7 +101,11 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
         yield f"{batch} samples do not divide into {parts_} parts of the same size"
     if strategy.zero == 1 and GROUPS in sizes:
         yield "ZeroRedundancyOptimizer knows no groups of replicas; take zero2"
-    if strategy.offload:
+    if any(pattern.startswith("!") for pattern in strategy.recompute):
+        yield "this script recomputes modules and cores of attention as a whole, and the strategy keeps a part of them"
+    if strategy.offloaded_activations:
+        yield "this script keeps activations on their device; leave out 'offload='"
+    if strategy.offloads_optimizer:
         yield "torch keeps parameters and gradients on the host, too, where it keeps the state of the optimizer there"
     if strategy.stages > 1 and strategy.order in (MEMORY_ORDER, "pipedream"):
         yield f"the order {strategy.order!r} has no sequence of its own to write down; name another"

@@ -124,7 +124,7 @@ class StrategyPlan:
     @property
     def is_offloaded(self) -> bool:
         """Whether the optimizer works on the hosts of the devices."""
-        return bool(self.values.applied.strategy.offload)
+        return self.values.applied.strategy.offloads_optimizer
 
     @property
     def n_ranks(self) -> int:

@@ -17,7 +17,7 @@ from placement.runtime.planning.forms import ONCE, info_of
 from placement.runtime.program.functional import after, uninitialised
 
 if TYPE_CHECKING:
-    from placement.runtime.planning.forms import Wanted
+    from placement.runtime.planning.forms import Form, Wanted
     from placement.runtime.writing.code import Code
     from placement.runtime.writing.rank_forms import RankForms
     from placement.runtime.writing.rank_parts import Parts, RankParts
@@ -64,6 +64,10 @@ class Arguments:
             wanted = self._gathered_state(wanted, op, batch)
         parts = self._parts.of_node(node, wanted)
         return self.view(node, wanted), parts[0] if parts else None
+
+    def forget(self, form: Form) -> None:
+        """Have views of a form made anew, of the line that it has now."""
+        self.views = {key: line for key, line in self.views.items() if key[1].have != form}
 
     def drawn(self, node: fx.Node) -> fx.Node:
         """Random numbers, which are drawn before the step."""

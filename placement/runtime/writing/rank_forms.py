@@ -82,6 +82,11 @@ class RankForms:
         """A parameter or buffer as this rank stores it."""
         return self._code.take(("state", self._step.program.states[state].names[0]))
 
+    def replace(self, form: Form, value: fx.Node) -> None:
+        """Have a form, and parts of it, read from another line from now on."""
+        self.made[form] = value
+        self._reads = {key: line for key, line in self._reads.items() if key[0].have != form}
+
     def is_sent(self, form: Form) -> bool:
         """Whether other stages read a form."""
         return form in self._outgoing

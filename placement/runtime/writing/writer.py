@@ -34,6 +34,7 @@ import torch
 from torch import fx
 
 from graphs.opgraph import Phase
+from graphs.transforms.activations import HOSTED
 from graphs.transforms.derived import STORED
 from graphs.transforms.splitting.exchange import ACCUMULATE
 from graphs.transforms.splitting.synchronised import CLASS_SUMS, STATISTICS
@@ -43,6 +44,7 @@ from placement.runtime.program.routines import Routine
 from placement.runtime.writing.arguments import Arguments
 from placement.runtime.writing.code import CPU, Code
 from placement.runtime.writing.extras import BatchSums
+from placement.runtime.writing.hosted import HostedForms
 from placement.runtime.writing.rank_exchanges import RankExchanges
 from placement.runtime.writing.rank_forms import RankForms
 from placement.runtime.writing.rank_ops import RankOps
@@ -97,6 +99,7 @@ class Writer:
         self.sums = BatchSums(self._code, self.parts, self.arguments)
         self._exchanges = RankExchanges(self._code, self.parts, forms, self.arguments, self.sums)
         self.ops = RankOps(self._code, self.parts, forms, self.arguments, self.sums)
+        self._hosted = HostedForms(self._code, self.parts, forms, self.arguments)
         self._results = Results(self._code, self.parts, self.arguments, self._exchanges)
         forms.connect(self._exchanges.arriving, self._exchanges.counted, self.ops.early)
 
@@ -131,8 +134,11 @@ class Writer:
             self.sums.sum_classes(origin, batch)
         elif kind in (ACCUMULATE, STORED) or self._is_of_storage(origin):
             return
+        elif kind == HOSTED:
+            self._hosted.ask_back(origin, batch)
         elif graph.kernels[origin] or kind != "input":
             self.ops.run(origin, batch)
+            self._hosted.send_away(origin, batch)
 
     def _is_of_storage(self, op: int) -> bool:
         """Whether op j is the optimizer's, or casts the stored part of a parameter, which gathering it does."""

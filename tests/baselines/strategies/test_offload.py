@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small_problems import hosts_of_gpus
 from torch import nn
 
 import placement
@@ -17,7 +18,7 @@ from baselines.strategies.searching.scoring import scored
 from baselines.strategies.searching.search import search_strategies
 from env.checking.checker import check_schedule
 from env.checking.reference import simulate_reference
-from env.cluster import Cluster, Device, both_ways
+from env.cluster import Cluster
 from env.simulation.simulator import Simulator
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
@@ -36,18 +37,6 @@ def graph() -> OpGraph:
     return placement.capture(model, (torch.randn(16, 256),), train=True, optimizer="adam")
 
 
-def machine(gpus: int, hosts: int = 1, memory_bytes: int = 2**40, gpu_bytes: int = 2**40) -> Cluster:
-    """Hosts of GPUs, each GPU with a port to a switch and a link to the CPU of its host: 1 GB/s, no latency."""
-    devices, links = [], []
-    for h in range(hosts):
-        own = [Device(f"host{h}/gpu{d}", "gpu", gpu_bytes, {"float32": 1e12}, 1e12) for d in range(gpus)]
-        cpu = Device(f"host{h}/cpu", HOST, memory_bytes, {"float32": 1e9}, 1e9)
-        links += [link for gpu in own for link in both_ways(gpu.name, "switch", 1e11, 0.0)]
-        links += [link for gpu in own for link in both_ways(gpu.name, cpu.name, 1e9, 0.0)]
-        devices += [*own, cpu]
-    return Cluster("hosts", tuple(devices), tuple(links))
-
-
 def on(graph: OpGraph, cluster: Cluster, text: str) -> Applied:
     return applied(graph, cluster, Strategy.parse(text))
 
@@ -60,7 +49,7 @@ def kept(what: Applied, part: str) -> dict[str, int]:
 
 
 def test_one_device_sends_gradients_and_gets_parameters(graph: OpGraph) -> None:
-    what = on(graph, machine(1), "offload=optimizer")
+    what = on(graph, hosts_of_gpus(1), "offload=optimizer")
     assert kept(what, "optimizer") == {"host0/cpu": STATE}
     assert kept(what, "parameter") == kept(what, "gradient") == {"host0/gpu0": LAYERS * PARAMETER}
     score, schedule = Simulator(what.problem).schedule(what.plan)
@@ -87,8 +76,8 @@ def test_one_device_sends_gradients_and_gets_parameters(graph: OpGraph) -> None:
     ],
 )
 def test_hosts_keep_what_devices_would(graph: OpGraph, text: str, copies: int) -> None:
-    plain = on(graph, machine(2), text.replace(" | offload=optimizer", ""))
-    what = on(graph, machine(2), text)
+    plain = on(graph, hosts_of_gpus(2), text.replace(" | offload=optimizer", ""))
+    what = on(graph, hosts_of_gpus(2), text)
     assert sum(kept(plain, "optimizer").values()) == pytest.approx(copies * STATE, rel=0.01)  # tp: a bias is whole
     assert kept(what, "optimizer") == {"host0/cpu": sum(kept(plain, "optimizer").values())}
     for part in ("parameter", "gradient"):
@@ -105,13 +94,13 @@ def test_hosts_keep_what_devices_would(graph: OpGraph, text: str, copies: int) -
     assert check_schedule(after, what.problem.cluster, schedule, what.plan) == []
     reference = simulate_reference(after, what.problem.cluster, what.plan)
     assert reference.step_time_s == pytest.approx(score.step_time_s, rel=1e-12)
-    assert strategy_bounds(graph, machine(2))[ALL] <= score.step_time_s
+    assert strategy_bounds(graph, hosts_of_gpus(2))[ALL] <= score.step_time_s
 
 
 def test_master_copies_stay_on_the_host() -> None:
     """Gradients of 4 bytes a number go there, parameters of 2 come back; the state is a copy and two moments."""
     made = placement.capture(nn.Linear(64, 64), (torch.randn(4, 64),), train=True, precision="master")
-    what = on(made, machine(1), "offload=optimizer")
+    what = on(made, hosts_of_gpus(1), "offload=optimizer")
     numbers = 64 * 64 + 64
     assert kept(what, "optimizer") == {"host0/cpu": 12 * numbers}
     _, schedule = Simulator(what.problem).schedule(what.plan)
@@ -120,21 +109,21 @@ def test_master_copies_stay_on_the_host() -> None:
 
 
 def test_each_device_has_the_host_of_its_name(graph: OpGraph) -> None:
-    what = on(graph, machine(1, hosts=2), "dp2 zero1 | offload=optimizer")
+    what = on(graph, hosts_of_gpus(1, hosts=2), "dp2 zero1 | offload=optimizer")
     assert kept(what, "optimizer") == {"host0/cpu": STATE // 2, "host1/cpu": STATE // 2}
 
 
 def test_what_a_host_has_no_room_for_does_not_fit(graph: OpGraph) -> None:
     strategy = Strategy.parse("offload=optimizer")
-    assert scored(graph, machine(1), strategy).fits
-    assert scored(graph, machine(1, memory_bytes=STATE), strategy).missing_bytes > 0
+    assert scored(graph, hosts_of_gpus(1), strategy).fits
+    assert scored(graph, hosts_of_gpus(1, memory_bytes=STATE), strategy).missing_bytes > 0
 
 
 def test_it_is_found_where_memory_is_short_and_only_there(graph: OpGraph) -> None:
     strategy = Strategy.parse("offload=optimizer")
-    enough = scored(graph, machine(1), strategy).peak_bytes
+    enough = scored(graph, hosts_of_gpus(1), strategy).peak_bytes
     for gpu_bytes, expected in ((enough, ("optimizer",)), (2**40, ())):
-        found = search_strategies(graph, machine(1, gpu_bytes=gpu_bytes), Budget(evaluations=12)).best
+        found = search_strategies(graph, hosts_of_gpus(1, gpu_bytes=gpu_bytes), Budget(evaluations=12)).best
         assert found is not None
         assert found.strategy.offload == expected
 
@@ -147,7 +136,7 @@ def test_it_is_found_where_memory_is_short_and_only_there(graph: OpGraph) -> Non
     ],
 )
 def test_without_a_host_it_is_refused(graph: OpGraph, cluster: str, sentence: str) -> None:
-    alone = Cluster("cpu", (replace(machine(1).devices[1], name="cpu"),), ())
+    alone = Cluster("cpu", (replace(hosts_of_gpus(1).devices[1], name="cpu"),), ())
     with pytest.raises(StrategyError, match=sentence):
         on(graph, alone if cluster == "cpu" else Cluster.preset(cluster), "offload=optimizer")
 
@@ -155,10 +144,10 @@ def test_without_a_host_it_is_refused(graph: OpGraph, cluster: str, sentence: st
 def test_what_cannot_be_offloaded_is_refused(graph: OpGraph) -> None:
     forward = placement.capture(nn.Linear(4, 4), (torch.randn(2, 4),))
     with pytest.raises(StrategyError, match="has no update; capture a training step"):
-        on(forward, machine(1), "offload=optimizer")
+        on(forward, hosts_of_gpus(1), "offload=optimizer")
     with pytest.raises(StrategyError, match="does not say what its updates keep"):
-        on(replace(graph, states=(), split_rows=()), machine(1), "offload=optimizer")
-    with pytest.raises(StrategyError, match="cannot be read at 'offload=cache'"):
-        Strategy.parse("offload=cache")
-    with pytest.raises(StrategyError, match="'cache' among what it offloads; expected optimizer"):
-        Strategy(offload=("cache",))
+        on(replace(graph, states=(), split_rows=()), hosts_of_gpus(1), "offload=optimizer")
+    with pytest.raises(StrategyError, match=r"offloads 'cache', and the graph has no module .* or name optimizer"):
+        on(graph, hosts_of_gpus(1), "offload=cache")
+    with pytest.raises(StrategyError, match="cannot be read at 'offload='"):
+        Strategy.parse("offload=")

@@ -25,6 +25,8 @@ RULES: dict[str, Callable[[OpGraph], Derived]] = {
     "children": lambda graph: recompute(graph, ["a.*", "d"]),
     "any": lambda graph: recompute(graph, ["*"]),
     "kind": lambda graph: recompute(graph, ["kind:*mm*", "kind:op"]),
+    "but": lambda graph: recompute(graph, ["*", "!kind:*mm*", "!a.b"]),
+    "kind in": lambda graph: recompute(graph, ["a", "kind:*@d", "!kind:*@a.*"]),
     "both": lambda graph: recompute(graph, ["d", "kind:*"]),
     "least": recompute_stretches,
     "stretches": lambda graph: recompute_stretches(graph, 3),
@@ -179,6 +181,31 @@ def test_each_matching_module_runs_again_when_the_backward_pass_comes_to_it(patt
     assert names_read(graph, "b1") == {"a1"}
 
 
+@pytest.mark.parametrize("kept", ["!layers.[12]", "!kind:soft*@layers.[12]", "!layers.[12].a"])
+def test_what_is_kept_does_not_run_again(kept: str) -> None:
+    graph = recompute(blocks(), ["layers.*", kept]).graph
+    assert [name for name in graph.op_names if name.endswith(".again")] == ["a0.again"]
+    assert names_read(graph, "b1'") == {"a2'", "a1"}
+    assert names_read(graph, "b0'") == {"a1'", "a0.again"}
+
+
+def test_what_is_computed_again_reads_what_is_kept() -> None:
+    """Of three ops the middle one is kept: the first runs again for its gradient, the last reads what is kept."""
+    ops = [
+        *(Op(name, kind, 1.0, module="m") for name, kind in (("a", "op"), ("b", "mm"), ("c", "op"))),
+        Op("loss"),
+        *(Op(f"{name}'", phase=Phase.BACKWARD, forward_of=name, module="m") for name in "cba"),
+    ]
+    tensors = [
+        *(Tensor("a", 4, ("b", "b'")), Tensor("b", 4, ("c", "c'")), Tensor("c", 4, ("loss", "c'"))),
+        *(Tensor("loss", 4, ("c'",)), Tensor("c'", 4, ("b'",)), Tensor("b'", 4, ("a'",)), Tensor("a'", 4)),
+    ]
+    graph = recompute(OpGraph.build(ops, tensors, "three"), ["m", "!kind:mm"]).graph
+    assert [name for name in graph.op_names if name.endswith(".again")] == ["a.again", "c.again"]
+    assert names_read(graph, "c.again") == {"b", "c"}  # there is no gradient yet: when the forward pass has ended
+    assert names_read(graph, "b'") == {"c'", "a.again"}
+
+
 def test_the_gate_carries_nothing() -> None:
     graph = recompute(blocks(), ["layers.*"]).graph
     producer, reader, tensor = graph.edge_list
@@ -218,6 +245,8 @@ def test_a_module_around_most_of_the_model_is_no_segment() -> None:
 
 def test_patterns_without_a_match_are_named() -> None:
     assert unmatched(blocks(), ["layers.*", "layer.*", "kind:soft*", "kind:gelu", "*"]) == ["layer.*", "kind:gelu"]
+    inside = ["kind:softmax@*.a", "kind:softmax@*.b", "!layers.0", "!layer.0"]
+    assert unmatched(blocks(), inside) == ["kind:softmax@*.b", "!layer.0"]
 
 
 def test_a_second_run_keeps_no_bytes_and_stays_with_the_first() -> None:
