@@ -20,6 +20,7 @@ from graphs.op_kinds import op_kind
 OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
 
 _SHARD = re.compile(r"S\((\d{1,3}),(\d{1,18})(?:,(\d{1,18}))?(?:,(\d{1,18}))?\)")
+_GROUPS = re.compile(r"G\((\d{1,3}),(\d{1,18})(?:,(\d{1,6}(?:\.\d{1,18})?))?\)")
 _ROW = re.compile(
     r"(?:([a-z][a-z_]*): )?([^ ]*)->([^ ]*)"
     r"(?: whole ([0-9.e+-]+)/([0-9.e+-]+)(?:/([0-9.e+-]+))?)?(?: sums ([0-9.e+-]+))?"
@@ -45,6 +46,22 @@ class Shard:
     def __str__(self) -> str:
         rest = f",{self.halo},{self.blocks}" if self.blocks > 1 else f",{self.halo}" if self.halo else ""
         return f"S({self.dim},{self.extent}{rest})"
+
+
+@dataclass(frozen=True)
+class ByGroups(Shard):
+    """Each device has the entries of some groups, `extent` in all: tokens, dropless, at the devices of their experts.
+
+    How many entries a group has, the data says.
+
+    Attributes:
+        load: entries of the device that has most, over an even share; 1 for even ones.
+    """
+
+    load: float = 1.0
+
+    def __str__(self) -> str:
+        return f"G({self.dim},{self.extent}{f',{self.load!r}' if self.load != 1.0 else ''})"
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,16 @@ class SplitRow:
     whole_bytes: float = 0.0
     whole_time: float = 0.0
     sums_bytes: float = 0.0
+
+    @cached_property
+    def load(self) -> float:
+        """Work of the part that has most, over an even share; above 1 where it has more of the tokens."""
+        return max((part.load for part in (*self.inputs, *self.outputs) if isinstance(part, ByGroups)), default=1.0)
+
+    @cached_property
+    def is_by_groups(self) -> bool:
+        """Whether parts have entries by groups whose sizes the data says."""
+        return any(isinstance(part, ByGroups) for part in (*self.inputs, *self.outputs))
 
     @cached_property
     def extent(self) -> int:
@@ -180,6 +207,9 @@ def _part(word: str, text: str) -> Part:
         return Replicate()
     if word == "P":
         return Partial()
+    grouped = _GROUPS.fullmatch(word)
+    if grouped is not None:
+        return ByGroups(int(grouped[1]), int(grouped[2]), load=float(grouped[3] or 1.0))
     found = _SHARD.fullmatch(word)
     if found is None:
         raise _unreadable(text)

@@ -16,7 +16,7 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
-from graphs.rows import OWN_FAMILY, Shard, parts_statistics
+from graphs.rows import OWN_FAMILY, ByGroups, Shard, parts_statistics
 from graphs.transforms.derived import Derived
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.extents import divided_extents
@@ -39,6 +39,7 @@ class AxisCut:
         written_extent: int64 [m], units of a tensor that is written cut; 0 for one that is not.
         written, read, state: as of `Sharding`.
         halo: float64 [e], as of `Sharding`.
+        load: float64 [n], of each op as of `SplitRow`; `written_load`, float64 [m], of what is written by groups.
         has_parted_statistics: bool [n], ops with statistics of a batch whose parts each see some of it.
     """
 
@@ -54,18 +55,20 @@ class AxisCut:
     read: IntArray
     state: IntArray
     halo: FloatArray
+    load: FloatArray
+    written_load: FloatArray
     has_parted_statistics: BoolArray
 
     def share(self, size: int, weights: Sequence[int] = (), part: int | None = None) -> FloatArray:
         """float64 [n]: share of an op's divided work of the part that has most, or of one of uneven parts."""
-        if part is not None:
-            return _largest_share(self.extent, size, weights, weights[part])
-        return _largest_share(self.extent, size, weights)
+        weight = 0 if part is None else weights[part]
+        return np.minimum(_largest_share(self.extent, size, weights, weight) * self.load, 1.0)
 
     def written_share(self, size: int, weights: Sequence[int] = ()) -> FloatArray:
         """float64 [m]: share of each tensor of the part that has most; 1 for a tensor that is not cut."""
         is_cut = ~np.isin(self.written, (WHOLE, SUM))
-        return np.where(is_cut, _largest_share(self.written_extent, size, weights), 1.0)
+        largest = np.minimum(_largest_share(self.written_extent, size, weights) * self.written_load, 1.0)
+        return np.where(is_cut, largest, 1.0)
 
 
 def _largest_share(extent: IntArray, size: int, weights: Sequence[int], weight: int = 0) -> FloatArray:
@@ -178,6 +181,8 @@ class _Origins:
             written=np.where(none_of_tensor, WHOLE, first.written[self.tensor]),
             read=np.where(none_of_input, WHOLE, first.read[self.input]),
             halo=np.where(none_of_input, 0.0, first.halo[self.input]),
+            load=first.load[self.op],
+            written_load=np.where(none_of_tensor, 1.0, first.written_load[self.tensor]),
             has_parted_statistics=first.has_parted_statistics[self.op],
         )
 
@@ -192,15 +197,17 @@ def _input_keys(graph: OpGraph, op: IntArray, tensor: IntArray, n_tensors: int) 
 def _kept(graph: OpGraph, made: Sharding, key: tuple[object, ...]) -> AxisCut:
     extent, written_extent = np.zeros(graph.n_ops, dtype=np.int64), np.zeros(graph.n_tensors, dtype=np.int64)
     flops, moved, time, sums = np.zeros((4, graph.n_ops))
+    load, written_load = np.ones(graph.n_ops), np.ones(graph.n_tensors)
     first = graph.output_ptr.tolist()
     for op, row in enumerate(made.row):
         if row is None:
             continue
         extent[op], flops[op], moved[op], time[op] = row.extent, row.whole_flops, row.whole_bytes, row.whole_time
-        sums[op] = row.sums_bytes
+        sums[op], load[op] = row.sums_bytes, row.load
         for t, part in enumerate(row.outputs, start=first[op]):
             if isinstance(part, Shard):
                 written_extent[t] = part.extent
+                written_load[t] = part.load if isinstance(part, ByGroups) else 1.0
     parted = [row is not None and parts_statistics(kind, row) for row, kind in zip(made.row, graph.kinds, strict=True)]
-    whole = made.written, made.read, made.state, made.halo, np.array(parted)
+    whole = made.written, made.read, made.state, made.halo, load, written_load, np.array(parted)
     return AxisCut(key, extent, divided_extents(graph, made.row), flops, moved, time, sums, written_extent, *whole)

@@ -317,6 +317,11 @@ def _job_bytes(
     local = np.where(jobs.tensor >= 0, tensor[jobs.tensor], parameter[jobs.state] * jobs.amount)
     of_part = (jobs.tensor >= 0) & ((jobs.kind == ALL_GATHER) | (jobs.kind == ALL_TO_ALL))
     whole = np.where(of_part, local * k, np.where(jobs.kind == HALO, local * k * jobs.amount, local))
+    for a, (cut, size, _) in enumerate(every):  # tokens on their way to uneven groups; on the way back it is counted
+        most = min(float(cut.load.max(initial=1.0)), float(size))
+        if most > 1.0:
+            is_to_groups = (jobs.kind == ALL_TO_ALL) & (jobs.axis == a) & (cut.written_load[jobs.tensor] == 1.0)
+            whole = np.where(is_to_groups, whole * most, whole)
     whole = np.where(np.isin(jobs.kind, (STATISTICS, SUMS)), jobs.amount, whole)
     if (jobs.kind == SUMS).any():  # one part's numbers for its own samples, of each part
         at = np.flatnonzero(jobs.kind == SUMS)

@@ -15,6 +15,7 @@ from graphs.capture.rows.apart import APART
 from graphs.capture.rows.attention import ATTENTION
 from graphs.capture.rows.counted import Counted
 from graphs.capture.rows.dispatch import Places
+from graphs.capture.rows.in_groups import add_group_rows
 from graphs.capture.rows.layers import LAYERS
 from graphs.capture.rows.letters import Call, Cut, Letter, Rule, slots_of
 from graphs.capture.rows.memory import Elsewhere, digits
@@ -47,6 +48,7 @@ def _add_rows(drafts: Drafts) -> None:
     dimensions.link(spelled)
     _name_sources(drafts, dimensions)
     _write_rows(drafts, dimensions, spelled)
+    add_group_rows(drafts)
     _place_gradients(drafts, spelled)
     for draft, operand in drafts.sources:
         value = drafts.ops[draft].outputs[0]

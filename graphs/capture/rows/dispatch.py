@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
+from typing import Any
+
+from torch._ops import OpOverload
 
 from graphs.capture.drafts import DraftCall, Operand, Root
 from graphs.capture.rows.letters import Call, Cut, Letter, Slot, handed_on
@@ -21,6 +24,11 @@ _SUMMED_COUNTS = ("to", "_to_copy", "cumsum")
 _LOOKUPS = ("index", "_unsafe_index", "index_select", "gather")
 _BACKWARD = "grouped_mm_fallback_backward"
 _GROUPED = ("_grouped_mm", "grouped_mm_fallback", _BACKWARD)
+
+
+def is_grouped(target: Any) -> bool:
+    """Whether a call is a product of tokens in groups."""
+    return isinstance(target, OpOverload) and target._schema.name.partition("::")[2] in _GROUPED
 
 
 class Places:

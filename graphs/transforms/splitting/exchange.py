@@ -11,7 +11,7 @@ from graphs.arrays import IntArray
 from graphs.opgraph import Phase
 from graphs.records import LANE, Work
 from graphs.transforms.derived import Collective, Exchanged
-from graphs.transforms.splitting.sharding import SUM, WHOLE
+from graphs.transforms.splitting.sharding import SUM, WHOLE, is_by_groups
 
 if TYPE_CHECKING:
     from graphs.transforms.splitting.copies import Copies
@@ -29,11 +29,14 @@ class Parts(NamedTuple):
         sizes: int64 [copies, K], bytes of each.
         whole_bytes: int64 [copies, K], of what all parts of a group are together, where not all of them are here; None:
             their sum.
+        given_load, made_load: bytes of the part that has most over an even share, of what is given and what is made.
     """
 
     ids: IntArray
     sizes: IntArray
     whole_bytes: IntArray | None = None
+    given_load: float = 1.0
+    made_load: float = 1.0
 
 
 class Exchanges:
@@ -97,7 +100,9 @@ class Exchanges:
                 waits_for = gates if is_second else ()
                 share = layout.mesh[a].written_share[tensor, 0]
                 whole = np.rint(sizes / share).astype(np.int64) if layout.is_folded else None
-                self._made[key] = self.exchange(kind, a, Parts(ids, sizes, whole), op, about, in_place, waits_for)
+                loads = (layout.mesh[a].load if is_by_groups(code) else 1.0 for code in (written, target))
+                parts = Parts(ids, sizes, whole, *loads)
+                self._made[key] = self.exchange(kind, a, parts, op, about, in_place, waits_for)
             ids, sizes = self._made[key]
         return ids
 
@@ -161,7 +166,7 @@ class Exchanges:
 
         They wait for `gates`, ops of the source, at their own place: empty tensors say that these are done.
         """
-        ids, sizes, whole_bytes = parts
+        ids, sizes, whole_bytes, given_load, made_load = parts
         layout, graph = self.layout, self.layout.graph
         copies, k = len(ids), layout.sizes[axis]
         before = int(np.prod(layout.sizes[:axis], dtype=np.int64))
@@ -197,10 +202,15 @@ class Exchanges:
             whole = bytes_in[..., 0]
         else:
             whole = bytes_in.sum(axis=-1) if whole_bytes is None else whole_bytes.reshape(ops.shape[:-1])
+            if given_load != 1.0 and whole_bytes is None:  # each is counted as the one that has most
+                whole = np.rint(whole / given_load).astype(np.int64)
         if kind in ("all_reduce", "all_gather"):
             result = np.repeat(whole[..., None], k, axis=-1)
         else:
             result = cut_evenly(whole, layout.parts[axis])[..., :k]
+        if max(given_load, made_load) != 1.0:  # all wait for the one that has most
+            result = np.rint(result * made_load).astype(np.int64)
+            whole = np.rint(whole * max(given_load, made_load)).astype(np.int64)
         made = self.out.tensors(ops.reshape(-1), result.reshape(-1), in_place).reshape(ops.shape)
         name = layout.mesh[axis].axis.name
         self.collectives += [

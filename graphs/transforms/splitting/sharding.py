@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
-from graphs.rows import OWN_FAMILY, Part, Partial, Replicate, Shard, SplitRow
+from graphs.rows import OWN_FAMILY, ByGroups, Part, Partial, Replicate, Shard, SplitRow
 from graphs.transforms.splitting.normalised import normalised
 from graphs.transforms.splitting.op_states import states_of, where
 from graphs.transforms.splitting.storage_ops import gradient_casts, weight_casts
@@ -29,6 +30,7 @@ EXPERTS, HEADS = "experts", "heads"
 WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
 IN_TIME = "mb"  # name of the axis along which micro-batches are cut
 _MOST_CODES = 1 << 10  # of cuts with equally many blocks, of more dimensions than tensors have
+_BY_GROUPS = 1 << 40  # code of a cut by groups, beyond those of all others
 _FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter
 
 
@@ -77,7 +79,8 @@ class Sharding:
         written: int64 [m], code of each tensor as its producer writes it: WHOLE, SUM, or a cut of a dimension.
         read: int64 [e], code of each tensor as its consumer reads it.
         state: int64 [s], code of each state as it is kept.
-        share: float64 [n, size], FLOPs of each part of what is divided; all 1 for a whole op.
+        share: float64 [n, size], FLOPs of each part of what is divided; all 1 for a whole op. More than 1 together
+            where each part is taken to have as much as the one with the largest groups.
         written_share: float64 [m, size], bytes of each part of a tensor as written; all 1 for a whole one.
         halo: float64 [e], share of the tensor that a part reads of each neighbour's part.
     """
@@ -90,6 +93,11 @@ class Sharding:
     share: FloatArray
     written_share: FloatArray
     halo: FloatArray
+
+    @cached_property
+    def load(self) -> float:
+        """Tokens of the part with the largest groups, over an even share: at most all of them."""
+        return min(max((row.load for row in self.row if row is not None), default=1.0), float(self.axis.size))
 
     @property
     def first(self) -> Sharding:
@@ -183,9 +191,16 @@ def code(part: Part, word: str) -> int:
 
     Heads are stretches of the features of a tensor, halves of each head are not: these have as many blocks as heads.
     """
+    if isinstance(part, ByGroups):
+        return _BY_GROUPS + part.dim
     if isinstance(part, Shard):
         return 2 + part.dim * (len(OWN_FAMILY) + 1) + _family(word) + (part.blocks - 1) * _MOST_CODES
     return SUM if isinstance(part, Partial) else WHOLE
+
+
+def is_by_groups(code: int) -> bool:
+    """Whether a code is that of a cut by groups, whose sizes the data says."""
+    return code >= _BY_GROUPS
 
 
 def differs(written: int, read: int) -> bool:
@@ -353,10 +368,11 @@ class _Walk:
             if row is None:
                 continue
             if row.extent > 1:
-                share[op] = shares_of(row.extent, row.axis)
+                share[op] = self._loaded(shares_of(row.extent, row.axis), row.load)
             for t, part in zip(range(self.output_ptr[op], self.output_ptr[op + 1]), row.outputs, strict=True):
                 if isinstance(part, Shard):
-                    written_share[t] = shares_of(part.extent, row.axis)
+                    load = part.load if isinstance(part, ByGroups) else 1.0
+                    written_share[t] = self._loaded(shares_of(part.extent, row.axis), load)
             for e, part in zip(range(self.input_ptr[op], self.input_ptr[op + 1]), row.inputs, strict=False):
                 if isinstance(part, Shard) and part.halo:
                     halo[e] = part.halo / (part.extent * part.blocks)
@@ -364,6 +380,10 @@ class _Walk:
         states = np.array([WHOLE if kept is None else kept for kept in self.state], dtype=np.int64)
         written, read = (np.array(codes, dtype=np.int64) for codes in (self.written, self.read))
         return Sharding(self.axis, tuple(self.row), written, read, states, share, written_share, halo)
+
+    def _loaded(self, share: FloatArray, load: float) -> FloatArray:
+        """Shares where every part has as much as the one with most: all wait for it. No more than everything."""
+        return share if load == 1.0 else np.minimum(share * load, 1.0)
 
     def _read_own_parts(self) -> None:
         """Some ops read the tensors of their own part, however they are cut.
@@ -539,7 +559,7 @@ class _Walk:
                 _choice(row, n_read, weights)
                 for row in (with_whole_tables(each, n_read) for each in rows)
                 if (row.extent >= self._parts(row, is_tensor) or row.extent == 1)
-                and not (by_groups and row.axis == EXPERTS)
+                and not (is_tensor and row.axis == EXPERTS and (by_groups or row.is_by_groups))
             ]
         return found
 

@@ -2,7 +2,8 @@
 
 Parts of a batch sort their own tokens. Where a product reads the tokens of several parts, or has some of the experts
 alone, it takes the tokens of its experts from all of the lists, expert by expert, and puts the results back in their
-places. That is a summand: the tokens of experts that are elsewhere are 0 in it.
+places. That is a summand: the tokens of experts that are elsewhere are 0 in it. Where tokens have gone to their experts
+before, it has no others.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class InGroups:
         rows, ends = self._groups(offsets, y.shape[0])
         return one_by_one(x.t()[rows].t(), y[rows], ends)
 
+    def rows(self, offsets: torch.Tensor, n_tokens: int) -> torch.Tensor:
+        """int64 [t]: places of the tokens of the experts that are here, expert by expert."""
+        return self._groups(offsets, n_tokens)[0]
+
     def _groups(self, offsets: torch.Tensor, n_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [t]: the tokens of the experts that are here, expert by expert; and where each expert's end."""
         ends = offsets.view(len(self.lists), -1)
@@ -64,10 +69,64 @@ class InGroups:
 
 
 @dataclass(frozen=True)
+class ToExperts:
+    """The tokens of the experts that are here, expert by expert, of those of several sorted lists.
+
+    Attributes:
+        lists, low, high: as of `InGroups`.
+    """
+
+    lists: Lists
+    low: int
+    high: int
+    __name__ = "to_experts"
+
+    def __call__(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """Tokens [T, ...] to [t, ...]; `offsets` as of `InGroups`."""
+        return x[InGroups(self.lists, self.low, self.high).rows(offsets, x.shape[0])]
+
+
+@dataclass(frozen=True)
+class FromExperts:
+    """Tokens back in their places in several sorted lists: 0 at those of experts that are elsewhere."""
+
+    lists: Lists
+    low: int
+    high: int
+    __name__ = "from_experts"
+
+    def __call__(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """Tokens [t, ...] to [T, ...]; `offsets` as of `InGroups`."""
+        n_tokens = sum(stop - start for stretches in self.lists for start, stop in stretches)
+        rows = InGroups(self.lists, self.low, self.high).rows(offsets, n_tokens)
+        return x.new_zeros(n_tokens, *x.shape[1:]).index_copy_(0, rows, x)
+
+
+@dataclass(frozen=True)
+class OfOwnTokens:
+    """A product by groups of the tokens of the experts that are here, expert by expert, and no others.
+
+    Attributes:
+        n_lists: from which they came.
+        low, high: the experts that are here.
+    """
+
+    n_lists: int
+    low: int
+    high: int
+    __name__ = "of_own_tokens"
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """As of `InGroups`, with t tokens for T."""
+        counts = offsets.view(self.n_lists, -1).diff(dim=1, prepend=offsets.new_zeros(self.n_lists, 1))
+        return one_by_one(x, y, counts[:, self.low : self.high].sum(0).cumsum(0))
+
+
+@dataclass(frozen=True)
 class InGroupsBackward:
     """The two gradients of a product by groups, where both are made by one call."""
 
-    product: InGroups
+    product: InGroups | OfOwnTokens
     __name__ = "in_groups_backward"
 
     def __call__(
@@ -99,7 +158,7 @@ def _grouped_product(call: PartCall) -> LocalCall:
     if call.name == "_grouped_mm" and (call["bias"] is not None or call["out_dtype"] is not None):
         raise call.refused("its bias, or its other number format, has no place in a product of some groups")
     lists = call.extras.lists or (((0, _n_tokens(call)),),)
-    product = InGroups(lists, low, high)
+    product = OfOwnTokens(len(lists), low, high) if call.extras.is_by_groups else InGroups(lists, low, high)
     if call.name == "grouped_mm_fallback_backward":
         operands = call["input"], call["weight"], call["offs"], call["grad_output"]
         return LocalCall(InGroupsBackward(product), operands, {})

@@ -38,6 +38,7 @@ class Extras:
         borders: argument -> the neighbours' entries before and after its own, None at the edge of the whole tensor.
         lists: of a product by groups, of each part that has sorted its own tokens the stretches of these among all
             that are here; empty for one sorted list.
+        is_by_groups: of a product by groups, the tokens that are here are those of the experts that are.
     """
 
     label_weight: fx.Node | None = None
@@ -45,6 +46,7 @@ class Extras:
     class_sums: fx.Node | None = None
     borders: Mapping[fx.Node, tuple[fx.Node | None, fx.Node | None]] = field(default_factory=dict)
     lists: tuple[tuple[tuple[int, int], ...], ...] = ()
+    is_by_groups: bool = False
 
 
 @dataclass(frozen=True, eq=False)

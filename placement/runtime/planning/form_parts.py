@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from graphs.rows import Shard
 from graphs.transforms.splitting.balance import SEQUENCE, is_balanced
-from graphs.transforms.splitting.sharding import SUM
+from graphs.transforms.splitting.sharding import SUM, is_by_groups
 from placement.runtime.parts.layouts import PartLayout, whole
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ class FormParts:
     def _layout(self, form: Form, place: int) -> PartLayout:
         found = whole(self.root(form).layout.shape)
         cuts = list(enumerate(zip(form.codes, self.split.coordinates(place), strict=True)))
+        # Of tokens at their experts the data says how many there are: they count as all that might be.
+        cuts = [(a, cut) for a, cut in cuts if not is_by_groups(cut[0])]
         for a, (code, coordinate) in cuts:
             if a in self.batch_axes and code > SUM:
                 found = self._cut(found, form, a, code, coordinate)

@@ -14,7 +14,7 @@ from graphs.op_kinds import op_kind
 from graphs.opgraph import Phase
 from graphs.rows import Shard
 from graphs.transforms.derived import Collective, Exchanged
-from graphs.transforms.splitting.sharding import SUM, WHOLE
+from graphs.transforms.splitting.sharding import SUM, WHOLE, is_by_groups
 from placement.runtime.exchanging.exchanges import Exchange, Member
 from placement.runtime.parts.layouts import PartLayout, whole
 from placement.runtime.planning.forms import SUMMED, Form
@@ -91,6 +91,7 @@ class PlannedExchanges:
             raise StrategyError(
                 f"what op {name!r} makes is cut, and is to be added to a sum of all of it; take another strategy."
             )
+        kind = _as_carried_out(kind, member)
         number = SUMMED if member.is_summed else batch
         before = Form(member.number, -1, member.before, number)
         after = before._replace(codes=member.after)
@@ -143,3 +144,18 @@ class PlannedExchanges:
                 f"what op {name!r} makes of a micro-batch does not lie side by side in the parts of dp, and is needed "
                 "whole; leave out the micro-batches, or dp."
             )
+
+
+def _as_carried_out(kind: str, member: Exchanged) -> str:
+    """The exchange that ranks make for one of tokens that go to their experts or come back.
+
+    How many go where, the data says: all ranks gather all tokens, and take their own out (`RankExchanges`).
+    """
+    before = [b for b, a in zip(member.before, member.after, strict=True) if a != b and is_by_groups(b)]
+    after = [b for b, a in zip(member.before, member.after, strict=True) if a != b and is_by_groups(a)]
+    if before:
+        is_whole = any(b != a == WHOLE for b, a in zip(member.before, member.after, strict=True))
+        return "all_reduce" if is_whole else "reduce_scatter"
+    if after:
+        return "all_reduce" if after[0] == SUM else "all_gather"
+    return kind

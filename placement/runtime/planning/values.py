@@ -30,7 +30,7 @@ from graphs.errors import StrategyError
 from graphs.opgraph import Phase
 from graphs.rows import Partial, Shard, SplitRow
 from graphs.transforms.splitting.masks import of_integer_inputs
-from graphs.transforms.splitting.sharding import SUM, WHOLE, differs
+from graphs.transforms.splitting.sharding import SUM, WHOLE, differs, is_by_groups
 from placement.runtime.planning.form_parts import FormParts
 from placement.runtime.planning.forms import ALL, ONCE, SUMMED, Anchor, Form, Wanted
 from placement.runtime.planning.nodes import Nodes
@@ -134,6 +134,11 @@ class Values:
         have, want = [], []
         for sharding in self.split.mesh:
             written, read = int(sharding.written[tensor]), int(sharding.read[entry])
+            if is_by_groups(read) and written == WHOLE:
+                raise StrategyError(
+                    f"op {self.split.graph.op_names[op]!r} reads the tokens of its experts of a list that all parts "
+                    "have, and nothing takes them out; leave out ep."
+                )
             have.append(read if differs(written, read) else written)
             want.append(read)
         number = self._batch_read(tensor, entry, op, batch)

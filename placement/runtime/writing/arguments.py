@@ -11,6 +11,7 @@ from torch import fx
 
 from graphs.errors import StrategyError
 from graphs.opgraph import Phase
+from graphs.transforms.splitting.sharding import is_by_groups
 from placement.runtime.calls.local_calls import LocalCall
 from placement.runtime.parts.layouts import PartLayout, whole
 from placement.runtime.planning.forms import ONCE, info_of
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from placement.runtime.writing.rank_parts import Parts, RankParts
 
 _IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
+
+# Views that leave the first dimension as it is, however long: of lists they split the others.
+_OF_ANY_LENGTH = {"t", "transpose", "permute", "mT", "unsqueeze", "detach", "alias", "contiguous"}
+_ALONG_OTHERS = {"chunk": 2, "split": 2, "split_with_sizes": 2, "slice": 1, "select": 1, "narrow": 1}  # place of `dim`
 
 
 class Arguments:
@@ -123,10 +128,19 @@ class Arguments:
         inputs = {n: seen(n, wanted) if n is base else self.literal(n) for n in node.all_input_nodes}
         if node.target in _IDENTITIES or node.target is after:
             return inputs[base]
+        by_groups = any(map(is_by_groups, wanted.want.codes))
+        if by_groups and not _is_of_any_length(node):
+            raise StrategyError(
+                f"{node.target} looks at tokens at their experts in another shape, and how many there are the data "
+                "says; leave out ep."
+            )
         outputs, base_parts = self._parts.of_node(node, wanted), self._parts.of_node(base, wanted)
         parts = {n: whole(info.layout.shape) for n in inputs if n is not base and (info := info_of(n)) is not None}
         parts |= {base: base_parts[0]} if base_parts[:1] != () and base_parts[0] is not None else {}
-        return self._code.call_on_parts(node, inputs, parts, outputs)
+        made = self._code.call_on_parts(node, inputs, parts, outputs)
+        if by_groups:
+            made.meta["by_groups"] = True
+        return made
 
     def _is_overwritten(self, node: fx.Node) -> bool:
         """Whether a node is a copy that one call writes into, or a view of it; each run of the call has its own."""
@@ -174,3 +188,14 @@ class Arguments:
             # A counter goes on from the value that it had when the step began, for all its readers.
             inputs[first] = self._code.call(clone, inputs[first])
         return self._code.local_call(node, LocalCall(node.target, node.args, dict(node.kwargs)), inputs)  # type: ignore[arg-type]
+
+
+def _is_of_any_length(node: fx.Node) -> bool:
+    """Whether a view does the same to a list of tokens of any length."""
+    if node.target is operator.getitem:
+        return True
+    name = str(node.target).split(".")[1]
+    place = _ALONG_OTHERS.get(name)
+    if place is None:
+        return name in _OF_ANY_LENGTH
+    return bool((node.args[place] if len(node.args) > place else node.kwargs.get("dim", 0)) != 0)

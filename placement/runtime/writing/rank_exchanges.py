@@ -11,7 +11,10 @@ from torch import fx
 
 from graphs.opgraph import Phase
 from graphs.transforms.derived import Exchanged
+from graphs.transforms.splitting.sharding import is_by_groups
+from placement.runtime.calls.group_calls import FromExperts, ToExperts
 from placement.runtime.planning.forms import ONCE, SUMMED, Form, Wanted
+from placement.runtime.planning.grouped_lists import trip
 from placement.runtime.writing.glue import flattened
 
 if TYPE_CHECKING:
@@ -86,7 +89,16 @@ class RankExchanges:
         again = before._replace(is_again=True)
         if member.is_again and (again in self._code.pending or again in self._forms.made):
             before = again
-        return self._forms.get(before), _form_after(member, batch)
+        value, after = self._forms.get(before), _form_after(member, batch)
+        if any(map(is_by_groups, before.codes)):  # its size, and those of others, the data says
+            value = self._on_trip(FromExperts, before, value)
+        return value, after
+
+    def _on_trip(self, way: type[FromExperts | ToExperts], form: Form, value: fx.Node) -> fx.Node:
+        """Tokens that are taken out for their experts, or put back in their places."""
+        found = trip(self._values, form.tensor, form.batch, self._parts.place)
+        ends = self._forms.read(self._values.wanted_by_edge(found.entry, found.op, form.batch))
+        return self._code.call(way(found.lists, found.low, found.high), value, ends)
 
     def _cast(self, op: int, stored: fx.Node, dtype: torch.dtype) -> fx.Node:
         """The stored part of a parameter, as op j casts it."""
@@ -117,6 +129,8 @@ class RankExchanges:
         if form not in self._code.pending:
             return None
         value = self._code.arrived(form)
+        if any(map(is_by_groups, form.codes)):
+            return self._on_trip(ToExperts, form, value)
         shape = self._parts.layout(form).local_shape
         is_flat = form.state >= 0 or self._plan.storage.is_gathered(form)
         return self._code.call(torch.ops.aten.view.default, value, list(shape)) if is_flat else value

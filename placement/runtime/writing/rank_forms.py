@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from graphs.errors import StrategyError
+from graphs.transforms.splitting.sharding import is_by_groups
 from placement.runtime.planning.forms import ALL, Form
 from placement.runtime.planning.strategy_plan import Crossing
 from placement.runtime.writing.glue import Join, nothing_like
@@ -94,6 +95,7 @@ class RankForms:
     def send(self, form: Form) -> None:
         """Send a form to all stages that read it."""
         for crossing in self._outgoing.get(form, ()):
+            self._check_sizes(form)
             self._code.send(self._parts.plan.transfer(crossing, self._parts.place), self.get(form))
 
     # -- sources ----------------------------------------------------------------------------------------------
@@ -145,8 +147,21 @@ class RankForms:
             raise StrategyError(
                 f"what op {self._maker(form)!r} makes is read before it is there; this strategy cannot be run."
             )
+        self._check_sizes(form)
         crossing = Crossing(form, self._values.split.rows[producer], self._parts.row, producer)
         return self._code.receive(self._parts.plan.transfer(crossing, self._parts.place))
+
+    def _check_sizes(self, form: Form) -> None:
+        """Refuse to send to another stage what has as many entries as the data says.
+
+        Raises:
+            StrategyError: tokens at their experts.
+        """
+        if any(map(is_by_groups, form.codes)):
+            raise StrategyError(
+                f"stages of the pipeline part the experts from what op {self._maker(form)!r} makes of their tokens; "
+                "let stages begin at a layer, with cuts=."
+            )
 
     def _maker(self, form: Form) -> str:
         return self._graph.op_names[int(self._graph.tensor_producer[form.tensor])]

@@ -63,6 +63,8 @@ class RankOps:
             else:
                 made[node] = self._called(node, op, batch, made)
                 made[node].meta.setdefault("op", source)
+                if self._parts.is_by_groups(op):
+                    made[node].meta["by_groups"] = True
         self._code.run_of = outer
         self._enter(op, batch, made)
 
@@ -97,7 +99,8 @@ class RankOps:
         borders = self._borders.of_call(node, op, batch, inputs, parts)
         label_weight, sums = self._sums.label_weight(op), self._sums.statistics(op)
         of_classes, lists = self._sums.classes(op, batch), self._parts.lists(node, op, batch)
-        extras = Extras(label_weight, sums, of_classes, borders, lists)
+        by_groups = self._parts.is_by_groups(op)
+        extras = Extras(label_weight, sums, of_classes, borders, lists, by_groups and bool(lists))
         self._copy_written(node, op, batch, inputs, is_of_all=sums is not None)
         return self._code.call_on_parts(node, inputs, parts, outputs, extras)
 

@@ -123,6 +123,10 @@ class RankParts:
                     return lists_read(self.values, entry, op, batch, self.place)
         return ()
 
+    def is_by_groups(self, op: int) -> bool:
+        """Whether op j works on the tokens of its experts alone."""
+        return any(row is not None and row.is_by_groups for row in (s.row[op] for s in self.values.split.mesh))
+
     def borders(self, node: fx.Node, argument: fx.Node, op: int, batch: int) -> Iterator[Beside]:
         """Axes along which a call of op j also reads entries beside its part of an argument."""
         anchor, info = self.values.nodes.anchors.get(argument), info_of(argument)

@@ -1,0 +1,59 @@
+"""How many tokens the devices of experts have: evenly many, unless a graph says otherwise.
+
+Where experts are dropless, the data says how many tokens each has. A step waits for the device that has most, and so
+each counts as that one. Where experts have seats, their capacity, all seats are computed, whatever the data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from graphs.errors import GraphError
+from graphs.opgraph import OpGraph
+from graphs.rows import ByGroups, Part, SplitRow
+
+EXPERTS = "experts"
+
+
+def expert_load(graph: OpGraph) -> float | None:
+    """Tokens of the device that has most over an even share, where experts are spread; None where none are dropless."""
+    loads = [row.load for rows in dict.fromkeys(graph.split_rows) for row in rows if row.is_by_groups]
+    return max(loads, default=None)
+
+
+def has_seats(graph: OpGraph) -> bool:
+    """Whether experts have seats for a fixed number of tokens, all of which are computed."""
+    rows = dict.fromkeys(graph.split_rows)
+    return any(row.axis == EXPERTS for of_op in rows for row in of_op) and expert_load(graph) is None
+
+
+def with_expert_load(graph: OpGraph, load: float) -> OpGraph:
+    """The graph with another load of the device that has most; the graph itself for the load that it has.
+
+    Raises:
+        GraphError: no number from 1 up, or no dropless experts.
+    """
+    if not (math.isfinite(load) and load >= 1.0):
+        raise GraphError(
+            f"got an expert load of {load:g}, tokens of the device that has most over an even share; expected 1 for "
+            "even ones or more."
+        )
+    now = expert_load(graph)
+    if load == (now or 1.0):
+        return graph
+    if now is None:
+        raise GraphError(
+            f"graph {graph.name!r} has no experts whose tokens the data deals out; leave out the expert load, or, "
+            "where experts have seats, change their capacity in the model."
+        )
+    made = {rows: tuple(_with_load(row, load) for row in rows) for rows in dict.fromkeys(graph.split_rows)}
+    return replace(graph, split_rows=tuple(made[rows] for rows in graph.split_rows))
+
+
+def _with_load(row: SplitRow, load: float) -> SplitRow:
+    return replace(row, inputs=_parts(row.inputs, load), outputs=_parts(row.outputs, load)) if row.is_by_groups else row
+
+
+def _parts(parts: tuple[Part, ...], load: float) -> tuple[Part, ...]:
+    return tuple(replace(part, load=load) if isinstance(part, ByGroups) else part for part in parts)

@@ -1,0 +1,99 @@
+"""Dropless experts, as transformers has them: products by groups, whose tokens an all-to-all takes to their experts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+from baselines.strategies.applied import applied
+from baselines.strategies.estimating.estimator import Estimator
+from env.cluster import Cluster
+from env.simulation.simulator import Simulator
+from graphs.capture import capture
+from graphs.errors import GraphError
+from graphs.opgraph import OpGraph, Phase
+from graphs.rows import SplitRow
+from graphs.transforms import split
+from graphs.transforms.expert_load import expert_load, with_expert_load
+from graphs.transforms.strategy import Strategy
+from graphs.zoo import build
+
+LAYERS, EXPERTS = 1, 8
+
+
+@pytest.fixture(scope="module")
+def mixture() -> OpGraph:
+    """A Qwen3 with 8 experts of which each token asks 2, at sizes where devices work and do not wait."""
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=64, hidden_size=1024, moe_intermediate_size=1024, num_hidden_layers=LAYERS, num_attention_heads=8,
+        num_key_value_heads=2, head_dim=64, num_experts=EXPERTS, num_experts_per_tok=2, max_position_embeddings=1024,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model, words = transformers.Qwen3MoeForCausalLM(config).bfloat16(), torch.empty(8, 1024, dtype=torch.long)
+    return capture(model, (), kwargs={"input_ids": words, "labels": words}, train=True)
+
+
+def test_tokens_go_to_their_experts_and_back_in_each_pass(mixture: OpGraph) -> None:
+    made = split(mixture, [rule.axis() for rule in Strategy.parse("ep8").mesh])
+    kinds = Counter(collective.kind for collective in made.collectives)
+    assert kinds["all_to_all"] == 4 * LAYERS
+    assert kinds["all_gather"] == kinds["reduce_scatter"] == 0
+    tokens = 8 * 1024 * 2 * 1024 * 2  # sequences, words, experts that each asks, numbers, bytes
+    assert {c.bytes for c in made.collectives if c.kind == "all_to_all"} == {tokens}
+
+
+def test_no_work_is_repeated(mixture: OpGraph) -> None:
+    graph = split(mixture, [rule.axis() for rule in Strategy.parse("ep8").mesh]).graph
+    before, after = (float(each.flops[each.phase != Phase.UPDATE].sum()) for each in (mixture, graph))
+    assert after == pytest.approx(before)
+
+
+def test_uneven_load_makes_all_wait_for_the_fullest_device(mixture: OpGraph) -> None:
+    cluster, strategy = Cluster.preset("8xH100-nvswitch"), Strategy.parse("ep8")
+    found = []
+    for load in (1.0, 1.5, 3.0):
+        graph = with_expert_load(mixture, load)
+        assert expert_load(graph) == load
+        made = applied(graph, cluster, strategy)
+        score = Simulator(made.problem).score(made.plan)
+        estimate = Estimator(graph, cluster).estimate(strategy)
+        assert estimate.step_time_s == pytest.approx(score.step_time_s, rel=0.15)
+        exchanged = split(graph, [rule.axis() for rule in strategy.mesh]).collectives
+        found.append(
+            (score.step_time_s, score.peak_bytes[0], sum(c.bytes for c in exchanged if c.kind == "all_to_all"))
+        )
+    (even_s, even, sent), (more_s, more, sent_more), (most_s, most, sent_most) = found
+    assert even_s < more_s < most_s
+    assert even < more < most
+    assert (sent_more, sent_most) == (1.5 * sent, 3 * sent)
+
+
+def test_load_is_nothing_to_replicas(mixture: OpGraph) -> None:
+    """Each has the tokens of all experts, however they are dealt out."""
+    uneven, axes = with_expert_load(mixture, 2.0), [rule.axis() for rule in Strategy.parse("dp8").mesh]
+    assert float(split(uneven, axes).graph.flops.sum()) == float(split(mixture, axes).graph.flops.sum())
+
+
+def test_the_row_is_read_as_it_is_written(mixture: OpGraph) -> None:
+    rows = {row for rows in with_expert_load(mixture, 1.25).split_rows for row in rows if row.is_by_groups}
+    assert rows
+    assert all(SplitRow.parse(str(row)) == row for row in rows)
+    assert replace(mixture, split_rows=with_expert_load(mixture, 1.0).split_rows).split_rows == mixture.split_rows
+
+
+def test_what_has_no_such_experts_is_refused() -> None:
+    model = build("mixtral_8x7b", device="meta", small=True)
+    seated = capture(model.model, model.args)
+    with pytest.raises(GraphError, match=r"has no experts whose tokens the data deals out; .*capacity"):
+        with_expert_load(seated, 1.5)
+    assert with_expert_load(seated, 1.0) is seated
+
+
+@pytest.mark.parametrize("load", [0.5, 0.0, float("nan"), float("inf")])
+def test_impossible_loads_are_refused(mixture: OpGraph, load: float) -> None:
+    with pytest.raises(GraphError, match="expected 1 for even ones or more"):
+        with_expert_load(mixture, load)
