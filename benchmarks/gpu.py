@@ -14,68 +14,37 @@ import gc
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from gpu_models import Made, Subject, in_bfloat16, subjects
-from gpu_strategies import recipes, timed, values, why
-from table import commit, machine
+from gpu_page import Row, Run, begun, keep, predicted, preset_of, read, write
+from gpu_strategies import Timed, recipes, timed, values, why
 
-from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster
 from env.device import Device
-from graphs.capture import capture
 from graphs.capture.record import default_loss
-from graphs.disk import write_atomically
-from graphs.formatting import format_bytes, format_seconds
-from graphs.opgraph import OpGraph
-from graphs.transforms.stacks import on_stack
-from graphs.transforms.strategy import Strategy
-from placement.calibrating.devices import known_device
+from graphs.formatting import format_seconds
 from placement.calibrating.machines import HowToMeasure, measured_device
 from placement.calibrating.records import Calibration
 from placement.calibration import of_measured
 from placement.measuring.machine.speeds import BRIEF, THOROUGH
 
 OUT = Path("docs/results")
-FITTING = 0.92  # of free memory that a prediction may fill
 _FIRST, _COMPILED_EARLY = 5, 2  # models that come first, and that are compiled before the others run
-_CALIBRATING, _RECIPES = 0.15, 0.25  # shares of the time
+_CALIBRATING, _RECIPES = 0.13, 0.35  # shares of the time
 _LEAST_S = {"eager": 5.0, "compiled": 40.0}  # seconds that must be left to begin a row
-_MOST_S = 4.0  # of measuring one
+_MOST_S = 2.5  # of measuring one
 _COLLECTIVES_S = 120.0
 _LOOK_MINUTES = 0.02  # of a calibration on a CPU, where this script is only tried
 PARTS = ("models", "strategies", "recipes", "collectives")
 _RANKS = "PLACEMENT_GPU_RANKS"  # set in the processes that measure collectives
-
-
-@dataclass(frozen=True)
-class Row:
-    """A model on a stack; times in seconds, None where there is none.
-
-    Attributes:
-        preset_s, calibrated_s: predicted before and after the calibration.
-        predicted_bytes, measured_bytes: peaks of memory.
-        reserved_bytes: by the allocator of torch, at most.
-        reason: why something is missing.
-    """
-
-    model: str
-    stack: str
-    preset_s: float | None = None
-    calibrated_s: float | None = None
-    measured_s: float | None = None
-    predicted_bytes: int | None = None
-    measured_bytes: int | None = None
-    reserved_bytes: int | None = None
-    reason: str = ""
 
 
 class Clock:
@@ -89,60 +58,47 @@ class Clock:
         return self.end_s - time.monotonic()
 
 
-@dataclass(frozen=True)
-class Bench:
-    """What rows are made with: the device, clusters of it before and after (or why not after), and options."""
-
-    place: torch.device
-    preset: Cluster | None
-    calibration: Calibration
-    failure: str
-    stacks: tuple[str, ...]
-    is_small: bool
-    clock: Clock
-
-
-@dataclass(frozen=True)
-class Found:
-    """What was measured so far: models, strategies and recipes on one device, collectives."""
-
-    rows: list[Row] = field(default_factory=list)
-    applied: list[dict[str, Any]] = field(default_factory=list)
-    recipes: list[dict[str, Any]] = field(default_factory=list)
-    together: list[dict[str, Any]] = field(default_factory=list)
-
-
 def main() -> None:
-    """Measure until the time is over, and write the page."""
+    """Measure until the time is over, predict the same, and write the page."""
     options = _options()
-    place = torch.device("cuda:0" if options.device == "cuda" else "cpu")
     if os.environ.get(_RANKS):
-        print(json.dumps([asdict(one) for one in _collectives_here(place)]))
+        print(json.dumps([asdict(one) for one in _collectives_here(_place(options))]))
         return
-    options.out.mkdir(parents=True, exist_ok=True)
-    clock = Clock(options.minutes)
     torch.manual_seed(options.seed)
-    preset = _preset(place)
+    options.out.mkdir(parents=True, exist_ok=True)
+    run = read(options.again) if options.again else measured(options)
+    if not options.measure_only:
+        say("predicting the same")
+        write(options.out, predicted(run, say))
+
+
+def _place(options: argparse.Namespace) -> torch.device:
+    return torch.device("cuda:0" if options.device == "cuda" else "cpu")
+
+
+def measured(options: argparse.Namespace) -> Run:
+    """Everything that there is time for, kept as it comes: whatever happens to this process, what is done stays."""
+    place, clock = _place(options), Clock(options.minutes)
+    stacks, parts = tuple(options.stacks.split(",")), options.parts.split(",")
     calibration, failure = _calibrated(place, options)
     say(failure or calibration.summary())
-    stacks, parts = tuple(options.stacks.split(",")), options.parts.split(",")
-    bench = Bench(place, preset, calibration, failure, stacks, place.type == "cpu", clock)
-    found = Found()
+    run = begun(calibration, failure, is_small=place.type == "cpu")
+    device = calibration.cluster.devices[0]
     if "strategies" in parts:
-        found.applied.extend(values(calibration.cluster.devices[0], place))
-    if "collectives" in parts:
-        found.together.extend(_safely(lambda: _collectives(options.device), "collectives"))
+        run.applied.extend(values(device, place))
     if "recipes" in parts:
         until = clock.left_s * (1.0 - _RECIPES)
-        for one in recipes(calibration.cluster.devices[0], place, lambda: clock.left_s - until, bench.is_small):
-            say(" | ".join(_recipe_cells(one)))
-            found.recipes.append(one)
-    for row in _rows(bench) if "models" in parts else ():
-        say(_row_words(row))
-        found.rows.append(row)
-        # After each row: whatever happens to this process, what is done stays.
-        _write(options.out, bench, found)
-    _write(options.out, bench, found)
+        for one in recipes(device, place, lambda: clock.left_s - until, run.is_small):
+            say(json.dumps(one))
+            run.recipes.append(one)
+    if "collectives" in parts:
+        run.together.extend(_safely(lambda: _collectives(options.device), "collectives"))
+    for row in _rows(place, stacks, clock, run.is_small) if "models" in parts else ():
+        say(f"{row.model} {row.stack}: {row.reason or format_seconds(row.measured_s or 0.0)}")
+        run.rows.append(row)
+        keep(options.out, run)
+    keep(options.out, run)
+    return run
 
 
 def _options() -> argparse.Namespace:
@@ -153,6 +109,8 @@ def _options() -> argparse.Namespace:
     made.add_argument("--stacks", default="eager,compiled", help="which of eager and compiled (default: both)")
     made.add_argument("--parts", default=",".join(PARTS), help="which parts to run (default: %(default)s)")
     made.add_argument("--out", type=Path, default=OUT, help="folder of gpu.md and gpu.jsonl (default: %(default)s)")
+    made.add_argument("--measure-only", action="store_true", help="predict nothing; --again does, on any machine")
+    made.add_argument("--again", type=Path, metavar="FILE", help="predict what this gpu.jsonl has measured, once more")
     made.add_argument("--seed", type=int, default=0)
     given = made.parse_args()
     if given.device == "cuda" and not torch.cuda.is_available():
@@ -181,14 +139,9 @@ def _calibrated(place: torch.device, options: argparse.Namespace) -> tuple[Calib
         measured = measured_device(place, how, BRIEF if place.type == "cpu" else THOROUGH)
         return of_measured(measured, options.seed), ""
     except Exception as error:
-        preset = _preset(place) or Cluster("unknown", (Device("gpu0", "gpu", 2**36, {"float32": 1e13}, 1e12),))
-        return Calibration(preset), f"the calibration failed: {why(error)}"
-
-
-def _preset(place: torch.device) -> Cluster | None:
-    """One device as a preset has it; None where no preset has this one."""
-    known = known_device(torch.cuda.get_device_name(place)) if place.type == "cuda" else None
-    return None if known is None else Cluster(known.model, (replace(known, name="gpu0"),))
+        name = torch.cuda.get_device_name(place) if place.type == "cuda" else ""
+        unknown = Cluster("unknown", (Device("gpu0", "gpu", 2**36, {"float32": 1e13}, 1e12),))
+        return Calibration(preset_of(name) or unknown), f"the calibration failed: {why(error)}"
 
 
 def _safely(work: Callable[[], list[dict[str, Any]]], what: str) -> list[dict[str, Any]]:
@@ -201,61 +154,39 @@ def _safely(work: Callable[[], list[dict[str, Any]]], what: str) -> list[dict[st
 # -- models ------------------------------------------------------------------------------------------------------
 
 
-def _rows(bench: Bench) -> Iterator[Row]:
+def _rows(place: torch.device, stacks: tuple[str, ...], clock: Clock, is_small: bool) -> Iterator[Row]:
     """The first models eager, two of them compiled, which takes long to begin with; the others eager; then compiled."""
-    every = list(subjects(bench.is_small))
+    every = list(subjects(is_small))
     first, rest = every[:_FIRST], every[_FIRST:]
-    jobs = [(one, stack) for stack in bench.stacks for one in (first if stack == "eager" else first[:_COMPILED_EARLY])]
-    jobs += [(one, stack) for stack in bench.stacks for one in (rest if stack == "eager" else [])]
-    jobs += [(one, "compiled") for one in every[_COMPILED_EARLY:] if "compiled" in bench.stacks]
-    graphs: dict[str, OpGraph] = {}
+    jobs = [(one, stack) for stack in stacks for one in (first if stack == "eager" else first[:_COMPILED_EARLY])]
+    jobs += [(one, stack) for stack in stacks for one in (rest if stack == "eager" else [])]
+    jobs += [(one, "compiled") for one in every[_COMPILED_EARLY:] if "compiled" in stacks]
     for subject, stack in jobs:
         row = Row(subject.name, stack, reason=subject.why_not)
-        least_s = 0.5 if bench.is_small else _LEAST_S[stack]
-        if not row.reason and bench.clock.left_s < least_s:
+        if not row.reason and clock.left_s < (0.5 if is_small else _LEAST_S[stack]):
             row = replace(row, reason="no time was left")
-        yield row if row.reason else _row(subject, row, bench, graphs)
+        if not row.reason:
+            seconds = min(0.2 if is_small else _MOST_S, 0.25 * clock.left_s)
+            row = _row(subject, row, place, seconds)
+        yield row
 
 
-def _row(subject: Subject, row: Row, bench: Bench, graphs: dict[str, OpGraph]) -> Row:
+def _row(subject: Subject, row: Row, place: torch.device, seconds: float) -> Row:
     try:
-        if subject.name not in graphs:
-            model, args, kwargs = in_bfloat16(subject.make(torch.device("meta")))
-            graphs[subject.name] = capture(model, args, kwargs, train=True, name=subject.name)
-        graph = on_stack(graphs[subject.name], row.stack)
-        row = _predicted(graph, row, bench)
-        free_bytes = torch.cuda.mem_get_info(bench.place)[0] if bench.place.type == "cuda" else 2**62
-        if row.predicted_bytes is not None and row.predicted_bytes > FITTING * free_bytes:
-            return replace(row, reason=f"needs more than the {format_bytes(free_bytes)} that are free")
-        seconds = min(_MOST_S, 0.25 * bench.clock.left_s, 0.2 if bench.is_small else _MOST_S)
-        measured_s, measured_bytes, reserved = _measured(subject, row.stack, bench.place, seconds)
+        measured_s, measured_bytes, reserved = _measured(subject, row.stack, place, seconds)
         return replace(row, measured_s=measured_s, measured_bytes=measured_bytes, reserved_bytes=reserved)
     except Exception as error:
         return replace(row, reason=why(error))
     finally:
         gc.collect()
-        if bench.place.type == "cuda":
+        if place.type == "cuda":
             torch.cuda.empty_cache()
         if row.stack == "compiled":
             torch.compiler.reset()
 
 
-def _predicted(graph: OpGraph, row: Row, bench: Bench) -> Row:
-    before = None if bench.preset is None else scored(graph, bench.preset, Strategy())
-    after = None if bench.failure else scored(graph, bench.calibration.cluster, Strategy())
-    told = after or before
-    return replace(
-        row,
-        preset_s=None if before is None else before.step_time_s,
-        calibrated_s=None if after is None else after.step_time_s,
-        predicted_bytes=None if told is None else told.peak_bytes,
-    )
-
-
-def _measured(
-    subject: Subject, stack: str, place: torch.device, seconds: float
-) -> tuple[float, int | None, int | None]:
-    """Median seconds of a step, and the most bytes that it allocated and that were reserved on a GPU."""
+def _measured(subject: Subject, stack: str, place: torch.device, seconds: float) -> Timed:
+    """The step as `timed` finds it, less what was allocated before."""
     before = torch.cuda.memory_allocated(place) if place.type == "cuda" else 0
     model, args, kwargs = in_bfloat16(subject.make(place))
     found = timed(training_step((model, args, kwargs), stack), place, seconds)
@@ -312,114 +243,6 @@ def _collectives_here(place: torch.device) -> list[Any]:
         sizes = torchrun.SIZES[2:10:2] if place.type == "cuda" else torchrun.SIZES[:3]
         found = torchrun.collectives(ranks, TimeLeft(60.0), sizes)
         return list(found) if ranks.rank == 0 else []
-
-
-# -- the page ----------------------------------------------------------------------------------------------------
-
-
-def _write(out: Path, bench: Bench, found: Found) -> None:
-    device = bench.calibration.cluster.devices[0]
-    about = {"device": device.model, "torch": torch.__version__, "commit": commit()}
-    lines = [{"kind": "about", **about}, {"kind": "calibration", **bench.calibration.to_dict()}]
-    lines.append({"kind": "cluster", "toml": bench.calibration.cluster.to_toml()})
-    lines += [{"kind": "kernel", **asdict(one), "work": int(one.work)} for one in bench.calibration.kernels]
-    lines += [{"kind": "model", **asdict(row)} for row in found.rows]
-    for kind in ("applied", "recipes", "together"):
-        lines += [{"kind": kind, **one} for one in getattr(found, kind)]
-    write_atomically(out / "gpu.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    write_atomically(out / "gpu.md", "\n".join(_page(bench, found)) + "\n")
-
-
-def _page(bench: Bench, found: Found) -> Iterator[str]:
-    rows = found.rows
-    device = bench.calibration.cluster.devices[0]
-    yield from ("# Predicted and measured on a GPU", "")
-    yield f"`python benchmarks/gpu.py` at commit {commit()}: {device.model}, {machine()}."
-    yield ""
-    known = "the preset of this GPU" if bench.preset is not None else "no preset has this device"
-    after = bench.failure or "`placement calibrate` in this run"
-    yield f"Before: {known}. After: {after}. Training steps in bfloat16 with Adam."
-    yield ""
-    for name, told in (("before", "preset_s"), ("after", "calibrated_s")):
-        off = [error for row in rows if (error := _off(getattr(row, told), row.measured_s)) is not None]
-        if off:
-            mean = statistics.mean(map(abs, off))
-            most = max(map(abs, off))
-            yield f"* {name} the calibration {mean:.1%} off in the mean of {len(off)} rows, {most:.1%} at most"
-    memory = [e for row in rows if (e := _off(row.predicted_bytes, row.measured_bytes)) is not None]
-    if memory:
-        yield f"* memory {statistics.mean(map(abs, memory)):.1%} off in the mean of {len(memory)} rows"
-    yield ""
-    yield "| model | stack | before | after | measured | before off | after off | memory | measured | off | reserved |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
-    yield from map(_cells, rows)
-    yield ""
-    yield from _page_of_fits(bench.calibration)
-    yield from ("", "## Strategies of one device", "")
-    yield from ("| strategy | loss off by | gradients off by | largest gradient |", "| --- | ---: | ---: | ---: |")
-    for one in found.applied:
-        if "reason" in one:
-            yield f"| {_cell(one['what'])} | {_cell(one['reason'])} | | |"
-        else:
-            figures = (one["loss_off"], one["gradient_off"], one["largest_gradient"])
-            yield f"| {_cell(one['what'])} | {' | '.join(f'{figure:.2e}' for figure in figures)} |"
-    yield from ("", "## Recipes of one device, applied", "")
-    yield "| model | precision | strategy | stack | predicted | measured | off | memory | measured | off | reserved |"
-    yield "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
-    for one in found.recipes:
-        yield f"| {' | '.join(_recipe_cells(one))} |"
-    yield from ("", "## Collectives", "", "| kind | ranks | size | time |", "| --- | ---: | ---: | ---: |")
-    for one in found.together:
-        if "reason" in one:
-            yield f"| {one['what']}: {_cell(one['reason'])} | | | |"
-            continue
-        for size, seconds in zip(one["sizes"], one["seconds"], strict=True):
-            yield f"| {one['kind']} | {one['ranks']} | {format_bytes(size)} | {format_seconds(seconds)} |"
-
-
-def _page_of_fits(calibration: Calibration) -> Iterator[str]:
-    yield from ("## Kernels", "", "| kernels | dtype | fitted | left out | off before | off after |")
-    yield "| --- | --- | ---: | ---: | ---: | ---: |"
-    for fit in calibration.fits:
-        yield f"| {fit.what} | {fit.dtype} | {fit.fitted} | {fit.left_out} | {fit.before:.1%} | {fit.after:.1%} |"
-
-
-def _recipe_cells(one: dict[str, Any]) -> list[str]:
-    named = [_cell(str(one[name])) for name in ("model", "precision", "strategy", "stack")]
-    if "reason" in one:
-        return [*named, "", _cell(one["reason"]), "", "", "", "", ""]
-    times = [format_seconds(one["predicted_s"]), format_seconds(one["measured_s"])]
-    sizes = [one["predicted_bytes"], one["measured_bytes"], one["reserved_bytes"]]
-    predicted, measured, reserved = (format_bytes(size) if size is not None else "" for size in sizes)
-    off = _signed(_off(one["predicted_s"], one["measured_s"]))
-    return [*named, *times, off, predicted, measured, _signed(_off(*sizes[:2])), reserved]
-
-
-def _signed(off: float | None) -> str:
-    return "" if off is None else f"{off:+.1%}"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _off(predicted: float | None, measured: float | None) -> float | None:
-    """Signed, as a share of what was measured."""
-    return None if predicted is None or not measured else predicted / measured - 1.0
-
-
-def _cells(row: Row) -> str:
-    times = [format_seconds(s) if s is not None else "" for s in (row.preset_s, row.calibrated_s, row.measured_s)]
-    offs = [_off(row.preset_s, row.measured_s), _off(row.calibrated_s, row.measured_s)]
-    told = (row.predicted_bytes, row.measured_bytes, row.reserved_bytes)
-    sizes = [format_bytes(b) if b is not None else "" for b in told]
-    signed = [_signed(off) for off in (*offs, _off(row.predicted_bytes, row.measured_bytes))]
-    times[2] = times[2] or _cell(row.reason)
-    return f"| {' | '.join((row.model, row.stack, *times, *signed[:2], *sizes[:2], signed[2], sizes[2]))} |"
-
-
-def _row_words(row: Row) -> str:
-    return _cells(row).strip("| ")
 
 
 if __name__ == "__main__":

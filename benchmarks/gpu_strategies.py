@@ -17,6 +17,8 @@ from torch import nn
 import placement
 from env.cluster import Cluster
 from env.device import Device
+from graphs.zoo.records import ZooModel
+from placement.results.result import Result
 
 # Where the model is captured and made, and the strategy.
 STRATEGIES = (("gpu", "mb2"), ("gpu", "recompute=*"), ("gpu", "mb2 | recompute=*"), ("cpu", "mb2"))
@@ -76,14 +78,14 @@ def values(device: Device, place: torch.device) -> Iterator[Row]:
 
 
 def recipes(device: Device, place: torch.device, left_s: Callable[[], float], is_small: bool) -> Iterator[Row]:
-    """Each recipe predicted with the calibrated device, applied to the model, and measured."""
+    """Each recipe applied to the model, and measured."""
     for precision, text, stack in RECIPES:
         row = {"model": _MODEL, "precision": precision, "strategy": text, "stack": stack}
         if left_s() < _LEAST_S:
             yield {**row, "reason": "no time was left"}
             continue
         try:
-            yield {**row, **_recipe(precision, text, stack, _with_host(device, text), place, is_small)}
+            yield {**row, **_recipe(precision, text, stack, cluster_of(device, text), place, is_small)}
         except Exception as error:
             yield {**row, "reason": why(error)}
         finally:
@@ -94,7 +96,7 @@ def recipes(device: Device, place: torch.device, left_s: Callable[[], float], is
                 torch.compiler.reset()
 
 
-def _with_host(device: Device, text: str) -> Cluster:
+def cluster_of(device: Device, text: str) -> Cluster:
     """The device alone or, where something is offloaded, with the host that its preset has."""
     if "offload" not in text:
         return Cluster("one", (device,))
@@ -105,16 +107,28 @@ def _with_host(device: Device, text: str) -> Cluster:
     return replace(preset, devices=devices)
 
 
+def predicted_recipe(row: Row, cluster: Cluster, is_small: bool) -> Row:
+    """What is predicted of a recipe."""
+    result = _result(row["precision"], row["strategy"], row["stack"], cluster, placement.build(_MODEL, small=is_small))
+    first = cluster.devices[0].name
+    return {"predicted_s": result.step_time_s, "predicted_bytes": result.peak_bytes[first]}
+
+
+def _result(precision: str, text: str, stack: str, cluster: Cluster, zoo: ZooModel) -> Result:
+    _without_dropout(zoo.model)
+    graph = placement.capture(zoo.model, zoo.train_args, train=True, precision=precision)
+    return placement.optimize(graph, cluster, strategy=text, stack=stack, seed=0)
+
+
 def _recipe(precision: str, text: str, stack: str, cluster: Cluster, place: torch.device, is_small: bool) -> Row:
     torch.manual_seed(0)
+    if place.type == "cuda":
+        torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(place) if place.type == "cuda" else 0
     zoo = placement.build(_MODEL, device=str(place), small=is_small)
+    result = _result(precision, text, stack, cluster, zoo)
     args = zoo.train_args
-    _without_dropout(zoo.model)
-    graph = placement.capture(zoo.model, args, train=True, precision=precision)
-    result = placement.optimize(graph, cluster, strategy=text, stack=stack, seed=0)
-    first = cluster.devices[0].name
-    placed = placement.apply(zoo.model, result, args, devices={first: place}, stack=stack)
+    placed = placement.apply(zoo.model, result, args, devices={cluster.devices[0].name: place}, stack=stack)
     optimizer: torch.optim.Optimizer = torch.optim.Adam(placed.parameters(), lr=1e-4, fused=True)
     if precision.startswith("master"):
         optimizer = placement.with_masters(optimizer)
@@ -124,10 +138,8 @@ def _recipe(precision: str, text: str, stack: str, cluster: Cluster, place: torc
         optimizer.step()
         optimizer.zero_grad()
 
-    measured_s, peak, reserved = timed(step, place, 0.2 if is_small else 3.0)
+    measured_s, peak, reserved = timed(step, place, 0.2 if is_small else 2.0)
     return {
-        "predicted_s": result.step_time_s,
-        "predicted_bytes": result.peak_bytes[first],
         "measured_s": measured_s,
         "measured_bytes": None if peak is None else peak - before,
         "reserved_bytes": reserved,

@@ -280,14 +280,14 @@ def _tensors(value: Any, device: str | None = None) -> Any:
 
 
 def _attention(query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
-    return 2 * _pairs(query, key) * (query.shape[-1] + value.shape[-1])
+    return int(2 * _pairs(query, key) * (query.shape[-1] + value.shape[-1]))
 
 
 def _attention_backward(
     grad: Any, query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any
 ) -> int:
     # The scores once more and the gradients of query and key, then those of the value and of the scores.
-    return 2 * _pairs(query, key) * (3 * query.shape[-1] + 2 * value.shape[-1])
+    return int(2 * _pairs(query, key) * (3 * query.shape[-1] + 2 * value.shape[-1]))
 
 
 def _pairs(query: torch.Tensor, key: torch.Tensor) -> int:
