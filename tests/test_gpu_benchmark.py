@@ -25,22 +25,33 @@ def rows_of(folder: Path, kind: str) -> list[dict[str, object]]:
 
 
 def test_models_and_strategies_on_a_cpu(gpu: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["--device", "cpu", "--minutes", "5", "--stacks", "eager", "--parts", "models,strategies"]
+    import gpu_page
+    import gpu_strategies
+
+    words = ["--device", "cpu", "--minutes", "5", "--stacks", "eager", "--parts", "models,strategies,recipes"]
     monkeypatch.setattr(sys, "argv", ["gpu.py", *words, "--out", str(tmp_path)])
-    monkeypatch.setattr(gpu, "STRATEGIES", ("mb2 | recompute=*",))
-    monkeypatch.setattr(gpu, "subjects", lambda is_small: [*few(gpu), broken(gpu)])
+    monkeypatch.setattr(gpu_strategies, "STRATEGIES", (("cpu", "mb2 | recompute=*"),))
+    monkeypatch.setattr(gpu_strategies, "RECIPES", (("master", "mb2", "eager"),))
+    for module in (gpu, gpu_page):
+        monkeypatch.setattr(module, "subjects", lambda is_small: [*few(gpu), broken(gpu)])
     gpu.main()  # type: ignore[attr-defined]
-    plain, failing = rows_of(tmp_path, "model")
+    plain, failing = rows_of(tmp_path, "rows")
     assert plain["model"] == "perceptron"
     assert plain["measured_s"] > 0  # type: ignore[operator]
     assert plain["calibrated_s"] > 0  # type: ignore[operator]
     assert plain["preset_s"] is None
     assert failing["reason"] == "ValueError: this one fails"
-    (applied,) = rows_of(tmp_path, "strategy")
+    (applied,), (recipe,) = rows_of(tmp_path, "applied"), rows_of(tmp_path, "recipes")
+    assert recipe["predicted_s"] > 0  # type: ignore[operator]
+    assert recipe["measured_s"] > 0  # type: ignore[operator]
     assert applied["gradient_off"] <= 1e-5 * applied["largest_gradient"]  # type: ignore[operator]
     page = (tmp_path / "gpu.md").read_text(encoding="utf-8")
     assert "| perceptron | eager |" in page
     assert "| broken | eager |  |  | ValueError: this one fails |" in page
+    once_more = tmp_path / "again"
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--again", str(tmp_path / "gpu.jsonl"), "--out", str(once_more)])
+    gpu.main()  # type: ignore[attr-defined]
+    assert rows_of(once_more, "rows") == rows_of(tmp_path, "rows")
     assert "## Kernels" in page
 
 
