@@ -386,7 +386,7 @@ def _megatron_ci(row: Row) -> Run | Skipped:
     words = _megatron_words(replicas, tensor, context, stages, chunks, sequence=bool(row["sequence_parallel"]))
     words = [word if row["use_distributed_optimizer"] else word.replace(" zero1", "") for word in words]
     words += [_again(FULL if row["recompute_granularity"] == "full" else "")]
-    words += [_even_cuts(layers, stages, "_to_copy" if shape.norm == "rms" else "native_layer_norm")] * (chunks == 1)
+    words += [_even_cuts(layers, stages * chunks, "_to_copy" if shape.norm == "rms" else "native_layer_norm")]
     return Run(
         *(name, shape, int(row["global_batch_size"]), int(row["micro_batch_size"]), replicas, _joined(words)),
         *("8xA100-nvswitch", "fused", gpus, math.nan, float(row["mem_max_allocated_bytes"])),
