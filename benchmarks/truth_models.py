@@ -70,7 +70,7 @@ class Shape:
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding of queries and keys [N, heads, T, d]."""
+    """Rotary position embedding of queries and keys [N, T, heads, d]; tables [T, 1, d / 2]."""
 
     def forward(self, query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
         return _rotated(query, cosine, sine), _rotated(key, cosine, sine)
@@ -124,13 +124,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
         query, key, value = (
-            each(x).unflatten(2, (heads, -1)).transpose(1, 2)
+            each(x).unflatten(2, (heads, -1))
             for each, heads in ((self.query, self.heads), (self.key, self.kv_heads), (self.value, self.kv_heads))
         )
         if self.rotary is not None:
             query, key = self.rotary(query, key, tables[0], tables[1])
         mask = None if self.core.flash else tables[2]
-        return self.core(query, key, value, mask).transpose(1, 2).flatten(2)
+        result: Tensor = self.core(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), mask)
+        return result.transpose(1, 2).flatten(2)
 
 
 class Post(nn.Module):
@@ -205,7 +206,10 @@ class Transformer(nn.Module):
         if shape.tied:
             self.output.weight = self.word_embedding.weight
         half = shape.hidden // shape.heads // 2
-        for name, table in (("cosine", torch.zeros(shape.tokens, half)), ("sine", torch.zeros(shape.tokens, half))):
+        for name, table in (
+            ("cosine", torch.zeros(shape.tokens, 1, half)),
+            ("sine", torch.zeros(shape.tokens, 1, half)),
+        ):
             self.register_buffer(name, table, persistent=False)
         mask = None if shape.flash else torch.zeros(shape.tokens, shape.tokens)
         self.register_buffer("mask", mask, persistent=False)

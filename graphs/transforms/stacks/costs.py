@@ -43,9 +43,9 @@ class _Habits:
     takes_two: BoolArray
 
     @staticmethod
-    def none(graph: OpGraph) -> _Habits:
+    def none(graph: OpGraph, is_again: BoolArray) -> _Habits:
         no = np.zeros(graph.n_tensors, dtype=np.bool_)
-        return _Habits(np.ones(graph.n_tensors), no, no, np.zeros(graph.n_ops, dtype=np.bool_))
+        return _Habits(np.ones(graph.n_tensors), no, is_again, np.zeros(graph.n_ops, dtype=np.bool_))
 
     @staticmethod
     def of_compiler(graph: OpGraph, kernel_of: IntArray) -> _Habits:
@@ -56,16 +56,19 @@ class _Habits:
         return _Habits(_widths(graph), inlined, _computed_again(graph, facts, kernel_of, inlined), takes_two)
 
 
-def shared_kernels(graph: OpGraph, kernel_of: IntArray, is_compiled: bool) -> tuple[FloatArray, IntArray]:
+def shared_kernels(
+    graph: OpGraph, kernel_of: IntArray, is_compiled: bool, is_again: BoolArray
+) -> tuple[FloatArray, IntArray]:
     """Bytes moved, float64 [n], and launches, int64 [n]; ops with a kernel of their own keep theirs.
 
     Args:
         kernel_of: int64 [n], any number for each kernel.
         is_compiled: whether a compiler made the kernels, rather than somebody by hand.
+        is_again: bool [m], tensors that backward kernels by hand compute once more; a compiler has more of them.
     """
     kernel, first = numbered(kernel_of)
     is_shared = (np.bincount(kernel) > 1)[kernel]
-    habits = _Habits.of_compiler(graph, kernel) if is_compiled else _Habits.none(graph)
+    habits = _Habits.of_compiler(graph, kernel) if is_compiled else _Habits.none(graph, is_again)
     moved = np.where(is_shared, _moved(graph, kernel, habits), graph.bytes_moved)
     before, after = (sums(kernel, amounts, len(first)) for amounts in (graph.bytes_moved, moved))
     moved = moved * np.where(after > before, before / np.maximum(after, 1.0), 1.0)[kernel]

@@ -15,15 +15,16 @@ from graphs.transforms.derived import Derived
 from graphs.transforms.stacks.compiled import compiled_kernels
 from graphs.transforms.stacks.costs import inside_kernels, shared_kernels
 from graphs.transforms.stacks.handmade import handmade_kernels
+from graphs.transforms.stacks.held import HeldTensors
 
 
 def on_stack(graph: OpGraph, stack: str) -> OpGraph:
     """The same ops, tensors and names, launched as a stack does: bytes moved, launches and memory change, nothing else.
 
     The members of one kernel share it: its first member launches it, the others launch nothing, and the bytes that a
-    member moves are what it reads from outside of its kernel and writes that leaves it. Tensors that only members read
-    take no memory. So a split graph, a recomputed
-    one or one in micro-batches may come after, and values do not depend on the stack.
+    member moves are what it reads from outside of its kernel and writes that leaves it. Tensors that only members
+    read take no memory, nor do those that backward kernels compute again (`HeldTensors`). So a split graph, a
+    recomputed one or one in micro-batches may come after, and values do not depend on the stack.
 
     Args:
         stack: ``"eager"``, every op by itself; ``"compiled"``, as torch.compile does; ``"fused"``, with the hand-made
@@ -47,10 +48,14 @@ def on_stack(graph: OpGraph, stack: str) -> OpGraph:
             "use a graph without measured times."
         )
     kernel_of = _kernels(graph, stack)
-    moved, kernels = shared_kernels(graph, kernel_of, stack == COMPILED)
-    in_place = frozen(graph.tensor_in_place | inside_kernels(graph, kernel_of))
+    held = HeldTensors.of(graph, kernel_of)
+    moved, kernels = shared_kernels(graph, kernel_of, stack == COMPILED, held.is_again)
+    in_place = frozen(graph.tensor_in_place | inside_kernels(graph, kernel_of) | held.is_again)
     origin = replace(graph.origin, stack=stack)
-    placed = replace(graph, bytes_moved=moved, kernels=kernels, tensor_in_place=in_place, origin=origin)
+    sizes = frozen(held.bytes)
+    placed = replace(
+        graph, bytes_moved=moved, kernels=kernels, tensor_bytes=sizes, tensor_in_place=in_place, origin=origin
+    )
     step = step_of(graph)  # which a stack does not change
     return placed if step is None else keep_step(placed, step)
 
