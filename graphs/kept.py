@@ -85,7 +85,7 @@ def fixed_bytes(graph: OpGraph) -> IntArray:
 
 # Numbers remembered for each parameter; of adafactor and adam8bit see `_remembered_bytes`.
 STATES = {"adam": 2.0, "adamw": 2.0, "adam8bit": 2.0, "momentum": 1.0, "adafactor": 0.0, "sgd": 0.0}
-# Of adam8bit: parameters with fewer numbers keep wide states; others have a float32 scale for each block of
+# adam8bit: parameters with fewer numbers keep wide states; others have a float32 scale for each block of
 # ``block_size=256``, as of torchao's `AdamW8bit`. bitsandbytes does the same, in blocks of 2,048 at first.
 _SMALL, _BLOCK = 4096, 256
 

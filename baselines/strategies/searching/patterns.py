@@ -31,12 +31,14 @@ class Patterns:
     Attributes:
         words: axes of the rows by which its ops may be split.
         recomputed: what may run again: nothing, everything, attention cores, the first layers, parts of every layer.
+        most_parts: of every layer all parts but the one that is costliest to run again; () where there is one alone.
         blocks: of the modules with parameters, layers together; all of them are the whole model.
         weights: each of the blocks, with those modules that use its parameters too, as tied ones do.
     """
 
     words: frozenset[str]
     recomputed: tuple[tuple[str, ...], ...]
+    most_parts: tuple[str, ...]
     blocks: tuple[str, ...]
     weights: tuple[tuple[str, ...], ...]
 
@@ -47,16 +49,19 @@ def patterns(graph: OpGraph) -> Patterns:
     rows = {id(rows): rows for rows in graph.split_rows}.values()
     layers = _layers(graph)
     recomputed: list[tuple[str, ...]] = [()]
+    most_parts: tuple[str, ...] = ()
     if graph.is_training:
         recomputed += [("*",)] if any(graph.modules) else []
         recomputed += _cores(graph)
         for share in _SHARES if layers else ():
             recomputed.append(tuple(p for name, n in layers.items() for p in first_layers(name, max(1, n // share))))
-        recomputed += _parts_of_layers(graph, layers)
+        parts, most_parts = _parts_of_layers(graph, layers)
+        recomputed += parts
     blocks = _blocks(graph, layers)
     return Patterns(
         frozenset(row.axis for several in rows for row in several),
         tuple(dict.fromkeys(recomputed)),
+        most_parts,
         blocks,
         tuple((block, *_users_elsewhere(graph, block)) for block in blocks),
     )
@@ -71,14 +76,17 @@ def _cores(graph: OpGraph) -> list[tuple[str]]:
     return [(f"kind:*{SPELT_OUT}*",)] if SPELT_OUT in cores and any(each.is_softmax for each in facts) else []
 
 
-def _parts_of_layers(graph: OpGraph, layers: dict[str, int]) -> list[tuple[str, ...]]:
+def _parts_of_layers(graph: OpGraph, layers: dict[str, int]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     """Parts of the layers of the longest list, those that free most for the least work first, then the next ones too.
 
     Parts without products, such as norms, are one, as they take hardly any time; of each other part some layers run
     again, or all. All parts together are what ``recompute=*`` says.
+
+    Returns:
+        these, and of them all parts but the last one.
     """
     if not layers:
-        return []
+        return [], ()
     name = max(layers, key=lambda each: layers[each])
     freed, flops = _kept_in_parts(graph, name)
     kept = [part for part, size_bytes in freed.items() if size_bytes > _LITTLE * sum(freed.values())]
@@ -87,24 +95,26 @@ def _parts_of_layers(graph: OpGraph, layers: dict[str, int]) -> list[tuple[str, 
     cheap = [part for part in kept if work[part] <= _CHEAP]
     steps = [*([cheap] if cheap else []), *([part] for part in costly)]
     if not 0 < len(steps) <= _MOST_PARTS:
-        return []
+        return [], ()
     listed = pattern_of(name)
     found: list[tuple[str, ...]] = []
     before: tuple[str, ...] = ()
+    most: tuple[str, ...] = ()
     for step in steps:
+        most = before
         parts = [pattern_of(part) for part in step]
         for share in _PART_SHARES if step is not cheap else ():
             some = first_layers(name, max(1, int(share * layers[name])))
             found.append((*before, *(f"{layer}.{part}" for layer in some for part in parts)))
         before = (*before, *(f"{listed}.*.{part}" for part in parts))
         found.append(before)
-    return found
+    return found, most
 
 
 def _kept_in_parts(graph: OpGraph, name: str) -> tuple[dict[str, int], dict[str, float]]:
     """By part of the layers of a list, all of them together: bytes that need not wait if it runs again, and FLOPs.
 
-    What backward ops of other parts read waits all the same.
+    Tensors that backward ops of other parts read wait all the same.
     """
     begin = f"{name}."
     part_of: dict[str, str] = {}

@@ -238,7 +238,9 @@ class _Search:
         has_dp = any(rule.name == "dp" for rule in plain.mesh)
         levels = (0, 1, 3) if has_dp and self.graph.is_training else (0,)
         offloads = ((), (OPTIMIZER,)) if may_offload(self.graph, self.cluster, plain) else ((),)
-        for offload, recompute, zero in itertools.product(offloads, self.space.recomputations, levels):
+        more, parts = self.space.recomputations, patterns(self.graph).most_parts
+        again = (*more[:-1], parts, *more[-1:]) if parts else more
+        for offload, recompute, zero in itertools.product(offloads, again, levels):
             for frugal in sharded(self.cluster, replace(plain, recompute=recompute, offload=offload), zero):
                 if not self.space.may_fit(frugal):
                     continue
