@@ -49,7 +49,7 @@ IN_PRECISION = (
 ROUNDED = 5e-2  # the tolerance in bfloat16, whose numbers are 0.8 % apart
 SUMS = 0.1  # of the largest gradient; smaller ones are measured by that, as large summands may cancel out in them
 ON_IMAGES, ON_EXPERTS = ("hp2", "wp2", "hp2 | wp2", "dp2 | hp2"), ("ep2",)
-ON_TEXT = ("cp2", "cp2 ulysses", "dp2 zero3 | cp2", "dp2 zero3 | cp2 ulysses")
+ON_TEXT = ("cp2", "cp2 ulysses", "cp2 ring", "dp2 zero3 | cp2", "dp2 zero3 | cp2 ulysses", "dp2 zero3 | cp2 ring")
 OF_INFERENCE = ("dp2", "tp2", "tp2 sp", "pp2 gpipe mb2", "dp2 | pp2 gpipe mb2 | tp2")
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from graphs.arrays import FloatArray, IntArray
 
 FABRIC_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+SHIFT = "shift"  # a round of the ring of an all-gather, whose figures serve it
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,15 @@ class Protocol:
             raise refusal(what, "bus_bytes_per_s", self.bus_bytes_per_s, "a finite number")
         if not isinstance(self.least_ranks, int) or isinstance(self.least_ranks, bool) or self.least_ranks < 1:
             raise refusal(what, "least_ranks", self.least_ranks, "a whole number of ranks, 1 or more")
+
+    def shift_seconds(self, size_bytes: FloatArray, ranks: int, hosts: int, across_bytes_per_s: float) -> FloatArray:
+        """float64: as `seconds`, of one round of the ring, in which a rank sends its part to the next one.
+
+        One rank of a host sends to the next host, through its own share of the ports.
+        """
+        port = min(self.bus_bytes_per_s, across_bytes_per_s / (ranks // hosts))
+        begun_s = self.base_s + (self.host_s if hosts > 1 else self.rank_s)
+        return np.asarray(begun_s + size_bytes / ranks / port, dtype=np.float64)
 
     def seconds(self, size_bytes: FloatArray, ranks: int, hosts: int, across_bytes_per_s: float) -> FloatArray:
         """float64, in the shape of the sizes: arguments as of `Fabric.seconds`."""
@@ -125,7 +135,10 @@ class Fabric:
         """
         size = np.asarray(size_bytes, dtype=np.float64)
         usable = self._usable(kind, ranks // hosts)
-        found = [each.seconds(size, ranks, hosts, across_bytes_per_s) for each in usable]
+        if kind == SHIFT:
+            found = [each.shift_seconds(size, ranks, hosts, across_bytes_per_s) for each in usable]
+        else:
+            found = [each.seconds(size, ranks, hosts, across_bytes_per_s) for each in usable]
         return np.asarray(np.min(found, axis=0), dtype=np.float64)
 
     def scaled(self, bandwidth: float = 1.0, latency: float = 1.0, between_hosts: float = 1.0) -> Fabric:
@@ -145,7 +158,7 @@ class Fabric:
 
     def _usable(self, kind: str, ranks_of_host: int) -> list[Protocol]:
         own = [each for each in self.protocols if each.kind == kind]
-        if not own and kind == "reduce_scatter":
+        if not own and kind in ("reduce_scatter", SHIFT):
             own = [each for each in self.protocols if each.kind == "all_gather"]
         # One rank of each host has no other inside; what the protocol takes to begin holds for it as well.
         return [each for each in own if max(ranks_of_host, 2) >= each.least_ranks]

@@ -177,6 +177,8 @@ def collective_s(kind: str, algorithm: str, size_bytes: float, ranks: int, netwo
         spread, collect = (p - 1) * send, (p - 1) * max(send, add) + min(send, add)
     else:
         sent = (p - 1) / p**2 if name == "pairwise" else (p - 1) / p
+        if kind == "shift":
+            return network.latency_s + n / p * network.s_per_byte
         spread = _rounds_of_pieces(name, p) * network.latency_s + sent * n * network.s_per_byte
         collect = spread + sent * add
     return {"all_reduce": collect + spread, "reduce_scatter": collect, "reduce": collect}.get(kind, spread)
@@ -193,6 +195,8 @@ def buffer_bytes(kind: str, algorithm: str, size_bytes: int, ranks: int) -> int:
         return 0
     if kind == "all_to_all":
         return (p - 1) * n // p**2
+    if kind == "shift":  # what arrives is the result
+        return 0
     if kind in ("all_gather", "broadcast"):
         return (p - 1) * n // p if name in ("ring", "sharded") else n
     if name == "central" or (name == "doubling" and p & (p - 1)):

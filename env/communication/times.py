@@ -151,7 +151,7 @@ def lone_collective(kind: str, ranks: int, size_bytes: int, *, in_place: bool = 
 
 def given_bytes(kind: str, ranks: int, size_bytes: int) -> int:
     """Bytes that each rank gives to a collective of so many bytes."""
-    return size_bytes // ranks if kind in ("all_gather", "all_to_all") else size_bytes
+    return size_bytes // ranks if kind in ("all_gather", "all_to_all", "shift") else size_bytes
 
 
 def host_size(cluster: Cluster, devices: Sequence[int]) -> int:

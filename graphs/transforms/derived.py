@@ -40,6 +40,7 @@ class Exchanged:
         is_again: it was gathered once before, and is gathered again for the backward pass.
         phase: in which it is needed.
         cast: of a parameter, the op that casts what is stored of it before it travels; -1 for none.
+        turn: of a tensor in a ring, how many parts it has gone on before; -1 where it goes round none.
     """
 
     what: str
@@ -50,6 +51,7 @@ class Exchanged:
     is_again: bool = False
     phase: int = 0
     cast: int = -1
+    turn: int = -1
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,12 @@ class Collective:
     puts an algorithm in the place of all of them.
 
     Attributes:
-        kind: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"`` or ``"all_to_all"``.
+        kind: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"all_to_all"`` or ``"shift"``, by
+            which each rank sends to the next one.
         axis: name of the mesh axis along which the ranks lie.
         ops: number of each rank's op in the derived graph, by rank.
         bytes: of the whole tensor: what a rank gives to an all-reduce or a reduce-scatter, has after an all-gather, or
-            all ranks together give to an all-to-all.
+            all ranks together give to an all-to-all or a shift.
         members: what is exchanged; several where collectives share a bucket.
     """
 

@@ -46,6 +46,7 @@ class MeshRule:
         shares: of ``"dp"``: samples of each replica, in proportion; empty is as many for each.
         by_heads: of ``"cp"``: attention is cut by heads, between two all-to-alls (``ulysses`` in texts); else by its
             queries, which gathers keys and values.
+        is_ring: of ``"cp"``: keys and values are not gathered but go round, a block at a time (``ring`` in texts).
 
     Raises:
         StrategyError: shares that are not one of 1 or more for each part, or not of ``"dp"``; modules whose weights are
@@ -59,10 +60,14 @@ class MeshRule:
     tensor_modules: tuple[str, ...] = ()
     shares: tuple[int, ...] = ()
     by_heads: bool = False
+    is_ring: bool = False
 
     def __post_init__(self) -> None:
         if self.by_heads and self.name != "cp":
             raise StrategyError(f"axis {self.name}{self.size} cuts attention by heads, which only cp does.")
+        if self.is_ring and (self.name != "cp" or self.by_heads):
+            said = f"{self.name}{self.size} ring" + (" ulysses" if self.by_heads else "")
+            raise StrategyError(f"{said!r} cannot be; expected 'cp{self.size} ring', or 'cp{self.size} ulysses'.")
         if self.tensor_modules and (self.name not in ("dp", GROUPS) or self.shares):
             what = "uneven shares of the batch" if self.shares else "no batch to cut elsewhere"
             raise StrategyError(
@@ -86,13 +91,15 @@ class MeshRule:
         """The axis as `graphs.transforms.splitting.splitter` takes it."""
         patterns = self.modules, self.tensor_modules
         words = AXES[self.name].words
-        return Axis(self.name, self.size, words, self.sequence, *patterns, shares=self.shares, by_heads=self.by_heads)
+        found = Axis(self.name, self.size, words, self.sequence, *patterns, shares=self.shares)
+        return replace(found, by_heads=self.by_heads, is_ring=self.is_ring)
 
     def __str__(self) -> str:
         where = f" on {_joined(self.modules)}" if self.modules else ""
         where += f" tp on {_joined(self.tensor_modules)}" if self.tensor_modules else ""
         shares = f" shares={self._shares}" if self.shares else ""
-        words = f"{' sp' if self.sequence else ''}{' ulysses' if self.by_heads else ''}"
+        known = {"sp": self.sequence, "ulysses": self.by_heads, "ring": self.is_ring}
+        words = "".join(f" {word}" for word, is_said in known.items() if is_said)
         return f"{AXES[self.name].in_text}{self.size}{words}{shares}{where}"
 
     @property

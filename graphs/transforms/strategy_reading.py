@@ -97,6 +97,8 @@ class _Reader:
                 rule = replace(rule, sequence=True)
             elif word[0] == "ulysses" and rule.name == "cp":
                 rule = replace(rule, by_heads=True)
+            elif word[0] == "ring" and rule.name == "cp":
+                rule = replace(rule, is_ring=True)
             elif word[0] == "on":
                 self._once(word, f"modules of {rule.name}")
                 rule = replace(rule, modules=self._patterns(word, rest))
@@ -113,7 +115,7 @@ class _Reader:
                 options = {
                     "dp": ["zero1", "zero2", "zero3", "shares=2:1", "on", "tp on"],
                     "tp": ["sp", "on"],
-                    "cp": ["ulysses", "on"],
+                    "cp": ["ulysses", "ring", "on"],
                 }.get(rule.name, ["on"])
                 raise self._unknown(word, options)
         mesh = {other.name: other for other in strategy.mesh}

@@ -21,6 +21,8 @@ from graphs.transforms.derived import Derived
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.extents import divided_extents
 from graphs.transforms.splitting.joint import in_time
+from graphs.transforms.splitting.ring_rows import turned
+from graphs.transforms.splitting.rings import in_rings
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding
 
 MICRO_BATCHES = "mb"  # name of the axis that cuts the batch in time
@@ -41,6 +43,7 @@ class AxisCut:
         halo: float64 [e], as of `Sharding`.
         load: float64 [n], of each op as of `SplitRow`; `written_load`, float64 [m], of what is written by groups.
         has_parted_statistics: bool [n], ops with statistics of a batch whose parts each see some of it.
+        turns: bool [e], keys and values that go round a ring; sums: bool [m], gradients that do.
     """
 
     key: tuple[object, ...]
@@ -58,6 +61,8 @@ class AxisCut:
     load: FloatArray
     written_load: FloatArray
     has_parted_statistics: BoolArray
+    turns: BoolArray
+    sums: BoolArray
 
     def share(self, size: int, weights: Sequence[int] = (), part: int | None = None) -> FloatArray:
         """float64 [n]: share of an op's divided work of the part that has most, or of one of uneven parts."""
@@ -120,7 +125,7 @@ class Cuts:
         levels = tuple(bisect_left(self._extents.get(word, []), parts) for word in words)
         size = axis.size if axis.cuts_weights or "experts" in axis.words else 0
         too_small = tuple(word for word in axis.words if 0 < self.units(word) < parts)
-        heads = tuple(other.size for other in (axis, *others) if other.by_heads)
+        heads = tuple((other.size, other.is_ring) for other in (axis, *others) if other.by_heads or other.is_ring)
         walk = (axis.words, size, axis.sequence, axis.modules, axis.tensor_modules, levels, too_small, heads)
         key = (*walk, axis.name == MICRO_BATCHES)
         if key in self._failed:
@@ -184,6 +189,8 @@ class _Origins:
             load=first.load[self.op],
             written_load=np.where(none_of_tensor, 1.0, first.written_load[self.tensor]),
             has_parted_statistics=first.has_parted_statistics[self.op],
+            turns=first.turns[self.input] & ~none_of_input,
+            sums=first.sums[self.tensor] & ~none_of_tensor,
         )
 
 
@@ -209,5 +216,16 @@ def _kept(graph: OpGraph, made: Sharding, key: tuple[object, ...]) -> AxisCut:
                 written_extent[t] = part.extent
                 written_load[t] = part.load if isinstance(part, ByGroups) else 1.0
     parted = [row is not None and parts_statistics(kind, row) for row, kind in zip(made.row, graph.kinds, strict=True)]
-    whole = made.written, made.read, made.state, made.halo, load, written_load, np.array(parted)
+    whole = made.written, made.read, made.state, made.halo, load, written_load, np.array(parted), *_turning(graph, made)
     return AxisCut(key, extent, divided_extents(graph, made.row), flops, moved, time, sums, written_extent, *whole)
+
+
+def _turning(graph: OpGraph, made: Sharding) -> tuple[BoolArray, BoolArray]:
+    """bool [e] and [m]: what goes round a ring, as of `AxisCut`."""
+    turns, sums = np.zeros(len(made.read), dtype=np.bool_), np.zeros(graph.n_tensors, dtype=np.bool_)
+    for op in in_rings(graph, [made]):
+        found = turned(graph, op, made.row[op])
+        assert found is not None
+        turns[graph.inputs[0][op] + np.array(found[0], dtype=np.int64)] = True
+        sums[graph.output_ptr[op] + np.array(found[1], dtype=np.int64)] = True
+    return turns, sums

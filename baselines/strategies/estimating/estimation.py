@@ -30,6 +30,7 @@ from baselines.strategies.estimating.step import (
     HALO,
     KINDS,
     ONCE,
+    SHIFT,
     STATISTICS,
     SUMS,
     THERE,
@@ -187,6 +188,7 @@ class Estimation:
                 result[chosen] = self.network.seconds(
                     _COLLECTIVES[kind], axis, size[chosen], self.strategy.reduce, stage=r
                 )
+                result[chosen] *= self.sizes.axes[axis] - 1 if kind == SHIFT else 1  # once for each block of others
         return result
 
     def _host_ways(self) -> list[HostWay]:

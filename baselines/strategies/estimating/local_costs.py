@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from baselines.strategies.estimating.rings import LocalRings
 from baselines.strategies.estimating.step import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
     BACK,
     HALO,
+    SHIFT,
     STATISTICS,
     SUMS,
     THERE,
@@ -165,7 +167,7 @@ def local_costs(
     casts = split.cast_in_parts(states)
     tensor[graph.output_ptr[casts]] /= parts
     stored = np.concatenate([stored, casts])  # each place does its part of these
-    op_s = np.zeros(graph.n_ops)
+    op_s, rings = np.zeros(graph.n_ops), LocalRings.of(step, sizes, tensor)
     shares = sizes.shares[0] if sizes.shares else ()
     # A micro-batch has a host of its own, and so has what is done once a step (`OpGraph.stream` of split graphs).
     stream = None if split.chunks is None else (split.chunks.extent > 0).astype(np.int64)
@@ -176,13 +178,16 @@ def local_costs(
         # The axis of replicas is the outermost one.
         own = devices if replica is None else [_stretch(numbers, replica, len(shares)) for numbers in devices]
         slower = _slower(every, replica)
+        rings.divide(own_work, times.reads_extents)
         np.maximum(op_s, _seconds(step, times, own_work, own, (slower, stream)), out=op_s)
+    op_s[rings.ops] *= rings.parts
+    op_s += rings.merge_s(step, times, devices)
     op_s += _sums_s(step, tensor, times, devices, split.synchronised)
     local = [local_states(split, sizes, states, part, level) for part, level in _parts_of(states, split)]
     return LocalCosts(
         op_s=op_s,
         tensor_bytes=tensor,
-        workspace=(graph.workspace_bytes * np.minimum(work, 1.0)).astype(np.float64),
+        workspace=(graph.workspace_bytes * np.minimum(work, 1.0)).astype(np.float64) + rings.held,
         kept=_kept(graph, states, local),
         **_job_bytes(step, split, sizes, states, tensor, every),
         sum_s=_sum_s(step, tensor, times, devices),
@@ -315,7 +320,7 @@ def _job_bytes(
     k = np.array(sizes.axes or (1,), dtype=float)[jobs.axis]
     parameter = local_states(split, sizes, states, states.parameter, False) if len(states.owner) else np.zeros(1)
     local = np.where(jobs.tensor >= 0, tensor[jobs.tensor], parameter[jobs.state] * jobs.amount)
-    of_part = (jobs.tensor >= 0) & ((jobs.kind == ALL_GATHER) | (jobs.kind == ALL_TO_ALL))
+    of_part = (jobs.tensor >= 0) & np.isin(jobs.kind, (ALL_GATHER, ALL_TO_ALL, SHIFT))
     whole = np.where(of_part, local * k, np.where(jobs.kind == HALO, local * k * jobs.amount, local))
     for a, (cut, size, _) in enumerate(every):  # tokens on their way to uneven groups; on the way back it is counted
         most = min(float(cut.load.max(initial=1.0)), float(size))
@@ -329,7 +334,7 @@ def _job_bytes(
         for a, (cut, size, weights) in enumerate(every):
             whole[at] *= np.where(jobs.axis[at] == a, size, cut.share(size, weights)[op])
     whole = np.where(split.adds_parts(jobs), whole / (sizes.axes or (1,))[split.zero_axis], whole)
-    is_made = ~jobs.is_update & ~np.isin(jobs.kind, (HALO, STATISTICS, SUMS, THERE))
+    is_made = ~jobs.is_update & ~np.isin(jobs.kind, (HALO, STATISTICS, SUMS, THERE, SHIFT))
     made = np.where(np.isin(jobs.kind, (ALL_GATHER, ALL_REDUCE, BACK)), whole, whole / k)
     return {"job_bytes": whole, "job_made": np.where(is_made, made, 0.0)}
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 GROUPS = 4
 FORWARD, BACKWARD, WEIGHTS, ONCE = range(GROUPS)
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "halo", "statistics", "sums", "there", "back")
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS, SUMS, THERE, BACK = range(len(KINDS))
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "halo", "statistics", "sums", "there", "back", "shift")
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS, SUMS, THERE, BACK, SHIFT = range(len(KINDS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,6 +280,7 @@ class _Builder:
                 self._put_together(STATISTICS, a, ops, NUMBERS * self.states.largest_used[ops])
             ops = np.flatnonzero(self.split.cuts[a].sums_bytes)
             self._put_together(SUMS, a, ops, self.split.cuts[a].sums_bytes[ops])
+            self._ring(a)
         if self.split.zero_axis >= 0:
             self._storage()
         if hosted is not None:
@@ -362,6 +363,24 @@ class _Builder:
         none, no = np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.bool_)
         self._keep(np.full(n, kind), np.full(n, a), none, none, place - 1, frame.block[ops], no, no, size)
         self.waits.append((place, np.arange(self.n_jobs - n, self.n_jobs)))
+
+    def _ring(self, a: int) -> None:
+        """Keys and values, and their gradients, go round while attention computes: what follows it waits for them."""
+        frame, cut = self.frame, self.split.cuts[a]
+        at, sums = np.flatnonzero(cut.turns), np.flatnonzero(cut.sums)
+        ops = np.concatenate([self.consumer[at], self.graph.tensor_producer[sums]])
+        tensor, n = np.concatenate([self.tensor[at], sums]), len(at) + len(sums)
+        if not n:
+            return
+        place, none, no = frame.position[ops], np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.bool_)
+        self._keep(
+            np.full(n, SHIFT), np.full(n, a), tensor, none, place - 1, frame.block[ops], no, no, np.ones(n)
+        )  # fmt: skip
+        by_place = np.empty(self.graph.n_ops, dtype=np.int64)
+        by_place[frame.position] = frame.block
+        follows = np.minimum(place + 1, self.graph.n_ops - 1)
+        waits = np.where(by_place[follows] == frame.block[ops], follows, place)
+        self.waits.append((waits, np.arange(self.n_jobs - n, self.n_jobs)))
 
     def _storage(self) -> None:
         """Gathers of parameters whose storage is split."""

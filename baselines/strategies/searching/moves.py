@@ -76,7 +76,10 @@ def _moves(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Mov
     for rule in strategy.mesh:
         if rule.name == "cp":
             others = tuple(other for other in strategy.mesh if other is not rule)
-            yield "sequence", replace(strategy, mesh=(*others, replace(rule, by_heads=not rule.by_heads)))
+            for by_heads, is_ring in ((False, False), (True, False), (False, True)):
+                way = replace(rule, by_heads=by_heads, is_ring=is_ring)
+                if way != rule:
+                    yield "sequence", replace(strategy, mesh=(*others, way))
     yield from _weights_of_replicas(graph, strategy)
     if any(rule.size > 1 for rule in strategy.mesh) and graph.is_training:
         for size in (0, strategy.bucket_bytes // _BUCKET_FACTOR, strategy.bucket_bytes * _BUCKET_FACTOR):

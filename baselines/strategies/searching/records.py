@@ -93,7 +93,7 @@ class Pool:
 def like(strategy: Strategy) -> object:
     """Strategies that communicate alike, whose estimates are off alike."""
     rules = ((rule, bool(rule.tensor_modules)) for rule in strategy.mesh)
-    mesh = tuple((rule.name, rule.size, rule.sequence, rule.by_heads, cuts) for rule, cuts in rules)
+    mesh = tuple((rule.name, rule.size, rule.sequence, rule.by_heads, rule.is_ring, cuts) for rule, cuts in rules)
     pipeline = strategy.stages, strategy.order, bool(strategy.device_names)
     return mesh, *pipeline, strategy.zero, strategy.micro_batches > 1, bool(strategy.recompute), strategy.offload
 

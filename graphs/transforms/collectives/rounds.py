@@ -18,7 +18,7 @@ from graphs.errors import UnknownNameError
 
 _HIERARCHICAL, _DIGITS = "hierarchical", "0123456789"
 _WITH_GROUP = re.compile(_HIERARCHICAL + "[1-9][0-9]{0,5}")
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "shift")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ def rounds_of(kind: str, algorithm: str, ranks: int) -> Rounds:
     group = group_size(algorithm, ranks)
     if kind == "all_to_all":
         return _pairwise(ranks, lambda source, target: source * ranks + target)
+    if kind == "shift":
+        return _rounds([[Send(r, (r + 1) % ranks, r, 1) for r in range(ranks)]])
     if algorithm == "doubling":
         return _recursive_doubling(ranks)
     spread = _SPREAD[algorithm.rstrip(_DIGITS)](ranks, group)
@@ -74,7 +76,7 @@ def carried_out_by(kind: str, algorithm: str) -> str:
 
     Every algorithm all-reduces. Tree and central server also broadcast and reduce; ring, butterfly, hierarchical and
     sharded server also reduce-scatter and all-gather. For the rest stands in what libraries take: a ring, a butterfly
-    or a tree. An all-to-all is always a pairwise exchange.
+    or a tree. An all-to-all is always a pairwise exchange, and a shift one round of a ring.
 
     Raises:
         UnknownNameError: an unknown kind or algorithm.
@@ -85,6 +87,8 @@ def carried_out_by(kind: str, algorithm: str) -> str:
         raise UnknownNameError("algorithm", algorithm, ALGORITHMS)
     if kind == "all_to_all":
         return "pairwise"
+    if kind == "shift":
+        return "ring"
     if kind == "all_reduce":
         return algorithm
     if kind in ("broadcast", "reduce"):

@@ -81,6 +81,9 @@ def template(kind: str, algorithm: str, ranks: int) -> Template:
     if kind == "all_to_all":
         given = [range(r * ranks, (r + 1) * ranks) for r in range(ranks)]
         result = [range(r, pieces, ranks) for r in range(ranks)]
+    elif kind == "shift":
+        given = [[r] for r in range(ranks)]
+        result = [[(r - 1) % ranks] for r in range(ranks)]
     else:
         given = [[piece] if kind == "all_gather" else everything for piece in own]
         result = [[piece] if kind == "reduce_scatter" else everything for piece in own]

@@ -12,9 +12,9 @@ import numpy as np
 from graphs.opgraph import OpGraph
 from graphs.records import Work
 from graphs.rows import Shard
+from graphs.transforms.splitting.ring_rows import SEQUENCE
 from graphs.transforms.splitting.sharding import Sharding
 
-SEQUENCE = "sequence"
 _DENSITY = 4  # of attention's extents: the share of the pairs of queries and keys that is not masked
 
 

@@ -11,6 +11,7 @@ from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import OWN_FAMILY
 from graphs.transforms.splitting.op_states import states_of, where
+from graphs.transforms.splitting.ring_rows import turned
 from graphs.transforms.splitting.sharding import HEADS, SUM, Axis, Sharding, shard, shares
 
 
@@ -40,6 +41,7 @@ def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis], decided: IntArray | 
         )
     _check_shared(graph, sharding)
     _check_heads(graph, sharding, others)
+    _check_ring(graph, sharding)
     return sharding
 
 
@@ -105,6 +107,19 @@ def _check_heads(graph: OpGraph, sharding: Sharding, others: Sequence[Axis]) -> 
             f"axes {other.name!r} ('ulysses') and {axis.name!r} both cut attention by heads; leave out 'ulysses', or "
             f"cut other weights by 'on' after {axis.name}{axis.size}."
         )
+
+
+def _check_ring(graph: OpGraph, sharding: Sharding) -> None:
+    """Keys and values of some attention go round, where an axis is said to be a ring."""
+    axis = sharding.axis
+    if not axis.is_ring or any(turned(graph, op, row) is not None for op, row in enumerate(sharding.row)):
+        return
+    raise StrategyError(
+        f"axis {axis.name!r} sends keys and values round a ring ('ring') of {axis.size}, and graph {graph.name!r} has "
+        "no attention that can take them block by block: one call in a training step, without mask and dropout, of a "
+        f"length that {axis.size} divides; leave out 'ring', which gathers them, or say 'ulysses', which cuts heads, "
+        "and takes masks as well."
+    )
 
 
 def _check_extents(graph: OpGraph, axis: Axis, parts: int, others: Sequence[Axis]) -> None:

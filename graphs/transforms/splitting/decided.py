@@ -8,6 +8,7 @@ import numpy as np
 
 from graphs.arrays import IntArray
 from graphs.opgraph import OpGraph
+from graphs.transforms.splitting.ring_rows import SEQUENCE, turned
 from graphs.transforms.splitting.sharding import Sharding, shard, with_whole_tables
 
 
@@ -26,7 +27,10 @@ def decided_rows(graph: OpGraph, sharding: Sharding) -> IntArray | None:
         key = graph.row_numbers[op], id(row), n_read[op]
         if key not in known:
             rows = enumerate(graph.split_rows[op])
-            known[key] = next((k for k, each in rows if with_whole_tables(each, n_read[op]) == row), -1)
+            if turned(graph, op, row) is None:
+                known[key] = next((k for k, each in rows if with_whole_tables(each, n_read[op]) == row), -1)
+            else:  # in a ring, by the row of the sequence
+                known[key] = next(k for k, each in rows if each.axis == SEQUENCE)
         if known[key] < 0:
             return None
         numbers[op] = known[key]

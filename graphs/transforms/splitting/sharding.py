@@ -21,9 +21,11 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
+from graphs.records import Work
 from graphs.rows import OWN_FAMILY, ByGroups, Part, Partial, Replicate, Shard, SplitRow
 from graphs.transforms.splitting.normalised import normalised
 from graphs.transforms.splitting.op_states import states_of, where
+from graphs.transforms.splitting.ring_rows import SEQUENCE, in_ring, turned
 from graphs.transforms.splitting.storage_ops import gradient_casts, weight_casts
 
 EXPERTS, HEADS = "experts", "heads"
@@ -51,6 +53,8 @@ class Axis:
         shares: of the batch, in proportion, one for each part; empty for parts as even as can be.
         by_heads: of the axis of a sequence: attention is cut by its heads, between two all-to-alls (Jacobs et al. 2023,
             "DeepSpeed Ulysses").
+        is_ring: of the axis of a sequence: keys and values of attention go round, a block at a time
+            (`graphs.transforms.splitting.rings`).
     """
 
     name: str
@@ -62,6 +66,7 @@ class Axis:
     parts: int = 0
     shares: tuple[int, ...] = ()
     by_heads: bool = False
+    is_ring: bool = False
 
     @property
     def cuts_weights(self) -> bool:
@@ -331,7 +336,7 @@ class _Walk:
                 self._take(op, self._whole(op, n_read))
                 continue
             key = self.row_number[op], numbers[op], n_read
-            if key not in found:
+            if key not in found or self.axis.is_ring:  # whose rows depend on others
                 found[key] = self._numbered(op, numbers[op], n_read)
             self._take(op, found[key])
 
@@ -343,6 +348,10 @@ class _Walk:
         row = with_whole_tables(rows[number], n_read)
         if 1 < row.extent < self._parts(row, self.is_tensor[op]):
             raise StrategyError(f"row {str(row)!r:.80} was decided for op {name!r}, which goes into no so many parts.")
+        if self.axis.is_ring and row.axis == SEQUENCE:
+            read = self.input_tensor[self.input_ptr[op] : self.input_ptr[op + 1]]
+            ringed = self._in_ring(op, [_choice(row, n_read)], read)
+            return _choice(row, n_read) if ringed is None else ringed
         return _choice(row, n_read)
 
     def torn(self) -> frozenset[int]:
@@ -434,12 +443,13 @@ class _Walk:
             self.is_reduced_by_readers[op],
             self.flops[op],
             self.moved[op],
-            None if mirrored is None else mirrored.axis,
+            None if mirrored is None else (mirrored.axis, mirrored if self.axis.is_ring else None),
             *(
                 (self.size[t], frozenset(self.available[t]), frozenset(self.normalised[t]), self._is_open(t))
                 for t in read
             ),
             *((self.state[s], s in self.tied) for s in states),
+            *((self._part_written(t) for t in read) if self.axis.is_ring else ()),
             self._gradient_state(op),
             self.row_number[self.gradients[op][1]] if op in self.gradients else -1,
             *((self.size[t], frozenset(self.normalised[t])) for t in written),
@@ -450,6 +460,8 @@ class _Walk:
         if self.axis.by_heads and not states and (heads := self._of_heads(op, rows, read)):
             return min(heads, key=lambda choice: self._exchange_s(choice, read))
         named = [choice for choice in rows if choice.row is not None and choice.row.axis in self.axis.words]
+        if self.axis.is_ring and (ringed := self._in_ring(op, named, read)) is not None:
+            return ringed
         if named and not self.is_tensor[op]:
             return min(named, key=lambda choice: (self._rank(choice), self._exchange_s(choice, read)))
         return self._followed(op, rows, read)
@@ -459,6 +471,24 @@ class _Walk:
         heads = [choice for choice in rows if choice.row is not None and choice.row.axis == HEADS]
         is_core = bool(op_kind(self.graph.kinds[op]).attention_core)
         return heads if is_core else [choice for choice in heads if self._fits(choice, read)]
+
+    def _in_ring(self, op: int, named: list[_Choice], read: list[int]) -> _Choice | None:
+        """The row of attention whose keys and values go round, which reads them as they are cut; None for none."""
+        row = next((choice.row for choice in named if choice.row is not None and choice.row.axis == SEQUENCE), None)
+        forward = self.forward_of[op]
+        is_backward = row is not None and self.graph.work[op] == Work.ATTENTION_BACKWARD
+        if row is None or (is_backward and turned(self.graph, forward, self.row[forward]) is None):
+            return None
+        made = [self._part_written(t) for t in read]
+        ringed = in_ring(self.graph, op, row, made, self.axis.size)
+        return None if ringed is None else _choice(ringed, len(read))
+
+    def _part_written(self, tensor: int) -> Shard | None:
+        """The stretch of a sequence along which a tensor is written cut; None where it is not."""
+        op = self.producer[tensor]
+        row = self.row[op]
+        part = None if row is None or row.axis != SEQUENCE else row.outputs[tensor - self.output_ptr[op]]
+        return part if isinstance(part, Shard) else None
 
     def _take(self, op: int, best: _Choice) -> None:
         """Make a row the op's, and close what it reads."""

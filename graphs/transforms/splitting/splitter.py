@@ -23,6 +23,7 @@ from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
 from graphs.transforms.splitting.joint import in_time
+from graphs.transforms.splitting.rings import Rings
 from graphs.transforms.splitting.sharding import IN_TIME, SUM, Axis, Sharding, differing
 from graphs.transforms.splitting.synchronised import give_sums, synchronise
 from graphs.transforms.splitting.zero import Storage, Zero
@@ -139,6 +140,7 @@ class _Split:
         self.storage = Storage(layout, zero)
         self.exchanges = Exchanges(layout, self.out)
         self.exchanges.is_released = self.storage.is_released
+        self.rings = Rings(layout, self.out, self.exchanges)
 
     def derived(self, synchronised: bool) -> Derived:
         layout, graph = self.layout, self.graph
@@ -150,6 +152,8 @@ class _Split:
         if synchronised:
             synchronise(layout, self.out, self.exchanges)
         give_sums(layout, self.out, self.exchanges)
+        if self.rings.axis_of:
+            self.rings.emit(*self._of_rings)
         self.storage.emit(self.out, self.exchanges)
         words = [f"{axis.axis.name}{axis.axis.size}" for axis in layout.mesh]
         words += [f"mb{layout.micro_batches}"] if layout.chunks is not None else []
@@ -182,12 +186,18 @@ class _Split:
         group = graph.colocation[op]
         work = self._work(op, batch, place, flops, moved)
         fixed_s = graph.fixed_s[op]
+        time_s = fixed_s + (graph.time_s[op] - fixed_s) * (work * self._slower())[:, None]
+        extents, kernels, works = layout.extents, graph.kernels[op], graph.work[op]
+        if self.rings.axis_of:  # whose blocks do the work
+            self._of_rings = flops, extents, (time_s, fixed_s)
+            merging = self.rings.merging(flops, moved, *self._of_rings[1:])
+            flops, moved, extents, works, kernels, time_s, fixed_s = merging
         self.out.ops(
             self._names(op, batch, place),
-            time_s=fixed_s + (graph.time_s[op] - fixed_s) * (work * self._slower())[:, None],
+            time_s=time_s,
             fixed_s=fixed_s,
-            extents=layout.extents,
-            work=graph.work[op],
+            extents=extents,
+            work=works,
             kinds=np.array(graph.kinds, dtype=object)[op],
             dtypes=np.array(graph.dtypes, dtype=object)[op],
             modules=np.array(graph.modules, dtype=object)[op],
@@ -197,7 +207,7 @@ class _Split:
             gradient_bytes=kept[1][op, place] * once,
             optimizer_bytes=kept[2][op, place] * once,
             workspace_bytes=np.rint(graph.workspace_bytes[op] * np.minimum(work, 1.0)).astype(np.int64),
-            kernels=graph.kernels[op],
+            kernels=kernels,
             colocation=np.where(group < 0, -1, group * layout.places + place),
             phase=graph.phase[op],
             forward_of=np.where(mirrored < 0, -1, layout.first_op[mirrored] + same * layout.places + place),

@@ -30,7 +30,7 @@ _NOTES = (
     "exposed: time in which a device computes nothing and communicates",
     "gap: at most so far from optimal among all strategies",
 )
-_COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+_COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shift")
 
 
 def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) -> None:

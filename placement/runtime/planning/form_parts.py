@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from graphs.rows import Shard
-from graphs.transforms.splitting.balance import SEQUENCE, is_balanced
+from graphs.transforms.splitting.balance import is_balanced
+from graphs.transforms.splitting.ring_rows import SEQUENCE
 from graphs.transforms.splitting.sharding import SUM, is_by_groups
 from placement.runtime.parts.layouts import PartLayout, whole
 
@@ -81,7 +82,11 @@ class FormParts:
 
     def _layout(self, form: Form, place: int) -> PartLayout:
         found = whole(self.root(form).layout.shape)
-        cuts = list(enumerate(zip(form.codes, self.split.coordinates(place), strict=True)))
+        coordinates = list(self.split.coordinates(place))
+        for a, sharding in enumerate(self.split.mesh) if form.turn else ():
+            if sharding.axis.is_ring:
+                coordinates[a] = (coordinates[a] - form.turn) % sharding.axis.size
+        cuts = list(enumerate(zip(form.codes, coordinates, strict=True)))
         # Of tokens at their experts the data says how many there are: they count as all that might be.
         cuts = [(a, cut) for a, cut in cuts if not is_by_groups(cut[0])]
         for a, (code, coordinate) in cuts:

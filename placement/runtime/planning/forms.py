@@ -32,6 +32,7 @@ class Form(NamedTuple):
         is_again: gathered a second time, for the backward pass.
         phase: of a parameter that is gathered for use: which pass; else -1.
         taken: code of the stretch that a micro-batch takes of a tensor that is there for all of them; else WHOLE.
+        turn: in a ring, how many parts it has gone on: it is the part of the place so many before this one.
     """
 
     tensor: int
@@ -41,6 +42,7 @@ class Form(NamedTuple):
     is_again: bool = False
     phase: int = -1
     taken: int = WHOLE
+    turn: int = 0
 
 
 class Wanted(NamedTuple):

@@ -14,6 +14,7 @@ from graphs.op_kinds import op_kind
 from graphs.opgraph import Phase
 from graphs.rows import Shard
 from graphs.transforms.derived import Collective, Exchanged
+from graphs.transforms.splitting.rings import SHIFT
 from graphs.transforms.splitting.sharding import SUM, WHOLE, is_by_groups
 from placement.runtime.exchanging.exchanges import Exchange, Member
 from placement.runtime.parts.layouts import PartLayout, whole
@@ -96,6 +97,8 @@ class PlannedExchanges:
         before = Form(member.number, -1, member.before, number)
         after = before._replace(codes=member.after)
         dtype = values.parts.root(before).layout.dtype
+        if kind == SHIFT:
+            return self._shifted(before._replace(turn=member.turn), places, dtype)
         of_before, of_after = ([values.parts.layout(one, place) for place in places] for one in (before, after))
         if kind == "all_reduce":
             if are_ends_of_groups(values, member.number):
@@ -110,6 +113,17 @@ class PlannedExchanges:
         codes = tuple(b if b == a else WHOLE for b, a in zip(member.before, member.after, strict=True))
         together = values.parts.layout(before._replace(codes=codes), places[0])
         return Member(kind, together, tuple(of_before), tuple(of_after), dtype)
+
+    def _shifted(self, before: Form, places: list[int], dtype: torch.dtype) -> Member:
+        """What each rank sends to the next one: an all-to-all in which all others get nothing."""
+        layout, mesh = self.values.parts.layout, self.values.split.mesh
+        codes = (WHOLE if one.axis.is_ring else code for one, code in zip(mesh, before.codes, strict=True))
+        together = layout(before._replace(codes=tuple(codes)), places[0])
+        of_before, of_after = (
+            tuple(layout(before._replace(turn=turn), place) for place in places)
+            for turn in (before.turn, before.turn + 1)
+        )
+        return Member("all_to_all", together, of_before, of_after, dtype)
 
     def _ends_of_lists(self, tensor: int, n_parts: int, dtype: torch.dtype) -> Member:
         """Where the groups of tokens end in the list of each part, one list after the other.

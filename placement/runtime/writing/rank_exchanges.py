@@ -85,7 +85,8 @@ class RankExchanges:
                 form = self._plan.storage.cast_form(member)
                 stored = self._cast(member.cast, stored, self._values.parts.root(form).layout.dtype)
             return stored, form._replace(phase=member.phase, batch=batch)
-        before = Form(member.number, -1, member.before, SUMMED if member.is_summed else batch)
+        turn = max(member.turn, 0)
+        before = Form(member.number, -1, member.before, SUMMED if member.is_summed else batch, turn=turn)
         again = before._replace(is_again=True)
         if member.is_again and (again in self._code.pending or again in self._forms.made):
             before = again
@@ -194,4 +195,5 @@ class RankExchanges:
 
 
 def _form_after(member: Exchanged, batch: int) -> Form:
-    return Form(member.number, -1, member.after, SUMMED if member.is_summed else batch, member.is_again)
+    number = SUMMED if member.is_summed else batch
+    return Form(member.number, -1, member.after, number, member.is_again, turn=member.turn + 1)

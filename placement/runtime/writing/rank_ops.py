@@ -18,6 +18,7 @@ from placement.runtime.planning.forms import SUMMED, info_of
 from placement.runtime.program.functional import after, draws_by_data, uninitialised
 from placement.runtime.writing.extras import Borders
 from placement.runtime.writing.glue import added
+from placement.runtime.writing.ring import Ring
 
 if TYPE_CHECKING:
     from placement.runtime.planning.forms import Form
@@ -33,12 +34,14 @@ class RankOps:
 
     Attributes:
         ran: captured ops in the order in which they run.
-        calls: (node, op j, micro-batch) of every call on parts.
+        calls: (node, op j, micro-batch) of every call on parts, but those of rings.
+        ring: attention whose keys and values go round.
     """
 
     def __init__(self, code: Code, parts: RankParts, forms: RankForms, arguments: Arguments, sums: BatchSums) -> None:
         self._code, self._parts, self._forms = code, parts, forms
         self._arguments, self._sums, self._borders = arguments, sums, Borders(code, parts, forms)
+        self.ring = Ring(code, parts, forms, arguments)
         self._plan, self._values, self._step, self._graph = parts.plan, parts.values, parts.step, parts.graph
         self._runs: set[tuple[int, int]] = set()  # op j and micro-batch
         self._totals: dict[int, tuple[fx.Node, int]] = {}  # tensor -> its sum of micro-batches so far, of how many
@@ -81,6 +84,8 @@ class RankOps:
 
     def _called(self, node: fx.Node, op: int, batch: int, made: dict[fx.Node, fx.Node]) -> fx.Node:
         """The call of a node on the parts that are here."""
+        if self.ring.has(op):
+            return self.ring.result(node, op, batch)
         self.calls.append((node, op, batch))
         outputs = self._parts.made(node, op, batch)
         if node in self._step.random:

@@ -37,6 +37,7 @@ from graphs.opgraph import Phase
 from graphs.transforms.activations import HOSTED
 from graphs.transforms.derived import STORED
 from graphs.transforms.splitting.exchange import ACCUMULATE
+from graphs.transforms.splitting.rings import RING_BLOCK, RING_MERGE
 from graphs.transforms.splitting.synchronised import CLASS_SUMS, STATISTICS
 from placement.runtime.program.fast_calls import with_fast_calls
 from placement.runtime.program.on_device import run_on
@@ -132,6 +133,10 @@ class Writer:
             self.sums.sum_statistics(origin)
         elif kind == CLASS_SUMS:
             self.sums.sum_classes(origin, batch)
+        elif kind == RING_BLOCK:
+            self.ops.ring.block(origin, batch)
+        elif kind == RING_MERGE:
+            self.ops.ring.merge(origin, batch)
         elif kind in (ACCUMULATE, STORED) or self._is_of_storage(origin):
             return
         elif kind == HOSTED:

@@ -73,6 +73,13 @@ def test_a_mesh_moves_and_keeps_its_options(transformer: OpGraph) -> None:
     assert {"dp8 zero1 | tp2 sp", "dp2 zero1 | tp2 sp", "dp4 zero1 | cp2 | tp2 sp"} <= meshes
 
 
+def test_a_sequence_is_cut_in_three_ways(transformer: OpGraph) -> None:
+    ways = {"cp4", "cp4 ring", "cp4 ulysses"}
+    for text in ways:
+        found = {move.text for kind, move in neighbours(transformer, ALIKE, Strategy.parse(text)) if kind == "sequence"}
+        assert found == ways - {text}
+
+
 def test_storage_is_split_inside_hosts_and_in_groups_of_other_sizes(transformer: OpGraph) -> None:
     def moved(text: str, cluster: Cluster) -> set[str]:
         return {move.text for _, move in neighbours(transformer, cluster, Strategy.parse(text))}

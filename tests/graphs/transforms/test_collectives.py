@@ -29,7 +29,7 @@ def given_pieces(kind: str, form: Template, rank: int, own: list[int]) -> set[in
     p = form.ranks
     if kind == "all_to_all":
         return set(range(rank * p, rank * p + p))
-    if kind == "all_gather":
+    if kind in ("all_gather", "shift"):
         return {own[rank]}
     return set() if kind == "broadcast" and rank else set(range(form.pieces))
 
@@ -89,6 +89,9 @@ def check_results(kind: str, form: Template) -> None:
             assert value == dict.fromkeys(range(form.pieces), frozenset([0]))
         elif kind == "all_to_all":
             assert {r: value[r * ranks + rank] for r in everyone} == {r: frozenset([r]) for r in everyone}
+        elif kind == "shift":
+            before = (rank - 1) % ranks
+            assert value[before] == frozenset([before])
     if kind in ("reduce", "reduce_scatter") or (kind == "all_reduce" and form.algorithm != "doubling"):
         assert added == (ranks - 1) * form.pieces, "p - 1 additions for each piece"
 

@@ -33,6 +33,8 @@ CASES = [
     ("gpt2", "8xH100-nvswitch", "tp8"),
     ("gpt2", "8xH100-nvswitch", "dp2 | tp4 sp"),
     ("gpt2", "8xH100-nvswitch", "cp4"),
+    ("gpt2", "8xH100-nvswitch", "cp4 ring"),
+    pytest.param("gpt2", "16xV100-10gbe", "cp16 ring", marks=pytest.mark.slow),
     ("gpt2", "8xH100-nvswitch", "dp8 | mb4"),
     ("gpt2", "8xH100-nvswitch", "pp4 gpipe mb8"),
     ("gpt2", "8xH100-nvswitch", "pp4 1f1b mb8 | recompute=*"),

@@ -93,6 +93,19 @@ def test_training_by_heads(strategy: str) -> None:
     check(Words(is_fused=True), _words(), strategy)
 
 
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *("cp2 ring", "cp3 ring", "cp4 ring", "dp2 zero3 | cp2 ring", "cp2 ring | tp2 sp"),
+        *("cp2 ring | mb2 | recompute=layers.*", "pp2 1f1b mb2 | cp2 ring"),
+    ],
+)
+def test_training_in_a_ring(strategy: str, is_fused: bool) -> None:
+    """Balanced parts of 12 words, and for 4 stretches, of which the first ones see nothing of later blocks."""
+    check(Words(is_fused), _words(), strategy)
+
+
 def test_heads_travel_and_no_keys_are_gathered() -> None:
     graph = capture_program(Words(is_fused=True), _words(), {}, True).graph
     kinds = [each.kind for each in split(graph, [MeshRule("cp", 2, by_heads=True).axis()]).collectives]
@@ -118,7 +131,7 @@ def test_inference(is_fused: bool) -> None:
     check_inference(Words(is_fused), _words(), "cp3")
 
 
-@pytest.mark.parametrize("strategy", ["cp2", "dp2 | cp2"])
+@pytest.mark.parametrize("strategy", ["cp2", "dp2 | cp2", "cp4 ring"])
 def test_llama(strategy: str) -> None:
     made = build("llama3_8b", device="cpu", small=True, batch_size=4)
     check(made.model, made.train_args, strategy)
