@@ -119,26 +119,28 @@ class CausalStretches:
     """Several stretches of the queries, side by side in the arguments and in the results.
 
     Attributes:
-        names: of the operator's arguments.
-        each: the calls, one for each stretch, in order.
-        is_backward: whether they make gradients, of which those of keys and values are added up.
+        target: the operator.
+        names: of its arguments.
+        kind: of the calls, one for each stretch: `CausalStretch` or one like it.
+        stretches: ``(low, high)`` of each, increasing.
     """
 
+    target: Callable[..., Any]
     names: tuple[str, ...]
-    each: tuple[Any, ...]
-    is_backward: bool
+    kind: Callable[..., Any]
+    stretches: tuple[tuple[int, int], ...]
     __name__ = "causal_stretches"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(self.names, args, strict=False)) | kwargs
         made, start = [], 0
-        for call in self.each:
-            stop = start + call.high - call.low
-            made.append(call(**of_queries(given, start, stop)))
+        for low, high in self.stretches:
+            stop = start + high - low
+            made.append(self.kind(self.target, self.names, low, high)(**of_queries(given, start, stop)))
             start = stop
         if isinstance(made[0], torch.Tensor):
             return torch.cat(made, 2)
-        if self.is_backward:
+        if self.kind is CausalStretchBackward:  # whose gradients of keys and values are summands
             summands = zip(*(gradients[1:3] for gradients in made), strict=True)
             return torch.cat([gradients[0] for gradients in made], 2), *map(sum, summands), *made[0][3:]
         return *(torch.cat(parts, 2) for parts in zip(*(results[:2] for results in made), strict=True)), *made[0][2:]
@@ -179,5 +181,6 @@ def _attention(call: PartCall) -> LocalCall:
     kind: Callable[..., Any] = CausalStretchBackward if call.name in _BACKWARD else CausalStretch
     if call.name == "scaled_dot_product_attention":
         kind = CausalStretchByMask
-    each = tuple(kind(call.target, names, low, high) for low, high in stretches)
-    return call.plain(each[0] if len(each) == 1 else CausalStretches(names, each, call.name in _BACKWARD))
+    if len(stretches) == 1:
+        return call.plain(kind(call.target, names, *stretches[0]))
+    return call.plain(CausalStretches(call.target, names, kind, stretches))

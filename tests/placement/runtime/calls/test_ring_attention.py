@@ -18,6 +18,8 @@ from graphs.capture import capture_program
 from graphs.capture.record import argument_leaves, default_loss
 from graphs.errors import StrategyError
 from placement.runtime.calls.ring_calls import pieces_of
+from placement.runtime.program.on_device import attention, attention_backward, run_on
+from placement.runtime.writing.writer import write
 
 LENGTH, WIDTH = 16, 12
 
@@ -110,3 +112,15 @@ def test_balanced_parts_have_the_same_to_do() -> None:
     ]
     assert pairs == [[8.0] * 4] * 4
     assert all(len(pieces_of(q, k, True)) == 1 for q in runs for k in runs)  # one call of the operator
+
+
+@pytest.mark.parametrize("strategy", ["cp2", "cp2 ring"])
+def test_code_of_a_gpu_calls_its_kernels(strategy: str) -> None:
+    """The operators inside of what stands in for attention are those of the device."""
+    plan = planned(capture_program(Attention("causal"), (torch.randn(2, LENGTH, WIDTH),), {}, True), strategy)
+    module = write(plan, 0).routine.module
+    run_on(module.graph, torch.device("cuda"))
+    kernels = [getattr(node.target, "target", None) for node in module.graph.nodes]
+    turns = 2 if "ring" in strategy else 1
+    assert kernels.count(attention) == kernels.count(attention_backward) == turns
+    assert not any("for_cpu" in str(node.target) for node in module.graph.nodes)
