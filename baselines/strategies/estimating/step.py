@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 GROUPS = 4
 FORWARD, BACKWARD, WEIGHTS, ONCE = range(GROUPS)
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "halo", "statistics", "sums", "there", "back", "shift")
+_USUAL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+KINDS = (*_USUAL, "halo", "statistics", "sums", "there", "back", "shift")
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS, SUMS, THERE, BACK, SHIFT = range(len(KINDS))
 
 
