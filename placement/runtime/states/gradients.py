@@ -16,7 +16,11 @@ def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor], in_wh
     Args:
         in_whole: they are parts of whole gradients, and may keep the memory of these.
     """
+    places = {gradient.device for gradient in gradients.values() if gradient.is_cuda}
     gradients = {name: _accepted(model.get_parameter(name), gradient) for name, gradient in gradients.items()}
+    if any(not gradient.is_cuda for gradient in gradients.values()):
+        for place in places:  # copies to the host are on their way
+            torch.cuda.current_stream(place).synchronize()
     counts: dict[int, int] = {}
     for gradient in gradients.values():
         if gradient.layout is torch.strided:
@@ -41,4 +45,8 @@ def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor], in_wh
 
 def _accepted(parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
     """A gradient where its parameter is, in the format in which that takes one; replicas may add up a narrower one."""
-    return gradient.to(parameter.device, gradient_format(parameter) or gradient.dtype)
+    dtype = gradient_format(parameter) or gradient.dtype
+    if gradient.is_cuda and parameter.device.type == "cpu" and gradient.layout is torch.strided:
+        memory = torch.empty_like(gradient, dtype=dtype, device="cpu", pin_memory=True)
+        return memory.copy_(gradient, non_blocking=True)
+    return gradient.to(parameter.device, dtype)

@@ -185,7 +185,10 @@ def local_states(
                 raise StrategyError(f"the model has no {name!r}; the strategy is for another model.")
             if id(tensor) not in kept:
                 if memory is None:
-                    memory = _memory(tensor, state, host if host is not None and state.trained else place)
+                    is_offloaded = host is not None and state.trained
+                    memory = _memory(tensor, state, host if is_offloaded else place)  # type: ignore[arg-type]
+                    if is_offloaded and place.type == "cuda":
+                        memory = memory.pin_memory()  # a GPU copies from and to no other memory at full speed
                 kept[id(tensor)] = _holding(tensor, memory)
             owner, kind, last = slot_of(model, name)
             owner.__dict__[kind][last] = kept[id(tensor)]
@@ -217,7 +220,8 @@ def _memory(tensor: torch.Tensor, state: StatePart, place: torch.device) -> torc
 def fetched(tensor: torch.Tensor, state: StatePart, place: torch.device) -> torch.Tensor:
     """A copy at a place of what is stored on a host, for one step."""
     own = tensor.detach()
-    return (_in_room(state, place) if state.has_room else torch.empty_like(own, device=place)).copy_(own)
+    made = _in_room(state, place) if state.has_room else torch.empty_like(own, device=place)
+    return made.copy_(own, non_blocking=True)
 
 
 def _in_room(state: StatePart, place: torch.device) -> torch.Tensor:
