@@ -186,7 +186,9 @@ def test_simulator_reference_and_checker_agree_on_derived_graphs(name: str, stra
 def recipes() -> st.SearchStrategy[str]:
     """Training steps that people run, on at most eight devices with a host: ZeRO in groups, sequences, offload."""
     zero = st.sampled_from(("", " zero1", " zero2", " zero3"))
-    meshes = st.sampled_from(("dp2 | dp2{}", "dp4{}", "dp2{} | cp2", "dp2{} | cp2 ulysses", "cp4", "dp2{} | tp2 sp"))
+    meshes = st.sampled_from(
+        ("dp2 | dp2{}", "dp4{}", "dp2{} | cp2", "dp2{} | cp2 ulysses", "dp2{} | cp2 ring", "cp4", "dp2{} | tp2 sp")
+    )
     rest = st.sampled_from(("", " | mb2", " | recompute=*", " | offload=optimizer", " | mb2 | offload=optimizer"))
 
     def made(mesh: str, level: str, more: str) -> str:
