@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from graphs.formatting import is_text
 from graphs.recipes import PRECISIONS
 
 GRANULARITIES = ("op", "module")
+CAPACITY, DROPLESS = EXPERTS = ("capacity", "dropless")
 EAGER, COMPILED, FUSED = STACKS = ("eager", "compiled", "fused")
 
 
@@ -30,6 +32,9 @@ class Origin:
         precision: in which number formats it was captured, one of `graphs.recipes.PRECISIONS`; None: in those of the
             model.
         stack: how its ops become kernels, one of `STACKS`; None for eager.
+        experts: how experts take tokens, one of `EXPERTS`: as many as have seats, or all; None without experts.
+        expert_load: tokens of the device that has most of them over an even share, as it is assumed where experts are
+            spread over devices; None for even ones.
 
     Raises:
         GraphError: a value of another type, another granularity, or a batch size below 1.
@@ -43,6 +48,8 @@ class Origin:
     summed_loss: str | None = None
     stack: str | None = None
     precision: str | None = None
+    experts: str | None = None
+    expert_load: float | None = None
 
     def __post_init__(self) -> None:
         for key, expected, is_right in (
@@ -53,6 +60,8 @@ class Origin:
             ("summed_loss", "a name", self.summed_loss is None or _is_name(self.summed_loss)),
             ("stack", f"one of {', '.join(STACKS)}", self.stack in (None, *STACKS)),
             ("precision", f"one of {', '.join(PRECISIONS)}", self.precision in (None, *PRECISIONS)),
+            ("experts", f"one of {', '.join(EXPERTS)}", self.experts in (None, *EXPERTS)),
+            ("expert_load", "a number above 1", self.expert_load is None or _is_load(self.expert_load)),
             ("batch_size", "a whole number from 1", self.batch_size is None or _is_count(self.batch_size)),
         ):
             if not is_right:
@@ -80,6 +89,10 @@ def origin_of(known: Any) -> Origin:
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and is_text(value)
+
+
+def _is_load(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and value > 1
 
 
 def _is_count(value: Any) -> bool:

@@ -23,6 +23,7 @@ from graphs.formatting import format_seconds, show, show_line
 from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from placement.results.answer import Answer, relative_gap
+from placement.results.experts import with_load_of
 from placement.results.result import ALL, OWN_ORDER, THIS_GRAPH, Result
 from placement.results.stacks import asked_for, how_words
 from placement.solving.arguments import check_options
@@ -166,6 +167,7 @@ def _on_its_stack(graph: OpGraph, result: Result) -> OpGraph:
         MismatchError: it is on another one.
         GraphError: as `graphs.transforms.on_stack`.
     """
+    graph = with_load_of(result, graph)
     if graph.origin.stack in (None, EAGER):
         return asked_for(graph, result.stack)
     if graph.origin.stack != result.stack:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from networkx.utils import UnionFind
 
 from graphs.capture.drafts import Draft, DraftRow, Drafts, StateUse, Value
@@ -9,7 +11,9 @@ from graphs.capture.trace import CONSTANT, PARAMETER
 from graphs.errors import CaptureError
 from graphs.module_paths import prefixes
 from graphs.opgraph import Op, OpGraph, Origin, Phase, Tensor
-from graphs.rows import Replicate, Shard, SplitRow, State
+from graphs.origin import CAPACITY, DROPLESS
+from graphs.records import Work
+from graphs.rows import ByGroups, Replicate, Shard, SplitRow, State
 
 # A read-only table this small is simply there on every device that reads it (rotary frequencies, literals).
 _TINY_BYTES = 1024
@@ -33,7 +37,20 @@ def emit(drafts: Drafts, name: str, origin: Origin) -> OpGraph:
     _share_tables(drafts, alive, users, groups)
     kept = _kept_bytes(drafts, alive, users)
     ops, tensors = _records(drafts, alive, groups, kept, users)
+    origin = replace(origin, experts=_experts(drafts, alive))
     return OpGraph.build(ops, tensors, name, origin, _states(drafts, users, ops))
+
+
+def _experts(drafts: Drafts, alive: list[bool]) -> str | None:
+    """How the experts of a mixture take tokens; None where products have no row of experts."""
+    found = None
+    for op, is_alive in zip(drafts.ops, alive, strict=True):
+        if is_alive and op.facts.work in (Work.PRODUCT, Work.GROUPED):
+            for row in op.rows:
+                if any(isinstance(part, ByGroups) for part in row.values.values()):
+                    return DROPLESS
+                found = CAPACITY if row.axis == "experts" else found
+    return found
 
 
 def _keep_gradients(drafts: Drafts, alive: list[bool]) -> None:

@@ -11,21 +11,14 @@ from dataclasses import replace
 
 from graphs.errors import GraphError
 from graphs.opgraph import OpGraph
+from graphs.origin import keep_step, step_of
 from graphs.rows import ByGroups, Part, SplitRow
-
-EXPERTS = "experts"
 
 
 def expert_load(graph: OpGraph) -> float | None:
     """Tokens of the device that has most over an even share, where experts are spread; None where none are dropless."""
     loads = [row.load for rows in dict.fromkeys(graph.split_rows) for row in rows if row.is_by_groups]
     return max(loads, default=None)
-
-
-def has_seats(graph: OpGraph) -> bool:
-    """Whether experts have seats for a fixed number of tokens, all of which are computed."""
-    rows = dict.fromkeys(graph.split_rows)
-    return any(row.axis == EXPERTS for of_op in rows for row in of_op) and expert_load(graph) is None
 
 
 def with_expert_load(graph: OpGraph, load: float) -> OpGraph:
@@ -48,7 +41,10 @@ def with_expert_load(graph: OpGraph, load: float) -> OpGraph:
             "where experts have seats, change their capacity in the model."
         )
     made = {rows: tuple(_with_load(row, load) for row in rows) for rows in dict.fromkeys(graph.split_rows)}
-    return replace(graph, split_rows=tuple(made[rows] for rows in graph.split_rows))
+    origin = replace(graph.origin, expert_load=None if load == 1.0 else load)
+    loaded = replace(graph, split_rows=tuple(made[rows] for rows in graph.split_rows), origin=origin)
+    step = step_of(graph)  # which a load does not change
+    return loaded if step is None else keep_step(loaded, step)
 
 
 def _with_load(row: SplitRow, load: float) -> SplitRow:

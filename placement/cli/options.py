@@ -101,6 +101,16 @@ Stack = Annotated[
         "of Megatron-LM and Transformer Engine. Eager, unless the graph is on another already.",
     ),
 ]
+ExpertLoad = Annotated[
+    float | None,
+    typer.Option(
+        "--expert-load",
+        metavar="NUMBER",
+        show_default=False,
+        help="Tokens of the device that has most of them over an even share, where dropless experts are spread over "
+        "devices: 1.5, say; 1 by default.",
+    ),
+]
 Rates = Annotated[
     str,
     typer.Option(

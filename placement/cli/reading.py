@@ -21,6 +21,7 @@ class HowToRead:
     optimizer: str | None = None
     precision: str | None = None
     stack: str | None = None
+    expert_load: float | None = None
 
 
 def read_graph(graph: str, how: HowToRead) -> Source:
@@ -29,7 +30,8 @@ def read_graph(graph: str, how: HowToRead) -> Source:
     Raises:
         UnknownNameError, GraphFileError, CaptureError: as `placement.inputs.sources.read_source`.
         typer.BadParameter: as `parse_dims`.
-        GraphError: an optimizer for what is no training step, or a stack for what is on another.
+        GraphError: an optimizer for what is no training step, a stack for what is on another, or a load of what has no
+            dropless experts.
     """
     sizes = parse_dims(how.dim)
     with progress(f"reading {graph}"):
@@ -40,6 +42,10 @@ def read_graph(graph: str, how: HowToRead) -> Source:
         from graphs.transforms.optimizers import with_optimizer
 
         source = dataclasses.replace(source, graph=with_optimizer(source.graph, how.optimizer))
+    if how.expert_load is not None:
+        from graphs.transforms.expert_load import with_expert_load
+
+        source = dataclasses.replace(source, graph=with_expert_load(source.graph, how.expert_load))
     return on_given_stack(source, how.stack)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # Options that an answer depends on beside graph, cluster and method, as its command line names them.
 ANSWER_FIELDS = (
     *("seed", "objective", "budget_s", "evaluations", "communication", "memory_fraction", "priority", "granularity"),
-    *("train", "optimizer", "precision", "dim", "stack", "rates"),
+    *("train", "optimizer", "precision", "dim", "stack", "expert_load", "rates"),
 )
 _APPLIED = ("seed", "budget_s", "train", "precision", "dim")  # of these, what `placement apply` takes, too
 

@@ -10,6 +10,7 @@ from graphs.formatting import format_bytes, format_seconds, show, show_line
 from graphs.records import LANE
 from graphs.transforms.coverage import repeats_first
 from placement.results.advice import advice_lines, beside, ladder_rows, safer, ties
+from placement.results.experts import experts_words
 from placement.results.stacks import compiled_words
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ def summary(result: Result) -> str:
         lines.insert(1, f"largest load {format_seconds(answer.objective_s)} in steady state")
     if result.compiled_s is not None:
         lines.append(f"compiled     {compiled_words(result.step_time_s, result.compiled_s)}")
+    if experts := experts_words(result.graph.origin):
+        lines.append(f"experts      {experts}")
     lines += others
     if result.checked:
         lines.append(show_line(result.checked))

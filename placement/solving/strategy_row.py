@@ -20,6 +20,7 @@ from graphs.errors import InfeasibleError, MismatchError, PlacementError, Strate
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
+from placement.results.experts import with_load_of
 from placement.results.result import Result, versions
 from placement.results.utilisation import step_size
 from placement.solving.methods import STRATEGY
@@ -116,6 +117,7 @@ def carried_out_again(graph: OpGraph, result: Result) -> Applied:
     """
     from baselines.strategies.applied import applied  # loads all transforms and the simulator
 
+    graph = with_load_of(result, graph)
     cluster, strategy = without_lanes(result.cluster), cut_as_found(result)
     if result.decisions is not None:
         with contextlib.suppress(PlacementError):  # decisions for another model; which one is said below

@@ -26,6 +26,7 @@ class CaptureOptions(HowToRead):
     granularity: options.Granularity = "op"
     dim: options.Dims = None
     stack: options.Stack = None
+    expert_load: options.ExpertLoad = None
     explain: options.Explain = False
     as_json: options.Json = False
 

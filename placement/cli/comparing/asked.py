@@ -65,6 +65,7 @@ class CompareOptions(HowToSearch, HowToRead):
     granularity: options.Granularity = "op"
     dim: options.Dims = None
     stack: options.Stack = None
+    expert_load: options.ExpertLoad = None
     rates: options.Rates = "measured"
     as_json: options.Json = False
     html: options.Html = None
@@ -122,6 +123,7 @@ class OptimizeOptions(HowToSearch, HowToScore):
     granularity: options.Granularity = "op"
     dim: options.Dims = None
     stack: options.Stack = None
+    expert_load: options.ExpertLoad = None
     rates: options.Rates = "measured"
     scorer: options.ScorerOption = "simulate"
     as_json: options.Json = False

@@ -42,7 +42,7 @@ class _NotComputedError(Exception):
 
 def verdict(use: Use) -> str:
     """Whether a use is `SAME` as the whole call, or `DIFFERS`; `NOT_COMPUTED` where that could not be tried."""
-    if use.is_of_lists or _number_anew(use):
+    if use.is_of_lists or _number_anew(use) or _adds_up_counts(use):
         return NOT_COMPUTED
     found = NOT_COMPUTED
     for smaller in candidates(use):
@@ -159,6 +159,12 @@ class _Trial:
             for node, value in zip(args[5:7], values, strict=True):
                 if isinstance(node, fx.Node):
                     given[node] = value.to(given[node].dtype)
+        if "grouped_mm" in name:  # groups end one after the other, the last one with the tokens
+            ends = next(node for node, each in given.items() if not _is_of_numbers(each.dtype))
+            x, y = (given[arg] for arg in args[:2])  # type: ignore[index]
+            n_tokens = x.shape[0] if y.ndim == 3 else y.shape[0]
+            given[ends] = (given[ends] % (n_tokens + 1)).sort().values
+            given[ends][-1] = n_tokens
         if "max_pool" in name and "backward" in name:  # else it would write where there is no memory
             forward = getattr(torch.ops.aten, name.split(".")[1].removesuffix("_backward")).default
             given[args[-1]] = forward(given[args[1]], *args[2:-1])[1]  # type: ignore[index]
@@ -260,9 +266,28 @@ class _Trial:
 
 
 def _number_anew(use: Use) -> bool:
-    """Whether parts number what they have from 0 on: bags, and entries that are looked up by counting them out."""
+    """Whether parts number what they have from 0 on: bags, tokens sorted by their experts and those of each, and
+    entries that are looked up by counting them out.
+    """
     name = str(use.node.target)
-    return "embedding_bag" in name or ("index" in name and any(map(_is_counted_out, use.node.all_input_nodes)))
+    sorts = name.startswith(("aten.sort.", "aten.argsort.")) and not _is_of_numbers(
+        value_of(use.node.all_input_nodes[0]).layout.dtype
+    )
+    own_groups = "grouped_mm" in name and any(part.summand for part in use.places[0].operands.values())
+    return (
+        "embedding_bag" in name
+        or sorts
+        or own_groups
+        or ("index" in name and any(map(_is_counted_out, use.node.all_input_nodes)))
+    )
+
+
+def _adds_up_counts(use: Use) -> bool:
+    """Whether it makes integers of summands of another format, which are whole numbers in a model, and not here."""
+    made = [info for info in flat(value_of(use.node)) if isinstance(info, TensorInfo)]
+    read = [node for node, part in use.places[0].operands.items() if part.summand]
+    is_of_integers = all(not _is_of_numbers(info.layout.dtype) for info in made)
+    return is_of_integers and any(_is_of_numbers(value_of(node).layout.dtype) for node in read)
 
 
 def _is_counted_out(node: fx.Node) -> bool:

@@ -11,6 +11,7 @@ from placement.cli.registry import EXAMPLES
 
 SEARCHING = ["--budget-s", "--evaluations", "--communication", "--memory-fraction"]
 HOW_FAST = ["--rates", "--stack"]
+EXPERTS = ["--expert-load"]
 
 
 COMMON = ["--dim", "--granularity", "--help", "--json", "--precision", "--train"]
@@ -21,10 +22,11 @@ OPTIONS = {
     "clusters": [
         *["--collectives", "--help", "--json", "--output", "--ranks", "--rates", "--toml", "-o", "NAME"],
     ],
-    "capture": [*COMMON, "--stack", "--explain", "--optimizer", "--output", "-o", "GRAPH"],
+    "capture": [*COMMON, *EXPERTS, "--stack", "--explain", "--optimizer", "--output", "-o", "GRAPH"],
     "estimate": [*COMMON, "--stack", "--cluster", "--optimizer", "GRAPH"],
     "compare": [
         *COMMON,
+        *EXPERTS,
         *HOW_FAST,
         *SEARCHING,
         *[
@@ -55,6 +57,7 @@ OPTIONS = {
     ],
     "optimize": [
         *COMMON,
+        *EXPERTS,
         *HOW_FAST,
         *SEARCHING,
         *[
