@@ -16,6 +16,7 @@ from baselines.strategies.devices import (
     whole_shares,
 )
 from baselines.strategies.searching.patterns import patterns
+from baselines.strategies.searching.saving import savings
 from baselines.strategies.searching.space import may_offload, sharded
 from baselines.strategies.stage_cuts import moved_cuts
 from env.cluster import Cluster
@@ -199,8 +200,17 @@ def _memory(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Mo
             if level and (group := _group(strategy)) > 1:
                 yield from (("ZeRO", strategy.grouped(size, level)) for size in _scaled(group))
     if strategy.offload or may_offload(graph, cluster, strategy):
-        yield "offload", replace(strategy, offload=() if strategy.offload else (OPTIMIZER,))
+        waiting = strategy.offloaded_activations
+        yield "offload", replace(strategy, offload=waiting if strategy.offloads_optimizer else (OPTIMIZER, *waiting))
+        if waiting:
+            yield "offload", replace(strategy, offload=(OPTIMIZER,) if strategy.offloads_optimizer else ())
     yield from (("recompute", replace(strategy, recompute=again)) for again in patterns(graph).recomputed)
+    on_host = (OPTIMIZER,) if strategy.offloads_optimizer else ()
+    may_wait = bool(strategy.offload) or may_offload(graph, cluster, strategy)
+    for saving in savings(graph, cluster).near(strategy.recompute):
+        if may_wait or not saving.offload:
+            changed = replace(strategy, recompute=saving.recompute, offload=(*on_host, *saving.offload))
+            yield ("offload" if saving.offload else "recompute"), changed
 
 
 def _tensor(graph: OpGraph, strategy: Strategy) -> Iterator[Move]:

@@ -47,7 +47,7 @@ class Patterns:
 def patterns(graph: OpGraph) -> Patterns:
     """The patterns of a graph, made once."""
     rows = {id(rows): rows for rows in graph.split_rows}.values()
-    layers = _layers(graph)
+    layers = layers_of(graph)
     recomputed: list[tuple[str, ...]] = [()]
     most_parts: tuple[str, ...] = ()
     if graph.is_training:
@@ -153,7 +153,7 @@ def first_layers(name: str, count: int) -> Iterator[str]:
         yield f"{name}.{tens}[0-{ones - 1}]"
 
 
-def _layers(graph: OpGraph) -> dict[str, int]:
+def layers_of(graph: OpGraph) -> dict[str, int]:
     """Lists of modules in the forward pass, such as ``"layers"``, and how many they have."""
     found: dict[str, int] = {}
     for module in {graph.modules[op] for op in np.flatnonzero(graph.phase == Phase.FORWARD)}:

@@ -29,6 +29,9 @@ CLUSTER = Cluster.preset("4xV100-pcie", rates="peak")
         ("pp2 1f1b mb2 | dp2", None),
         ("dp2 | cp2", None),
         ("dp4 tp on head", None),
+        ("dp4 zero3 | offload=optimizer", "with offload"),
+        ("recompute=* | offload=activations", "with offload"),
+        ("tp4 | offload=optimizer", None),
         ("none", None),
     ],
 )
