@@ -29,6 +29,7 @@ from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from graphs.zoo.cache import model_graph
+from graphs.zoo.decoders import Decoder, DecoderConfig
 
 
 def best_of_grid(graph: OpGraph, cluster: Cluster) -> Scored:
@@ -54,6 +55,25 @@ def test_the_search_is_no_worse_than_the_whole_grid(model: str, cluster: str, ba
     assert outcome.best is not None
     assert outcome.best.step_time_s <= best_of_grid(graph, target).step_time_s * (1 + 1e-9)
     assert outcome.best.step_time_s >= strategy_bounds(graph, target)[ALL] * (1 - 1e-9)
+
+
+def test_parts_of_layers_run_again_where_all_of_them_need_not() -> None:
+    """Memory for a step whose norms and inner networks run again, and not for one that keeps everything."""
+    config = DecoderConfig(2, 1024, 2, 1024, heads=8, key_value_heads=2, inner_width=8192, vocabulary=256)
+    with torch.device("meta"):
+        words = torch.zeros(2, 1024, dtype=torch.long)
+        graph = capture(Decoder(config), (words, words), train=True)
+    roomy = Cluster.preset("2xK40-pcie")
+    parts = "layers.*.norm_attention+layers.*.norm_inner+layers.*.inner"
+    kept, again = (scored(graph, roomy, Strategy.parse(f"dp2 zero3{more}")) for more in ("", f" | recompute={parts}"))
+    limit = int(again.peak_bytes * 1.02)
+    assert limit < kept.peak_bytes
+    tight = replace(
+        roomy, devices=tuple(replace(device, memory_bytes=limit, reserved_bytes=0) for device in roomy.devices)
+    )
+    best = search_strategies(graph, tight, Budget(evaluations=8)).best
+    assert best is not None
+    assert best.step_time_s <= again.step_time_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", ["2xK40-pcie", pytest.param("4xV100-pcie", marks=pytest.mark.slow)])
