@@ -29,7 +29,9 @@ RECIPES = (
     ("bfloat16", "none", "eager"),
     ("mixed", "mb2", "eager"),
     ("mixed", "recompute=*", "eager"),
+    ("mixed", "recompute=*+!kind:*mm*", "eager"),
     ("mixed", "offload=optimizer", "eager"),
+    ("mixed", "offload=activations", "eager"),
     ("mixed", "none", "compiled"),
 )
 Row = dict[str, Any]
