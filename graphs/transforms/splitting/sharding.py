@@ -450,6 +450,7 @@ class _Walk:
             ),
             *((self.state[s], s in self.tied) for s in states),
             *((self._part_written(t) for t in read) if self.axis.is_ring else ()),
+            self.axis.sequence and self._reads_of_loss(read),
             self._gradient_state(op),
             self.row_number[self.gradients[op][1]] if op in self.gradients else -1,
             *((self.size[t], frozenset(self.normalised[t])) for t in written),
@@ -663,8 +664,15 @@ class _Walk:
             elif along:
                 is_sum = any(self.available[t] == {SUM} for t in read)
                 if is_sum or not any(self._fits(choice, read) for choice in rows):
+                    if not is_sum and self._reads_of_loss(read):
+                        # Gradients of logits stay as they are cut, and those of smoothed labels, small ones, are gathered.
+                        along = [*along, *(choice for choice in rows if self._follows_cut(choice, read))]
                     return min(along, key=lambda choice: self._exchange_s(choice, read))
         return min([*uncut, *rows] or [whole], key=lambda choice: self._cost_s(op, choice, read))
+
+    def _reads_of_loss(self, read: list[int]) -> bool:
+        """Whether it reads the gradient of a loss over labels."""
+        return any(op_kind(self.graph.kinds[self.producer[t]]).is_label_loss for t in read)
 
     def _is_of_whole(self, op: int, read: list[int]) -> bool:
         """Whether it reads states or tensors, and those are whole. Noise that is drawn again waits for an empty one."""

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from graphs.capture import capture
 from graphs.transforms.splitting import split
-from graphs.transforms.strategy import Strategy
+from graphs.transforms.strategy import MeshRule, Strategy
 
 WORDS, SAMPLES, TOKENS = 17, 4, 6
 
@@ -66,6 +66,17 @@ LOSSES = [
 def test_losses_over_a_vocabulary_that_is_cut(loss: dict[str, Any], strategy: str) -> None:
     """Into parts of unlike size: 17 words."""
     check(Words(**loss), batch(loss.get("ignore_index", -100)), strategy)
+
+
+def test_logits_stay_cut_where_labels_are_smoothed() -> None:
+    """With sequence parallelism, too: no more goes all to all than without, which is the table's."""
+
+    def exchanged(**loss: Any) -> int:
+        graph = capture(Words(**loss), batch(), train=True)
+        made = split(graph, [MeshRule("tp", 2, sequence=True).axis()]).collectives
+        return sum(one.bytes for one in made if one.kind == "all_to_all")
+
+    assert exchanged(label_smoothing=0.1) == exchanged()
 
 
 @pytest.mark.parametrize(
