@@ -665,7 +665,7 @@ class _Walk:
                 is_sum = any(self.available[t] == {SUM} for t in read)
                 if is_sum or not any(self._fits(choice, read) for choice in rows):
                     if not is_sum and self._reads_of_loss(read):
-                        # Gradients of logits stay as they are cut, and those of smoothed labels, small ones, are gathered.
+                        # Gradients of logits stay as they are cut; of smoothed labels each part reads all.
                         along = [*along, *(choice for choice in rows if self._follows_cut(choice, read))]
                     return min(along, key=lambda choice: self._exchange_s(choice, read))
         return min([*uncut, *rows] or [whole], key=lambda choice: self._cost_s(op, choice, read))
