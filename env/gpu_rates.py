@@ -13,9 +13,15 @@
   (commit b5bcd76c).
 * **B200**: one rate for twelve steps of Megatron-LM (SimuMax, as above): 1,030 TFLOP/s of large products, which leaves
   these steps 8 % off in the mean when layers are added up by hand. That includes a factor of 1.36 for the long run.
-* **Products whose rows in memory are no multiples of 16 bytes**, on NVIDIA's GPUs: 1.4 times as long, as bfloat16 of
-  2,055 to 2,073 rows and columns on an RTX 4090 (pytorch/pytorch, issue 181718, April 2026: 107 to 116 TFLOP/s against
-  156). With CUDA 11.6 on A100 it was 2.8 times as long in float16 and 12 times in bfloat16 (issue 83272, August 2022).
+* **Products whose rows in memory are no multiples of 16 bytes**, on NVIDIA's GPUs, by halving: H100, 1.63, of six
+  products in bfloat16 with the vocabularies of GPT-2 (50,257: 2 bytes, 95 to 147 TFLOP/s, 4.8 times as long as aligned
+  ones in the mean) and of BERT (30,522: 4 bytes, 235 to 263 TFLOP/s, 2.4 times), `benchmarks/gpu.py` on an H100 80GB
+  HBM3, torch 2.11.0 with CUDA 13.0, 27 November 2026, which ran cutlass's kernels for tensor cores of Turing, Ampere.
+  RTX 4090, whose aligned products are those kernels, too: 1.12, as 1.4 at 2 bytes (2,055 to 2,073 rows and columns in
+  bfloat16; pytorch/pytorch, issue 181718, April 2026: 107 to 116 TFLOP/s against 156); and the other GPUs of that rate
+  by clock and multiprocessor. A100, V100: 1.4, in between, as those kernels would run at the same rate by clock and
+  multiprocessor, assumed. With CUDA 11.6 on A100 one halving cost 2.8 in float16 and 12 in bfloat16 (issue 83272,
+  August 2022).
 * **Attention**: A100, FlashAttention 2: 2,616 shapes of aiconfigurator, and SimuMax for the level and the backward pass
   (24 shapes). H100: FlashAttention 3, 5,182 shapes of aiconfigurator; what torch runs there is FlashAttention 2, at
   some 370 TFLOP/s (Shah et al., FlashAttention-3, 2024, figure 5), so `attention` is that, `fused_attention` the other.
@@ -37,7 +43,8 @@ from env.rates import AttentionRate, ProductRate, Rates
 _AICONFIGURATOR = "ai-dynamo/aiconfigurator 095f58a5, vLLM 0.14.0 (short runs)"
 _SIMUMAX = "MooreThreads/SimuMax 4dcaae5, Megatron-LM 23e00ed0, torch 2.10 (long runs)"
 _PUBLISHED = "single large products as published (env/gpu_rates.py); the rest as of the nearest GPU that was measured"
-_MISALIGNED = 1.4
+# For each halving of alignment below 16 bytes.
+_MISALIGNED_ADA, _MISALIGNED_AMPERE, _MISALIGNED_HOPPER = 1.12, 1.4, 1.63
 # Depth and edge of products: on A100, and on H100.
 _AMPERE, _HOPPER = (195.0, 24.4), (164.0, 1.85)
 
@@ -56,7 +63,7 @@ A100_SXM4 = Rates(
     sustained=1.16,
     weight_gradient=1.05,
     grouped=1.10,
-    misaligned=_MISALIGNED,
+    misaligned=_MISALIGNED_AMPERE,
     attention=AttentionRate(205e12, depth=227.0, width=10.0, longest=0.47, backward=1.12),
     source=f"{_AICONFIGURATOR}; {_SIMUMAX}",
 )
@@ -75,7 +82,7 @@ H100 = Rates(
     sustained=1.28,
     weight_gradient=1.05,
     grouped=1.10,
-    misaligned=_MISALIGNED,
+    misaligned=_MISALIGNED_HOPPER,
     attention=_FLASH_2,
     fused_attention=_FLASH_3,
     source=f"{_AICONFIGURATOR}; long runs: NVIDIA/dgxc-benchmarking 143b90d; attention: FlashAttention-3, 2024",
@@ -104,7 +111,7 @@ B200 = Rates(
     sustained=1.36,
     weight_gradient=1.05,
     grouped=1.10,
-    misaligned=_MISALIGNED,
+    misaligned=_MISALIGNED_HOPPER,
     attention=AttentionRate(600e12, depth=550.0, width=56.0, longest=0.57, backward=1.25),
     fused_attention=AttentionRate(1000e12, depth=550.0, width=56.0, longest=0.57, backward=1.25),
     source=f"{_SIMUMAX}; {_PUBLISHED}",
@@ -119,7 +126,7 @@ V100_SXM2 = Rates(
     },
     weight_gradient=1.05,
     grouped=1.10,
-    misaligned=_MISALIGNED,
+    misaligned=_MISALIGNED_AMPERE,
     attention=AttentionRate(45e12, depth=227.0, width=10.0, longest=0.47, backward=1.2),
     source=_PUBLISHED,
 )
@@ -141,7 +148,7 @@ T4 = Rates(
     sustained=1.5,
     weight_gradient=1.05,
     grouped=1.10,
-    misaligned=_MISALIGNED,
+    misaligned=_MISALIGNED_ADA,
     attention=AttentionRate(15e12, depth=227.0, width=10.0, longest=0.47, backward=1.2),
     source=_PUBLISHED,
 )
@@ -153,7 +160,7 @@ L40S = Rates(
     sustained=1.3,
     weight_gradient=1.05,
     grouped=1.10,
-    misaligned=_MISALIGNED,
+    misaligned=_MISALIGNED_ADA,
     attention=AttentionRate(180e12, depth=227.0, width=10.0, longest=0.47, backward=1.2),
     source=_PUBLISHED,
 )
@@ -165,7 +172,7 @@ A10G = Rates(
     sustained=1.15,
     weight_gradient=1.05,
     grouped=1.10,
-    misaligned=_MISALIGNED,
+    misaligned=_MISALIGNED_ADA,
     attention=AttentionRate(45e12, depth=227.0, width=10.0, longest=0.47, backward=1.2),
     source=_PUBLISHED,
 )
@@ -177,7 +184,7 @@ RTX_4090 = Rates(
     sustained=1.05,
     weight_gradient=1.05,
     grouped=1.10,
-    misaligned=_MISALIGNED,
+    misaligned=_MISALIGNED_ADA,
     attention=AttentionRate(135e12, depth=227.0, width=10.0, longest=0.47, backward=1.15),
     source=_PUBLISHED,
 )

@@ -7,7 +7,7 @@ arrays of ops (n ops); none of them looks at another op: what ops wait for their
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Real
@@ -92,8 +92,8 @@ class Rates:
         sustained: how many times as long products take in a long run as in a short one (clocks under load).
         weight_gradient: how many times as long products take whose depth is the batch, adding up in float32.
         grouped: how many times as long many products of unlike sizes take in one kernel.
-        misaligned: how many times as long products on tensor cores take whose matrices have rows in memory that are no
-            whole number of 16 bytes; at most as long as without tiles.
+        misaligned: how many times as long products on tensor cores take for each halving of what rows in memory are
+            whole numbers of: 8 bytes in place of 16, 4 in place of 8; at most as long as without tiles.
         products: by dtype; at least one.
         attention: as torch runs it; None: by FLOPs and bytes alone.
         fused_attention: as libraries of kernels for this device run it (FlashAttention 3, cuDNN); None: as torch does.
@@ -219,7 +219,8 @@ class Rates:
         cut_s = wave_s * (np.ceil(depth / splits) + rates["depth"]) + added_s
         best = np.where(splits > 1.0, np.minimum(whole_s, cut_s), whole_s).min(axis=0)
         if self.misaligned > 1.0:
-            best = np.where(_is_misaligned(work, extents, rates["aligned_to"]), best * self.misaligned, best)
+            for is_halved in _halvings(work, extents, rates["aligned_to"]):
+                best = np.where(is_halved, best * self.misaligned, best)
         best = np.minimum(best, 2.0 * batch * rows * columns * depth / rates["untiled"])
         result: FloatArray = best * self.sustained
         return result
@@ -358,19 +359,22 @@ def _products_at(work: IntArray, extents: FloatArray) -> IntArray:
     return result
 
 
-def _is_misaligned(work: IntArray, extents: FloatArray, aligned_to: FloatArray) -> BoolArray:
-    """bool [p]: products of whose sizes along memory one is no multiple of `aligned_to` (0: all are aligned).
+def _halvings(work: IntArray, extents: FloatArray, aligned_to: FloatArray) -> Iterator[BoolArray]:
+    """bool [p], up to four times: products of whose sizes along memory one is no multiple of so many numbers.
 
-    Along memory lie the columns, and the depth, or where the left matrix is transposed, the rows. It is transposed in
-    the gradient of a weight, and it may be where there are several products at a time, as in attention.
+    First of `aligned_to` (0: all are aligned), then of half as many, down to two. Along memory lie the columns, and the
+    depth, or where the left matrix is transposed, the rows. It is transposed in the gradient of a weight, and it may be
+    where there are several products at a time, as in attention.
     """
     batch, rows, columns, depth = extents.T[:4]
-    of_rows, of_columns, of_depth = (
-        np.mod(size + _HAIR, np.maximum(aligned_to, 1.0)) > 3.0 * _HAIR for size in (rows, columns, depth)
-    )
     is_gradient = work == WEIGHT_GRADIENT
-    result: BoolArray = of_columns | (of_depth & ~is_gradient) | (of_rows & (is_gradient | (batch > 1.0)))
-    return result & (aligned_to > 0.0)
+    for halving in range(int(np.log2(max(ALIGNED_TO.values())))):
+        numbers = aligned_to / 2.0**halving
+        of_rows, of_columns, of_depth = (
+            np.mod(size + _HAIR, np.maximum(numbers, 1.0)) > 3.0 * _HAIR for size in (rows, columns, depth)
+        )
+        result: BoolArray = of_columns | (of_depth & ~is_gradient) | (of_rows & (is_gradient | (batch > 1.0)))
+        yield result & (numbers > 1.0)
 
 
 def _head_rate(rate: AttentionRate, width: FloatArray) -> FloatArray:

@@ -84,7 +84,9 @@ class Op(_Kept):
             ``2 * batch * rows * columns * depth`` are its FLOPs, or half of them where one op makes the gradients of
             both factors, which has the sizes of the forward product. Grouped products: the number of groups, and rows
             of one in the mean. Attention: ``(batch * query heads, queries, keys, width of a head, density)``, where the
-            density is 0.5 if no query sees later keys and 1 otherwise. Zeros of any other work.
+            density is 0.5 if no query sees later keys and 1 otherwise. Ops that pass over rows, as softmaxes, norms and
+            sums over the first dimensions do: ``(0, rows, columns, 0, 0)``, those of the whole op in its parts, too;
+            the columns of a batch norm are its channels. Zeros of any other work.
         stream: number of the host that launches it, where a strategy has several.
     """
 

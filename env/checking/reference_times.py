@@ -17,6 +17,22 @@ from graphs.records import Work
 
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 _IN_16_BYTES = {"bfloat16": 8.0, "float16": 8.0, "float8_e4m3fn": 16.0, "float8_e5m2": 16.0}
+# Kinds of torch's own kernels: times as long as their bytes is a + b (1 + c / columns), from so many columns on; then
+# whether it is so in bfloat16 alone, and with hand-made kernels, too.
+_KERNELS = {
+    "aten._softmax": (1.7, 0.0, 0.0, 1024, False, False),
+    "aten._log_softmax": (1.7, 0.0, 0.0, 1024, False, False),
+    "aten._softmax_backward_data": (4 / 3, 0.0, 0.0, 1024, False, False),
+    "aten._log_softmax_backward_data": (4 / 3, 0.0, 0.0, 1024, False, False),
+    "aten._safe_softmax": (2.75, 0.0, 0.0, 0, False, False),
+    "aten.native_layer_norm": (0.0, 1.0, 700.0, 0, False, False),
+    "aten.native_layer_norm_backward": (1.0, 2 / 3, 2750.0, 0, False, False),
+    "aten.sum": (0.0, 1.0, 2000.0, 0, False, False),
+    "aten.native_batch_norm": (0.0, 1.5, 550.0, 0, True, True),
+    "aten.native_batch_norm_backward": (0.0, 5 / 3, 500.0, 0, True, True),
+    "aten.max_pool2d_with_indices": (2.6, 0.0, 0.0, 0, False, True),
+    "aten.max_pool2d_with_indices_backward": (7.3, 0.0, 0.0, 0, False, True),
+}
 _PRODUCTS = (Work.PRODUCT, Work.WEIGHT_GRADIENT, Work.GROUPED)
 
 
@@ -30,7 +46,7 @@ def op_times(ops: Sequence[Op], devices: Sequence[Device], place: Sequence[int],
     for d in dict.fromkeys(place):
         plain = replace(devices[d], name=devices[d].name if devices[d].name in by_name else "-", memory_of="")
         found = next((times for device, times in alike if device == plain), None)
-        by_device[d] = _times_on(ops, devices[d]) if found is None else found
+        by_device[d] = _times_on(ops, devices[d], stack) if found is None else found
         if found is None:
             alike.append((plain, by_device[d]))
     return [by_device[d][i] for i, d in enumerate(place)]
@@ -43,14 +59,14 @@ def _with_hand_made_attention(device: Device) -> Device:
     return replace(device, rates=replace(rates, attention=rates.fused_attention))
 
 
-def _times_on(ops: Sequence[Op], device: Device) -> list[float]:
+def _times_on(ops: Sequence[Op], device: Device, stack: str | None) -> list[float]:
     if device.rates is None:
-        return [_seconds(op, device) for op in ops]
+        return [_seconds(op, device, stack) for op in ops]
     # How long after its host, which runs ahead, each stream's device has done all that was launched so far.
     ahead: dict[int, float] = {}
     result = []
     for op in ops:
-        seconds = _seconds(op, device)
+        seconds = _seconds(op, device, stack)
         after_launch = ahead.get(op.stream, 0.0) - op.kernels * device.launch_overhead_s
         if after_launch < 0 and _measured(op, device) is None:
             ahead[op.stream] = seconds
@@ -68,17 +84,32 @@ def _measured(op: Op, device: Device) -> float | None:
     return None
 
 
-def _seconds(op: Op, device: Device) -> float:
+def _seconds(op: Op, device: Device, stack: str | None) -> float:
     """Measured, or of the op's kernels; with launches where there are no rates."""
     measured = _measured(op, device)
     if measured is not None:
         return measured
     if device.rates is not None:
-        return op.kernels * device.rates.floor_s + _work_s(op, device)
+        per_s = device.rates.bytes_per_s * device.bandwidth_efficiency
+        again_s = _again(op, stack) * op.bytes_moved / per_s
+        return op.kernels * device.rates.floor_s + (_work_s(op, device) + again_s)
     peak = device.peak_flops[op.dtype] if op.dtype in device.peak_flops else device.peak_flops["float32"]
     flops_s = op.flops / (peak * device.compute_efficiency)
     moving_s = op.bytes_moved / (device.memory_bytes_per_s * device.bandwidth_efficiency)
     return op.kernels * device.launch_overhead_s + max(flops_s, moving_s)
+
+
+def _again(op: Op, stack: str | None) -> float:
+    """How often torch's own kernels move an op's bytes beyond once."""
+    groups, _, columns, *_ = op.extents
+    if stack not in (None, "eager", "fused") or columns <= 0:
+        return 0.0
+    if "conv" in op.kind:
+        return 2.0 if groups == 1 and op.dtype in ("bfloat16", "float16") else 0.0
+    fixed, narrow, half, above, in_bfloat16, stays = _KERNELS.get(op.kind, (1.0, 0.0, 0.0, 0.0, False, True))
+    if columns <= above or (in_bfloat16 and op.dtype != "bfloat16") or (stack == "fused" and not stays):
+        return 0.0
+    return fixed + narrow * (1.0 + half / columns) - 1.0
 
 
 def _work_s(op: Op, device: Device) -> float:
@@ -118,7 +149,7 @@ def _product_s(op: Op, device: Device, product: Any, flops_per_s: float) -> floa
         if parts > 1:
             adding_s = 8.0 * parts * batch * rows * columns / (product.bytes_per_s * device.bandwidth_efficiency)
             seconds.append(wave_s * (math.ceil(depth / parts) + product.depth) + adding_s)
-    if _is_misaligned(op):
+    for _ in range(_halvings(op)):
         seconds[1:] = [each * rates.misaligned for each in seconds[1:]]
     longer = max(op.flops / (2.0 * batch * rows * columns * depth), 1.0)
     longer *= rates.weight_gradient if op.work == Work.WEIGHT_GRADIENT else 1.0
@@ -126,13 +157,16 @@ def _product_s(op: Op, device: Device, product: Any, flops_per_s: float) -> floa
     return float(min(seconds) * rates.sustained * longer)
 
 
-def _is_misaligned(op: Op) -> bool:
-    """Whether rows in memory are no whole number of 16 bytes, of a dtype that tensor cores compute."""
+def _halvings(op: Op) -> int:
+    """How often 16 bytes are halved until rows in memory are whole numbers of them, of a dtype of tensor cores."""
     batch, rows, columns, depth, _ = op.extents
-    numbers = _IN_16_BYTES.get(op.dtype)
+    numbers = _IN_16_BYTES.get(op.dtype, 1.0)
     is_gradient = op.work == Work.WEIGHT_GRADIENT
     along = [columns, *([] if is_gradient else [depth]), *([rows] if is_gradient or batch > 1 else [])]
-    return numbers is not None and any(math.fmod(size + 1e-9, numbers) > 3e-9 for size in along)
+    halvings = 0
+    while numbers > 1 and any(math.fmod(size + 1e-9, numbers) > 3e-9 for size in along):
+        numbers, halvings = numbers / 2, halvings + 1
+    return halvings
 
 
 def _attention_s(op: Op, rates: Any, compute_efficiency: float, share: float) -> float:

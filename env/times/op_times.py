@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from env.times.eager import moved_again
 from graphs.arrays import FloatArray, IntArray
 from graphs.origin import FUSED
 from graphs.records import ANY_DEVICE
@@ -31,6 +32,7 @@ class OpWork:
         extents: float64 [n, 5].
         dtypes: d names.
         dtype_of: int64 [n], index into them.
+        again: float64 [n], times that bytes are moved beyond once (`env.times.eager`).
         stack: how ops become kernels; that of hand-made kernels has attention of its own.
     """
 
@@ -42,6 +44,7 @@ class OpWork:
     extents: FloatArray
     dtypes: tuple[str, ...]
     dtype_of: IntArray
+    again: FloatArray
     stack: str | None = None
 
     @staticmethod
@@ -57,6 +60,7 @@ class OpWork:
             extents=graph.extents,
             dtypes=tuple(str(name) for name in names),
             dtype_of=dtype_of.reshape(-1).astype(np.int64, copy=False),
+            again=moved_again(graph.kinds, graph.dtypes, graph.extents, graph.origin.stack),
             stack=graph.origin.stack,
         )
 
@@ -101,7 +105,7 @@ def kernel_seconds(ops: OpWork, device: Device) -> FloatArray:
         return _per_kernel(ops, device.launch_overhead_s) + roofline_seconds(ops, device)
     rates = _reached(device, device.rates, ops.stack)
     work_s = rates.seconds(ops.work, ops.extents, ops.flops, ops.bytes_moved, _by_op(ops, device, rates))
-    result: FloatArray = _per_kernel(ops, rates.floor_s) + work_s
+    result: FloatArray = _per_kernel(ops, rates.floor_s) + (work_s + _again_s(ops, rates))
     return result
 
 
@@ -124,6 +128,7 @@ def least_seconds(ops: OpWork, device: Device, measured: FloatArray | None = Non
         rates = _reached(device, device.rates, ops.stack)
         once_s = _per_kernel(ops, rates.floor_s)
         work_s = rates.least_seconds(ops.work, ops.extents, ops.flops, ops.bytes_moved, _by_op(ops, device, rates))
+        work_s = work_s + _again_s(ops, rates)
     if measured is None:
         return once_s, work_s
     is_modelled = np.isnan(measured)
@@ -143,6 +148,11 @@ def moving_seconds(device: Device, moved: Any, kernels: int = 1) -> Any:
 
 def _per_kernel(ops: OpWork, seconds: float) -> FloatArray:
     result: FloatArray = ops.kernels.astype(np.float64) * seconds
+    return result
+
+
+def _again_s(ops: OpWork, rates: Rates) -> FloatArray:
+    result: FloatArray = ops.again * ops.bytes_moved / rates.bytes_per_s
     return result
 
 

@@ -1,4 +1,4 @@
-"""Work and extents of one traced call: the sizes of products and attention, read off its arguments' shapes.
+"""Work and extents of one traced call, read off its arguments' shapes: sizes of products and attention, and rows.
 
 Sources: shapes as torch's FLOP formulas read them (`torch.utils.flop_counter`); a convolution as the matrix product of
 its unfolded windows and its filters (Chellapilla, Puri and Simard 2006, "High performance convolutional neural networks
@@ -32,7 +32,7 @@ _Arguments = Mapping[str, Any]  # of a call, by the names in its schema; sizes a
 
 
 def facts_of(target: Any, args: Sequence[Any], kwargs: Any, output: Any) -> WorkFacts:
-    """A call's work as one product or attention; `NO_FACTS` of any other call.
+    """A call's work as one product or attention, or the rows it passes over; `NO_FACTS` of any other call.
 
     Args:
         target: what is called.
@@ -71,7 +71,7 @@ def _rule(target: OpOverload) -> Callable[[_Arguments], WorkFacts] | None:
     if "scaled_dot_product" in name and "attention" in name:
         work = Work.ATTENTION_BACKWARD if name.endswith("_backward") else Work.ATTENTION
         return lambda call: WorkFacts(work, _attention(call))
-    return _RULES.get(name)
+    return _RULES.get(name) or _RULES.get(f"{name}.{target._schema.overload_name}")
 
 
 def _attention(call: _Arguments) -> Extents:
@@ -151,6 +151,44 @@ def _grouped_backward(call: _Arguments) -> WorkFacts:
     return WorkFacts(Work.GROUPED, (float(groups), rows / groups, float(columns), float(depth), 0.0))
 
 
+def _rows(shape: Sequence[int], columns: int) -> WorkFacts:
+    """Facts of a call that passes over a tensor by rows of so many columns."""
+    rows = math.prod(shape) / max(columns, 1)
+    return WorkFacts(Work.OTHER, (0.0, rows, float(columns), 0.0, 0.0)) if rows and columns else NO_FACTS
+
+
+def _softmax(argument: str) -> Callable[[_Arguments], WorkFacts]:
+    """Facts of a softmax along the last dimension, or of its backward pass; others have kernels of their own."""
+
+    def facts(call: _Arguments) -> WorkFacts:
+        shape = call[argument].shape
+        return _rows(shape, shape[-1]) if shape and call["dim"] in (-1, len(shape) - 1) else NO_FACTS
+
+    return facts
+
+
+def _layer_norm(call: _Arguments) -> WorkFacts:
+    return _rows(call["input"].shape, math.prod(call["normalized_shape"]))
+
+
+def _batch_norm(call: _Arguments) -> WorkFacts:
+    """A column for each channel, with statistics of the batch; without, each number is by itself."""
+    return _rows(call["input"].shape, call["input"].shape[1]) if call.get("training", call.get("train")) else NO_FACTS
+
+
+def _sum(call: _Arguments) -> WorkFacts:
+    """A sum over the first dimensions, whose columns are what it leaves."""
+    shape = call["self"].shape
+    summed = sorted(dim % len(shape) for dim in call["dim"] or ()) if shape else []
+    is_first = 0 < len(summed) < len(shape) and summed == list(range(len(summed)))
+    return _rows(shape, math.prod(shape[len(summed) :])) if is_first else NO_FACTS
+
+
+def _pool(call: _Arguments) -> WorkFacts:
+    shape = call["self"].shape
+    return _rows(shape, shape[-1])
+
+
 _GROUPED = (("self", "input"), ("mat2", "weight"))  # names of the factors, in torch and elsewhere
 _RULES: dict[str, Callable[[_Arguments], WorkFacts]] = {
     **dict.fromkeys(("mm", "bmm", "_int_mm", "_scaled_mm"), _product("self", "mat2")),
@@ -161,4 +199,11 @@ _RULES: dict[str, Callable[[_Arguments], WorkFacts]] = {
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm", "grouped_mm_fallback"), _grouped),
     "grouped_mm_fallback_backward": _grouped_backward,
+    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), _softmax("self")),
+    **dict.fromkeys(("softmax.int", "log_softmax.int"), _softmax("self")),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax("output")),
+    **dict.fromkeys(("layer_norm", "native_layer_norm", "native_layer_norm_backward"), _layer_norm),
+    **dict.fromkeys(("native_batch_norm", "native_batch_norm_backward"), _batch_norm),
+    "sum.dim_IntList": _sum,
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool2d_with_indices_backward"), _pool),
 }

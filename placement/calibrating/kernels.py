@@ -10,7 +10,6 @@ from itertools import chain, zip_longest
 
 import torch
 from torch.nn import functional as nn_functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from graphs.records import Work
 from placement.calibrating.clock import Call, TimeLeft, kernel_s
@@ -252,17 +251,14 @@ def attentions(shapes: Shapes) -> Iterator[Planned]:
 
 
 def attention(heads: int, length: int, width: int, dtype: str, is_causal: bool) -> tuple[Planned, Planned]:
-    """Forward and backward pass; ``heads`` counts those of all samples."""
+    """Forward and backward pass, by whatever kernel torch chooses here; ``heads`` counts those of all samples."""
 
     def tensors(place: torch.device) -> list[torch.Tensor]:
         shape = (1, heads, length, width)
         return [_numbers(shape, dtype, place).requires_grad_() for _ in range(3)]
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        if q.device.type != "cuda":
-            return nn_functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
-            return nn_functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return nn_functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
     def forward(place: torch.device) -> Call:
         qkv = [one.detach() for one in tensors(place)]

@@ -122,3 +122,66 @@ def test_without_facts_an_op_is_at_the_reached_roofline() -> None:
         kernel_seconds(OpWork.of(OpGraph.build([known], [])), device)[0]
         > 2 * 8192**3 * gpu_rates.H100.sustained / 856e12
     )
+
+
+# benchmarks/gpu.py and torch.profiler, NVIDIA H100 80GB HBM3, torch 2.11.0, 2026-11-27: kind, dtype, rows, columns,
+# bytes that have to be moved, seconds of its kernels in an eager training step in bfloat16.
+MEASURED = [
+    ("aten._log_softmax", "float32", 8192, 50257, 3.293e9, 2.062e-3),
+    ("aten._log_softmax", "bfloat16", 16384, 30522, 2.000e9, 1.030e-3),
+    ("aten._log_softmax_backward_data", "float32", 8192, 32000, 3.146e9, 1.439e-3),
+    ("aten._softmax_backward_data", "float32", 65536, 512, 4.027e8, 133.9e-6),
+    ("aten.native_layer_norm", "bfloat16", 8192, 768, 2.52e7, 19.2e-6),
+    ("aten.native_layer_norm_backward", "bfloat16", 8192, 768, 3.78e7, 50.1e-6),
+    ("aten.native_layer_norm_backward", "bfloat16", 16384, 768, 7.55e7, 112.0e-6),
+    ("aten.sum", "bfloat16", 8192, 768, 1.26e7, 18.8e-6),
+    ("aten.sum", "bfloat16", 16384, 3072, 1.007e8, 53.2e-6),
+    ("aten.sum", "bfloat16", 16384, 30522, 1.0e9, 372.9e-6),
+    ("aten.native_batch_norm", "bfloat16", 401408, 64, 1.028e8, 452.3e-6),
+    ("aten.native_batch_norm", "bfloat16", 401408, 256, 4.110e8, 659.8e-6),
+    ("aten.native_batch_norm_backward", "bfloat16", 1605632, 64, 6.166e8, 2927.3e-6),
+    ("aten.native_batch_norm_backward", "bfloat16", 401408, 256, 6.166e8, 919.9e-6),
+    ("aten.native_batch_norm_backward", "bfloat16", 100352, 512, 3.083e8, 321.9e-6),
+]
+
+
+def by_rows(kind: str, dtype: str, rows: float, columns: float, moved: float, stack: str | None = None) -> OpGraph:
+    op = Op("op", kind, bytes_moved=moved, dtype=dtype, extents=(0.0, rows, columns, 0.0, 0.0))
+    graph = OpGraph.build([op], [])
+    return replace(graph, origin=replace(graph.origin, stack=stack))
+
+
+@pytest.mark.parametrize(("kind", "dtype", "rows", "columns", "moved", "measured_s"), MEASURED)
+def test_eager_kernels_take_what_was_measured(
+    kind: str, dtype: str, rows: int, columns: int, moved: float, measured_s: float
+) -> None:
+    graph = by_rows(kind, dtype, rows, columns, moved)
+    assert kernel_seconds(OpWork.of(graph), H100)[0] == pytest.approx(measured_s, rel=0.27)
+
+
+@pytest.mark.parametrize("stack", [None, "eager", "compiled", "fused"])
+@pytest.mark.parametrize("kind", [*dict.fromkeys(row[0] for row in MEASURED), "aten._safe_softmax", "aten.convolution"])
+def test_eager_kernels_have_the_same_time_twice_over_and_none_of_it_when_compiled(kind: str, stack: str | None) -> None:
+    for dtype, columns in (("bfloat16", 100.0), ("float32", 100.0), ("bfloat16", 4096.0), ("bfloat16", 0.0)):
+        graph = by_rows(kind, dtype, 1e4, columns, 1e9, stack)
+        for device in DEVICES[:3]:
+            _check_equal(graph, device)
+        once = kernel_seconds(OpWork.of(by_rows("op", dtype, 1e4, columns, 1e9)), H100)
+        if stack == "compiled" or columns == 0.0:
+            assert kernel_seconds(OpWork.of(graph), H100) == once
+
+
+def test_batch_norms_in_bfloat16_and_convolutions_of_16_bit_are_slow_with_hand_made_kernels_too() -> None:
+    def slow(kind: str, dtype: str, stack: str | None, groups: float = 1.0) -> bool:
+        graph = by_rows(kind, dtype, 1e4, 64.0, 1e9, stack)
+        graph = replace(graph, extents=graph.extents + np.array([[groups, 0.0, 0.0, 0.0, 0.0]]))
+        return bool(OpWork.of(graph).again[0] > 0)
+
+    for stack in (None, "fused"):
+        assert slow("aten.native_batch_norm", "bfloat16", stack)
+        assert not slow("aten.native_batch_norm", "float32", stack)  # cuDNN's
+        assert slow("aten.convolution", "float16", stack)
+        assert not slow("aten.convolution", "float32", stack)
+        assert not slow("aten.convolution", "float16", stack, groups=64.0)
+    assert slow("aten.native_layer_norm", "bfloat16", None)
+    assert not slow("aten.native_layer_norm", "bfloat16", "fused")

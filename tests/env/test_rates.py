@@ -91,10 +91,10 @@ def test_products_whose_rows_are_no_multiples_of_16_bytes_are_slower() -> None:
     rates, device = replace(gpu_rates.A100_SXM4, misaligned=1.4), A100_SXM4
     sizes = {
         "whole": (1.0, 4096.0, 4096.0, 4096.0, 0.0),
-        "rows": (1.0, 4095.0, 4096.0, 4096.0, 0.0),
-        "columns": (1.0, 4096.0, 4095.0, 4096.0, 0.0),
-        "depth": (1.0, 4096.0, 4096.0, 4095.0, 0.0),
-        "several": (2.0, 4095.0, 4096.0, 4096.0, 0.0),
+        "rows": (1.0, 4092.0, 4096.0, 4096.0, 0.0),
+        "columns": (1.0, 4096.0, 4092.0, 4096.0, 0.0),
+        "depth": (1.0, 4096.0, 4096.0, 4092.0, 0.0),
+        "several": (2.0, 4092.0, 4096.0, 4096.0, 0.0),
     }
 
     def slower(work: int, dtype: str = "bfloat16") -> set[str]:
@@ -109,6 +109,33 @@ def test_products_whose_rows_are_no_multiples_of_16_bytes_are_slower() -> None:
     # pytorch/pytorch, issue 83272 (A100, CUDA 11.6): (384, 1024, 1024, 140) took 9.232 ms in bfloat16.
     old = replace(gpu_rates.A100_SXM4, misaligned=12.0, sustained=1.0)
     assert seconds(old, device, PRODUCT, [(384.0, 1024.0, 140.0, 1024.0, 0.0)]) == pytest.approx(9.232e-3, rel=0.05)
+
+
+@pytest.mark.parametrize(("by", "halvings"), [(0, 0), (8, 0), (4, 1), (2, 2), (1, 3), (0.5, 3)])
+def test_each_halving_of_the_alignment_costs_once_more(by: float, halvings: int) -> None:
+    shape = [(1.0, 4096.0, 4096.0 - by, 4096.0, 0.0)]
+    plain, slow = (
+        seconds(replace(gpu_rates.H100, misaligned=each), H100, PRODUCT, shape, "bfloat16") for each in (1.0, 1.2)
+    )
+    assert slow / plain == pytest.approx(1.2**halvings, rel=1e-2)
+
+
+# benchmarks/gpu.py on an H100 80GB HBM3, torch 2.11.0: the products with the vocabularies of GPT-2 and BERT.
+@pytest.mark.parametrize(
+    ("work", "sizes", "measured_s"),
+    [
+        (PRODUCT, (8192, 50257, 768), 6.639e-3),
+        (PRODUCT, (8192, 768, 50257), 4.503e-3),
+        (WEIGHT_GRADIENT, (50257, 768, 8192), 4.293e-3),
+        (PRODUCT, (16384, 30522, 768), 3.263e-3),
+        (PRODUCT, (16384, 768, 30522), 2.923e-3),
+        (WEIGHT_GRADIENT, (30522, 768, 16384), 3.112e-3),
+    ],
+)
+def test_products_with_the_vocabularies_of_gpt2_and_bert_take_what_was_measured(
+    work: int, sizes: tuple[float, ...], measured_s: float
+) -> None:
+    assert seconds(gpu_rates.H100, H100, work, [(1.0, *sizes, 0.0)]) == pytest.approx(measured_s, rel=0.25)
 
 
 def test_a_dtype_without_rates_has_those_of_another_in_proportion_to_the_peaks() -> None:

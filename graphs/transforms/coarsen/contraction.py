@@ -158,10 +158,12 @@ def _measured(graph: OpGraph, group_of: IntArray, n: int) -> tuple[tuple[str, ..
 
 
 def _facts(graph: OpGraph, group_of: IntArray, n: int) -> tuple[IntArray, FloatArray]:
-    """`OpGraph.work` and `OpGraph.extents` of groups with one op that has any; others have none."""
+    """`OpGraph.work` and `OpGraph.extents` of groups with one op whose work is known, or one op; others have none."""
     known = np.flatnonzero(graph.work)
     known = known[np.bincount(group_of[known], minlength=n)[group_of[known]] == 1]
     work, extents = np.zeros(n, dtype=np.int64), np.zeros((n, EXTENTS))
+    alone = np.flatnonzero(np.bincount(group_of, minlength=n)[group_of] == 1)
+    extents[group_of[alone]] = graph.extents[alone]
     work[group_of[known]], extents[group_of[known]] = graph.work[known], graph.extents[known]
     return work, extents
 
