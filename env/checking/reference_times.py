@@ -25,13 +25,15 @@ _KERNELS = {
     "aten._softmax_backward_data": (4 / 3, 0.0, 0.0, 1024, False, False),
     "aten._log_softmax_backward_data": (4 / 3, 0.0, 0.0, 1024, False, False),
     "aten._safe_softmax": (2.75, 0.0, 0.0, 0, False, False),
+    "aten.nll_loss_forward": (0.0, 0.0, 0.0, 0, False, False),
+    "aten.nll_loss_backward": (0.5, 0.0, 0.0, 0, False, False),
     "aten.native_layer_norm": (0.0, 1.0, 700.0, 0, False, False),
     "aten.native_layer_norm_backward": (1.0, 2 / 3, 2750.0, 0, False, False),
     "aten.sum": (0.0, 1.0, 2000.0, 0, False, False),
     "aten.native_batch_norm": (0.0, 1.5, 550.0, 0, True, True),
     "aten.native_batch_norm_backward": (0.0, 5 / 3, 500.0, 0, True, True),
     "aten.max_pool2d_with_indices": (2.6, 0.0, 0.0, 0, False, True),
-    "aten.max_pool2d_with_indices_backward": (7.3, 0.0, 0.0, 0, False, True),
+    "aten.max_pool2d_with_indices_backward": (5.0, 0.0, 0.0, 0, False, True),
 }
 _PRODUCTS = (Work.PRODUCT, Work.WEIGHT_GRADIENT, Work.GROUPED)
 

@@ -53,6 +53,9 @@ _FACTS = {
     # Four kernels: the softmax, a mask of what is minus infinity, whether all of a row is, and zeros where it is.
     # In float32 22 bytes a number in place of 8.
     "safe_softmax": _Fact(fixed=2.75),
+    # One number of each row is read; and zeros are written all over, of what was counted as read and written.
+    "nll_loss_forward": _Fact(fixed=0.0),
+    "nll_loss_backward": _Fact(fixed=0.5),
     # A block for each row: 1.5 TB/s where rows have 768 numbers.
     "native_layer_norm": _Fact(narrow=1.0, half=700.0),
     "layer_norm": _Fact(narrow=1.0, half=700.0),
@@ -65,9 +68,9 @@ _FACTS = {
     # kernels serve bfloat16, cuDNN's the other formats: 0.3 to 0.4 TB/s with 64 channels, 1 to 1.6 from 256 on.
     "native_batch_norm": _Fact(narrow=1.5, half=550.0, dtypes=("bfloat16",), is_replaced=False),
     "native_batch_norm_backward": _Fact(narrow=5 / 3, half=500.0, dtypes=("bfloat16",), is_replaced=False),
-    # Of NCHW, places of a window one by one.
+    # The places of a window one by one, in NCHW.
     "max_pool2d_with_indices": _Fact(fixed=2.6, is_replaced=False),
-    "max_pool2d_with_indices_backward": _Fact(fixed=7.3, is_replaced=False),
+    "max_pool2d_with_indices_backward": _Fact(fixed=5.0, is_replaced=False),
 }
 # Convolutions in 16 bit are made by cuDNN's kernels for NHWC; what they read and write is turned round before and
 # after, each of it read and written once more.
@@ -77,7 +80,8 @@ _CONVOLUTION = _Fact(fixed=3.0, dtypes=_HALF, is_replaced=False)
 def moved_again(kinds: Sequence[str], dtypes: Sequence[str], extents: FloatArray, stack: str | None) -> FloatArray:
     """float64 [n]: times that the bytes of each op are moved beyond once, as far as the time of it goes.
 
-    Nothing on a compiled stack, whose kernels are the compiler's own.
+    Below 0, down to -1, where a kernel does not touch all that the op is said to read. Nothing on a compiled stack,
+    whose kernels are the compiler's own.
 
     Args:
         kinds, dtypes: of n ops.

@@ -35,12 +35,6 @@ _UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new
 _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"}
 _GATHERS = {"embedding", "index_select", "index", "gather", "take", "take_along_dim", "embedding_bag"}
 _SCATTERS = {"index_put_", "scatter_", "scatter_add_", "index_add_", "index_copy_", "masked_scatter_"}
-_PICKS = {"nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss2d"}
-# Backward passes that ask the second argument for its shape alone: they write zeros, and numbers at some places.
-_WRITES_ALONE = {
-    *("nll_loss_backward", "nll_loss2d_backward", "max_pool2d_with_indices_backward"),
-    *("avg_pool2d_backward", "adaptive_avg_pool2d_backward", "max_pool3d_with_indices_backward"),
-}
 _STATISTICS = {"batch_norm", "native_batch_norm", "cudnn_batch_norm", "instance_norm"}
 _IN_PLACE_VIEWS: dict[OpOverload, OpOverload] = {
     aten.as_strided_.default: aten.as_strided.default,
@@ -71,9 +65,7 @@ class Signature(NamedTuple):
         uninitialised: it allocates without computing.
         overwrites: the argument written in place is not read.
         gathers: it reads no more of its table than it writes.
-        picks: it reads no more of its first argument than its second, the labels, has bytes.
         scatters: it writes no more of its table than it reads from the other arguments.
-        writes_alone: it reads nothing of its second argument.
         identity: it returns its argument.
         statistics: it keeps running statistics in its buffers, though its schema does not say so.
     """
@@ -88,9 +80,7 @@ class Signature(NamedTuple):
     uninitialised: bool = False
     overwrites: bool = False
     gathers: bool = False
-    picks: bool = False
     scatters: bool = False
-    writes_alone: bool = False
     identity: bool = False
     statistics: bool = False
 
@@ -146,9 +136,7 @@ def signature(target: Any) -> Signature:
         uninitialised=name in _UNINITIALISED,
         overwrites=name in _OVERWRITES,
         gathers=name in _GATHERS,
-        picks=name in _PICKS,
         scatters=name in _SCATTERS,
-        writes_alone=name in _WRITES_ALONE,
         identity=identity,
         statistics=name in _STATISTICS,
     )

@@ -184,9 +184,10 @@ def _sum(call: _Arguments) -> WorkFacts:
     return _rows(shape, math.prod(shape[len(summed) :])) if is_first else NO_FACTS
 
 
-def _pool(call: _Arguments) -> WorkFacts:
+def _last(call: _Arguments) -> WorkFacts:
+    """Rows along the last dimension: of scores by class, of pictures."""
     shape = call["self"].shape
-    return _rows(shape, shape[-1])
+    return _rows(shape, shape[-1]) if shape else NO_FACTS
 
 
 _GROUPED = (("self", "input"), ("mat2", "weight"))  # names of the factors, in torch and elsewhere
@@ -205,5 +206,6 @@ _RULES: dict[str, Callable[[_Arguments], WorkFacts]] = {
     **dict.fromkeys(("layer_norm", "native_layer_norm", "native_layer_norm_backward"), _layer_norm),
     **dict.fromkeys(("native_batch_norm", "native_batch_norm_backward"), _batch_norm),
     "sum.dim_IntList": _sum,
-    **dict.fromkeys(("max_pool2d_with_indices", "max_pool2d_with_indices_backward"), _pool),
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool2d_with_indices_backward"), _last),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss_backward"), _last),
 }

@@ -378,10 +378,6 @@ def _moved_bytes(
             size = info.layout.distinct_bytes
             if facts.gathers and i == 0:
                 size = min(size, produced)
-            if facts.picks and i == 0 and len(loaded) > 1 and loaded[1].info is not None:
-                size = min(size, loaded[1].info.layout.size_bytes)
-            if facts.writes_alone and i == 1:
-                continue
             # The storage tells views apart in a program read from a file, which has lost their offsets too.
             pieces.setdefault((id(root), info.storage, info.offset, info.layout.shape, info.layout.stride), size)
     of_root: dict[int, int] = {}

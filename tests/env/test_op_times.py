@@ -131,6 +131,7 @@ MEASURED = [
     ("aten._log_softmax", "bfloat16", 16384, 30522, 2.000e9, 1.030e-3),
     ("aten._log_softmax_backward_data", "float32", 8192, 32000, 3.146e9, 1.439e-3),
     ("aten._softmax_backward_data", "float32", 65536, 512, 4.027e8, 133.9e-6),
+    ("aten.nll_loss_backward", "float32", 8192, 50257, 3.293e9, 509e-6),
     ("aten.native_layer_norm", "bfloat16", 8192, 768, 2.52e7, 19.2e-6),
     ("aten.native_layer_norm_backward", "bfloat16", 8192, 768, 3.78e7, 50.1e-6),
     ("aten.native_layer_norm_backward", "bfloat16", 16384, 768, 7.55e7, 112.0e-6),
