@@ -34,6 +34,7 @@ from baselines.strategies.applied import applied
 from baselines.strategies.folding import why_not_folded
 from env.cluster import BLOCKING, Cluster
 from env.device import Device
+from env.gpu_rates import CUDNN_HOPPER, FLASH_2
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
@@ -188,6 +189,8 @@ def _with(software: Software, device: Device) -> Device:
     rates = device.rates
     if rates is None:
         return device
+    if (software.flash_1 or software.flash_2) and rates.attention == CUDNN_HOPPER:
+        rates = replace(rates, attention=FLASH_2)
     if software.flash_1 and rates.attention is not None:
         # FlashAttention 2 is twice as fast as 1 (Dao, FlashAttention-2, 2023, abstract).
         rates = replace(rates, attention=replace(rates.attention, flops_per_s=rates.attention.flops_per_s / 2))

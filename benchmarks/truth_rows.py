@@ -38,13 +38,15 @@ class Software:
     """By what a framework differs from today's.
 
     Attributes:
-        flash_1: attention is FlashAttention 1, half as fast as what torch has now.
+        flash_1: attention is FlashAttention 1, half as fast as 2.
+        flash_2: attention is FlashAttention 2 where torch has cuDNN's now.
         blocking: nothing is computed while collectives run.
         synchronous: the host waits for each kernel before it launches the next one (``CUDA_LAUNCH_BLOCKING=1``).
         cuda_11: bfloat16 products whose rows are no multiples of 16 bytes are far slower than today's.
     """
 
     flash_1: bool = False
+    flash_2: bool = False
     blocking: bool = False
     synchronous: bool = False
     cuda_11: bool = False
@@ -221,6 +223,7 @@ def _torchtitan(row: Row) -> Run | Skipped:
             stack,
         ),
         *(gpus, seconds, memory),
+        software=Software(flash_2=True),
     )
 
 

@@ -13,18 +13,22 @@
   (commit b5bcd76c).
 * **B200**: one rate for twelve steps of Megatron-LM (SimuMax, as above): 1,030 TFLOP/s of large products, which leaves
   these steps 8 % off in the mean when layers are added up by hand. That includes a factor of 1.36 for the long run.
+* **This project's measurements**: `benchmarks/gpu.py`, NVIDIA H100 80GB HBM3, torch 2.11.0 with CUDA 13.0, 27 November
+  2026. What kernels of eager torch take beyond their bytes is in `env/times/eager.py`.
 * **Products whose rows in memory are no multiples of 16 bytes**, on NVIDIA's GPUs, by halving: H100, 1.63, of six
   products in bfloat16 with the vocabularies of GPT-2 (50,257: 2 bytes, 95 to 147 TFLOP/s, 4.8 times as long as aligned
-  ones in the mean) and of BERT (30,522: 4 bytes, 235 to 263 TFLOP/s, 2.4 times), `benchmarks/gpu.py` on an H100 80GB
-  HBM3, torch 2.11.0 with CUDA 13.0, 27 November 2026, which ran cutlass's kernels for tensor cores of Turing, Ampere.
-  RTX 4090, whose aligned products are those kernels, too: 1.12, as 1.4 at 2 bytes (2,055 to 2,073 rows and columns in
-  bfloat16; pytorch/pytorch, issue 181718, April 2026: 107 to 116 TFLOP/s against 156); and the other GPUs of that rate
-  by clock and multiprocessor. A100, V100: 1.4, in between, as those kernels would run at the same rate by clock and
-  multiprocessor, assumed. With CUDA 11.6 on A100 one halving cost 2.8 in float16 and 12 in bfloat16 (issue 83272,
-  August 2022).
+  ones in the mean) and of BERT (30,522: 4 bytes, 235 to 263 TFLOP/s, 2.4 times), which cutlass's kernels for tensor
+  cores of Turing and of Ampere computed. RTX 4090, whose aligned products are those kernels, too: 1.12, as 1.4 at 2
+  bytes (2,055 to 2,073 rows and columns in bfloat16; pytorch/pytorch, issue 181718, April 2026: 107 to 116 TFLOP/s
+  against 156); and the other GPUs of that rate by clock and multiprocessor. A100, V100: 1.4, in between, as those
+  kernels would run at the same rate by clock and multiprocessor, assumed. With CUDA 11.6 on A100 one halving cost 2.8
+  in float16 and 12 in bfloat16 (issue 83272, August 2022).
 * **Attention**: A100, FlashAttention 2: 2,616 shapes of aiconfigurator, and SimuMax for the level and the backward pass
-  (24 shapes). H100: FlashAttention 3, 5,182 shapes of aiconfigurator; what torch runs there is FlashAttention 2, at
-  some 370 TFLOP/s (Shah et al., FlashAttention-3, 2024, figure 5), so `attention` is that, `fused_attention` the other.
+  (24 shapes). H100: what torch 2.11 chooses there is cuDNN's, nine times of six shapes (as
+  above: heads 64 and 128 wide, up to 2,048 long, 262 to 525 TFLOP/s forward and 197 to 287 backward; 6 % off in the
+  mean, 29 % at most; longer ones are taken to reach what FlashAttention 3 does), `attention`; before, it was
+  FlashAttention 2, at some 370 TFLOP/s (Shah et al., FlashAttention-3, 2024, figure 5), `FLASH_2`; `fused_attention` is
+  FlashAttention 3, 5,182 shapes of aiconfigurator.
 * **Bytes/s** of ops that only move them: additions of Llama layers, microsoft/vidur (commit 7d475133): 1.80 TB/s on
   A100; 0.9 of the peak on H100, where these tensors were partly in its cache.
 * **Others**: what is published of single large products, and depth, edge and heads of the nearest GPU above. V100: Jia
@@ -71,7 +75,8 @@ A100_SXM4 = Rates(
 A100_SXM4_40 = replace(A100_SXM4, bytes_per_s=1.37e12, products=_half(301e12, 1.126e12, _AMPERE))
 A100_PCIE = replace(A100_SXM4_40, sustained=1.21)
 A100_PCIE_80 = replace(A100_PCIE, bytes_per_s=1.70e12, products=_half(301e12, 1.40e12, _AMPERE))
-_FLASH_2 = AttentionRate(390e12, depth=300.0, width=20.0, longest=0.5, backward=1.2)
+FLASH_2 = AttentionRate(390e12, depth=300.0, width=20.0, longest=0.5, backward=1.2)
+CUDNN_HOPPER = AttentionRate(702e12, depth=120.0, width=100.0, longest=0.86, backward=1.47)
 _FLASH_3 = AttentionRate(702e12, depth=550.0, width=56.0, longest=0.57, backward=1.25)
 _H100_FP8 = ProductRate(1950e12, 1300.0, 8.6, 2.9e12)
 H100 = Rates(
@@ -83,9 +88,9 @@ H100 = Rates(
     weight_gradient=1.05,
     grouped=1.10,
     misaligned=_MISALIGNED_HOPPER,
-    attention=_FLASH_2,
+    attention=CUDNN_HOPPER,
     fused_attention=_FLASH_3,
-    source=f"{_AICONFIGURATOR}; long runs: NVIDIA/dgxc-benchmarking 143b90d; attention: FlashAttention-3, 2024",
+    source=f"{_AICONFIGURATOR}; long runs: NVIDIA/dgxc-benchmarking 143b90d; attention: H100, torch 2.11",
 )
 _H200_FP8 = replace(_H100_FP8, bytes_per_s=4.1e12)
 H200 = replace(

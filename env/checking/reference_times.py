@@ -69,7 +69,7 @@ def _times_on(ops: Sequence[Op], device: Device, stack: str | None) -> list[floa
     result = []
     for op in ops:
         seconds = _seconds(op, device, stack)
-        after_launch = ahead.get(op.stream, 0.0) - op.kernels * device.launch_overhead_s
+        after_launch = ahead.get(op.stream, 0.0) - _launches(op, stack) * device.launch_overhead_s
         if after_launch < 0 and _measured(op, device) is None:
             ahead[op.stream] = seconds
             seconds -= after_launch
@@ -94,11 +94,17 @@ def _seconds(op: Op, device: Device, stack: str | None) -> float:
     if device.rates is not None:
         per_s = device.rates.bytes_per_s * device.bandwidth_efficiency
         again_s = _again(op, stack) * op.bytes_moved / per_s
-        return op.kernels * device.rates.floor_s + (_work_s(op, device) + again_s)
+        return _launches(op, stack) * device.rates.floor_s + (_work_s(op, device) + again_s)
     peak = device.peak_flops[op.dtype] if op.dtype in device.peak_flops else device.peak_flops["float32"]
     flops_s = op.flops / (peak * device.compute_efficiency)
     moving_s = op.bytes_moved / (device.memory_bytes_per_s * device.bandwidth_efficiency)
     return op.kernels * device.launch_overhead_s + max(flops_s, moving_s)
+
+
+def _launches(op: Op, stack: str | None) -> float:
+    """An eager update is one of 36 tensors that an optimizer updates in one go."""
+    is_update = op.kind.startswith("optimizer.") and stack in (None, "eager")
+    return op.kernels / 36 if is_update else float(op.kernels)
 
 
 def _again(op: Op, stack: str | None) -> float:

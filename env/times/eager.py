@@ -17,11 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graphs.arrays import FloatArray
+from graphs.arrays import FloatArray, IntArray
 from graphs.op_kinds import base_name, op_kind
 from graphs.origin import EAGER, FUSED
+from graphs.recipes import UPDATE_KIND
 
 COLUMNS = 2  # of `OpGraph.extents`
+UPDATED_TOGETHER = 36  # tensors that one launch of a fused Adam takes (aten/src/ATen/native/cuda/MultiTensorApply.cuh)
 _HALF = ("bfloat16", "float16")
 
 
@@ -98,6 +100,14 @@ def moved_again(kinds: Sequence[str], dtypes: Sequence[str], extents: FloatArray
         columns = float(extents[i, COLUMNS])
         if columns > fact.above and not (fact is _CONVOLUTION and extents[i, 0] != 1.0):  # groups have kernels apart
             result[i] = fact.fixed + fact.narrow * (1.0 + fact.half / columns) - 1.0
+    return result
+
+
+def launches(kinds: Sequence[str], kernels: IntArray, stack: str | None) -> FloatArray:
+    """float64 [n]: launches of each op; on the eager stack an update's part of one that it shares with others."""
+    result = kernels.astype(np.float64)
+    if (stack or EAGER) == EAGER:
+        result[[kind.startswith(UPDATE_KIND) for kind in kinds]] /= UPDATED_TOGETHER
     return result
 
 

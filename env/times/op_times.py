@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from env.times.eager import moved_again
+from env.times.eager import launches, moved_again
 from graphs.arrays import FloatArray, IntArray
 from graphs.origin import FUSED
 from graphs.records import ANY_DEVICE
@@ -28,6 +28,7 @@ class OpWork:
 
     Attributes:
         kernels, work, stream: int64 [n], as of `OpGraph`.
+        launches: float64 [n], of a device with rates, where updates share theirs.
         flops, bytes_moved: float64 [n].
         extents: float64 [n, 5].
         dtypes: d names.
@@ -37,6 +38,7 @@ class OpWork:
     """
 
     kernels: IntArray
+    launches: FloatArray
     work: IntArray
     stream: IntArray
     flops: FloatArray
@@ -53,6 +55,7 @@ class OpWork:
         names, dtype_of = np.unique(np.array(graph.dtypes, dtype=object).astype(str), return_inverse=True)
         return OpWork(
             kernels=graph.kernels,
+            launches=launches(graph.kinds, graph.kernels, graph.origin.stack),
             work=graph.work,
             stream=graph.stream,
             flops=graph.flops.astype(np.float64, copy=False),
@@ -95,7 +98,7 @@ def op_seconds(ops: OpWork, device: Device, measured: FloatArray | None = None) 
     has_launches = np.zeros(len(result), dtype=np.bool_) if measured is None else ~np.isnan(measured)
     if measured is not None:
         result = np.where(has_launches, measured, result)
-    add_waits(result, _per_kernel(ops, device.launch_overhead_s), ops.stream, has_launches)
+    add_waits(result, ops.launches * device.launch_overhead_s, ops.stream, has_launches)
     return result
 
 
@@ -105,7 +108,7 @@ def kernel_seconds(ops: OpWork, device: Device) -> FloatArray:
         return _per_kernel(ops, device.launch_overhead_s) + roofline_seconds(ops, device)
     rates = _reached(device, device.rates, ops.stack)
     work_s = rates.seconds(ops.work, ops.extents, ops.flops, ops.bytes_moved, _by_op(ops, device, rates))
-    result: FloatArray = _per_kernel(ops, rates.floor_s) + (work_s + _again_s(ops, rates))
+    result: FloatArray = ops.launches * rates.floor_s + (work_s + _again_s(ops, rates))
     return result
 
 
@@ -126,7 +129,7 @@ def least_seconds(ops: OpWork, device: Device, measured: FloatArray | None = Non
         once_s, work_s = _per_kernel(ops, device.launch_overhead_s), roofline_seconds(ops, device)
     else:
         rates = _reached(device, device.rates, ops.stack)
-        once_s = _per_kernel(ops, rates.floor_s)
+        once_s = ops.launches * rates.floor_s
         work_s = rates.least_seconds(ops.work, ops.extents, ops.flops, ops.bytes_moved, _by_op(ops, device, rates))
         work_s = work_s + _again_s(ops, rates)
     if measured is None:

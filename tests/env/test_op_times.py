@@ -186,3 +186,13 @@ def test_batch_norms_in_bfloat16_and_convolutions_of_16_bit_are_slow_with_hand_m
         assert not slow("aten.convolution", "float16", stack, groups=64.0)
     assert slow("aten.native_layer_norm", "bfloat16", None)
     assert not slow("aten.native_layer_norm", "bfloat16", "fused")
+
+
+@pytest.mark.parametrize(("stack", "share"), [(None, 36), ("eager", 36), ("compiled", 1), ("fused", 1)])
+def test_eager_updates_share_launches_of_36_tensors(stack: str | None, share: int) -> None:
+    graph = by_rows("optimizer.adam", "float32", 0.0, 0.0, 0.0, stack)
+    _check_equal(graph, H100)
+    assert kernel_seconds(OpWork.of(graph), H100)[0] == pytest.approx(gpu_rates.H100.floor_s / share)
+    assert op_seconds(OpWork.of(graph), H100)[0] == pytest.approx((H100.launch_overhead_s + 2.6e-6) / share)
+    plain = replace(H100, rates=None)
+    assert op_seconds(OpWork.of(graph), plain)[0] == H100.launch_overhead_s

@@ -213,3 +213,24 @@ def test_a_depthwise_convolution_needs_no_tiles() -> None:
     rates, sizes = gpu_rates.H100, [(168.0, 32.0 * 42 * 42, 1.0, 25.0, 0.0)]
     untiled_s = 2 * 168 * 32 * 42 * 42 * 25 * rates.sustained / (67e12 / 2)
     assert seconds(rates, H100, PRODUCT, sizes, "float32") < 2 * untiled_s + 2 * 168 * 32 * 42 * 42 * 26 / 2.88e12
+
+
+# As above: what `scaled_dot_product_attention` of torch 2.11 took, in microseconds, by cuDNN's kernels.
+@pytest.mark.parametrize(
+    ("work", "extents", "measured_us"),
+    [
+        (ATTENTION, (96, 1024, 1024, 64, 0.5), 47.8),
+        (ATTENTION, (128, 2048, 2048, 64, 0.5), 186.4),
+        (ATTENTION, (384, 512, 512, 64, 1.0), 70.1),
+        (ATTENTION, (32, 1024, 1024, 128, 0.5), 32.8),
+        (ATTENTION, (32, 1024, 1024, 128, 1.0), 32.7),
+        (ATTENTION_BACKWARD, (96, 1024, 1024, 64, 0.5), 155.4),
+        (ATTENTION_BACKWARD, (128, 2048, 2048, 64, 0.5), 599.4),
+        (ATTENTION_BACKWARD, (384, 512, 512, 64, 1.0), 262.5),
+        (ATTENTION_BACKWARD, (32, 1024, 1024, 128, 0.5), 109.0),
+    ],
+)
+def test_attention_on_h100_is_what_torch_chooses_there(
+    work: int, extents: tuple[float, ...], measured_us: float
+) -> None:
+    assert seconds(gpu_rates.H100, H100, work, [extents]) == pytest.approx(measured_us * 1e-6, rel=0.3)
