@@ -14,7 +14,7 @@
 * **B200**: one rate for twelve steps of Megatron-LM (SimuMax, as above): 1,030 TFLOP/s of large products, which leaves
   these steps 8 % off in the mean when layers are added up by hand. That includes a factor of 1.36 for the long run.
 * **This project's measurements**: `benchmarks/gpu.py`, NVIDIA H100 80GB HBM3, torch 2.11.0 with CUDA 13.0, 27 November
-  2026. What kernels of eager torch take beyond their bytes is in `env/times/eager.py`.
+  2026. `env/times/eager.py` has what kernels of eager torch take beyond their bytes.
 * **Products whose rows in memory are no multiples of 16 bytes**, on NVIDIA's GPUs, by halving: H100, 1.63, of six
   products in bfloat16 with the vocabularies of GPT-2 (50,257: 2 bytes, 95 to 147 TFLOP/s, 4.8 times as long as aligned
   ones in the mean) and of BERT (30,522: 4 bytes, 235 to 263 TFLOP/s, 2.4 times), which cutlass's kernels for tensor
