@@ -16,6 +16,8 @@ from baselines.strategies.folding import (
     check_folded,
     folded_note,
     grid_of,
+    one_place,
+    with_shared_hosts,
     with_shared_links,
     with_single_place_collectives,
 )
@@ -26,7 +28,6 @@ from env.communication.formulas import buffer_bytes, fused_s
 from env.communication.times import quickest
 from env.plan import Plan
 from env.problem import Problem
-from env.resizing import part_of
 from env.simulation.simulator import Simulator
 from graphs.arrays import BoolArray, FloatArray, IntArray, nearly_least
 from graphs.errors import MismatchError, StrategyError
@@ -143,14 +144,15 @@ def applied(
     fused = np.zeros(0) if decided is None else decided.fused_s
     if folded:
         unordered = _folded(exchanged, strategy.reduce, cluster, grid, rank)
+        if strategy.offload:
+            unordered = with_shared_hosts(unordered, cluster, grid, rank[unordered.origin])
     else:
         if decided is None:
             names, fused = _algorithms(exchanged, strategy.reduce, cluster, grid, rank)
         unordered = _spelt_out(exchanged, names, fused)
     used, devices = cluster, grid.reshape(strategy.stages, -1)
     if folded:
-        used = part_of(cluster, devices[:, 0])
-        devices = np.array([[used.device_index[cluster.devices[d].name]] for d in devices[:, 0].tolist()])
+        used, devices = one_place(cluster, devices, bool(strategy.offload))
     # Where devices do nothing else while they communicate, collectives run on the devices themselves.
     is_beside = bool(exchanged.collectives) or hosted is not None
     has_lanes = is_beside and cluster.communication != BLOCKING

@@ -16,9 +16,12 @@ from baselines.strategies.collective_costs import CollectiveCosts
 from baselines.strategies.devices import devices_of
 from env.cluster import Cluster
 from env.communication.formulas import Interconnect
+from env.resizing import part_of
 from graphs.arrays import IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
+from graphs.records import HOST
+from graphs.transforms.activations import HOSTED
 from graphs.transforms.collectives import reduce
 from graphs.transforms.derived import Derived
 from graphs.transforms.strategy import Strategy
@@ -61,8 +64,6 @@ def why_not_folded(cluster: Cluster, strategy: Strategy) -> str:
             )
     if any(rule.shares for rule in strategy.mesh):
         return f"strategy {strategy.text!r} has uneven shares of the batch, so no place stands for all."
-    if strategy.offload:
-        return f"strategy {strategy.text!r} offloads to hosts, each of which has several places."
     if not names:
         return f"strategy {strategy.text!r} has no mesh, so there is nothing to fold."
     for stage in grid_of(cluster, strategy).reshape(strategy.stages, -1):
@@ -70,6 +71,12 @@ def why_not_folded(cluster: Cluster, strategy: Strategy) -> str:
         if len(unlike):
             a, b = (cluster.devices[int(d)].name for d in (stage[0], stage[unlike[0]]))
             return f"strategy {strategy.text!r} has unequal devices, {a!r} and {b!r}, in one stage."
+    if strategy.offload:
+        hosts, counts = np.unique(cluster.host_devices[grid_of(cluster, strategy)], return_counts=True)
+        if (counts != counts[0]).any() or (cluster.alike[hosts] != cluster.alike[hosts[0]]).any():
+            return (
+                f"strategy {strategy.text!r} offloads to hosts that are unlike, or have unequally many of its devices."
+            )
     return ""
 
 
@@ -88,6 +95,59 @@ def check_folded(cluster: Cluster, strategy: Strategy) -> None:
     why = why_not_folded(cluster, strategy)
     if why:
         raise StrategyError(f"{why[:-1]}; do not fold it.")
+
+
+def one_place(cluster: Cluster, devices: IntArray, has_hosts: bool) -> tuple[Cluster, IntArray]:
+    """``(part of the cluster with one device for each stage, their numbers there, int64 [stages, 1])``.
+
+    Args:
+        devices: int64 [stages, places], numbers in the cluster.
+        has_hosts: whether the hosts of these devices are in it.
+    """
+    first = devices[:, 0]
+    used = part_of(cluster, np.concatenate([first, cluster.host_devices[first]]) if has_hosts else first)
+    return used, np.array([[used.device_index[cluster.devices[d].name]] for d in first.tolist()])
+
+
+def with_shared_hosts(derived: Derived, cluster: Cluster, grid: IntArray, rank: IntArray) -> Derived:
+    """The folded graph whose tensors take as long to and from hosts as those of all places together.
+
+    Ops on hosts do and keep what those of all places that share a host do; so do tensors that wait there, as many
+    micro-batches at a time as are under way. Arguments as of `with_single_place_collectives`.
+    """
+    graph, flat = derived.graph, grid.reshape(len(grid), -1)
+    on_host, is_waiting = graph.is_pinned_to(HOST), np.array([kind == HOSTED for kind in graph.kinds], dtype=np.bool_)
+    producer, consumer, tensor = graph.edge_list
+    crossing = on_host[producer] != on_host[consumer]
+    transfer_s, times, waiting = graph.tensor_transfer_s.copy(), np.ones(graph.n_ops), np.zeros(graph.n_ops)
+    made = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops)
+    for row, devices in enumerate(flat):
+        hosts = cluster.host_devices[devices]
+        of_host = cluster.host_devices[flat] == hosts[0]
+        beside = float(of_host.sum() / of_host[:, 0].sum())
+        under_way = min(derived.n_micro_batches, len(flat) - row)
+        here = on_host & (rank == row)
+        times[here] = beside
+        first = here & is_waiting & (derived.micro_batch <= 0)
+        waiting[first] = (beside - 1) * under_way * made[first]
+        for to_host in (True, False):
+            ends = (devices, hosts) if to_host else (hosts, devices)
+            together, route = Interconnect.busiest(cluster, *ends), cluster.routes[int(ends[0][0]), int(ends[1][0])]
+            sent = np.unique(tensor[crossing & (on_host[consumer] == to_host) & (rank[consumer] == row)])
+            taken_s = together.latency_s + graph.tensor_bytes[sent] * together.s_per_byte
+            if together.s_per_byte > 1.0 / route.bandwidth_bytes_per_s or together.latency_s > route.latency_s:
+                transfer_s[sent] = np.fmax(transfer_s[sent], taken_s / max(len(route.links), 1))
+    result = replace(
+        graph,
+        tensor_transfer_s=transfer_s,
+        flops=graph.flops * times,
+        bytes_moved=graph.bytes_moved * times,
+        kernels=np.rint(graph.kernels * times).astype(np.int64),
+        optimizer_bytes=np.rint(graph.optimizer_bytes * times + waiting).astype(np.int64),
+        time_s=graph.time_s * times[:, None],
+        fixed_s=graph.fixed_s * times[:, None],
+    )
+    return replace(derived, graph=result)
 
 
 def with_single_place_collectives(

@@ -12,14 +12,14 @@ from functools import cached_property
 import numpy as np
 
 from baselines.strategies.devices import problem_of
-from baselines.strategies.folding import LARGE_OPS, expected_ops
+from baselines.strategies.folding import LARGE_OPS, expected_ops, is_to_be_folded
 from env.cluster import Cluster
 from graphs.op_kinds import SPELT_OUT, op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import op_with_statistics
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.recomputing import unmatched
-from graphs.transforms.strategy import MeshRule, Strategy
+from graphs.transforms.strategy import OPTIMIZER, MeshRule, Strategy
 
 EACH_LAYER = ("*",)  # as `Strategy.recompute`
 _COUNTS = 1e-3  # share of a step that is worth an option of a strategy
@@ -184,7 +184,8 @@ def may_offload(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> bool:
     """Whether devices have hosts for the state of the optimizer, and the graph with updates there is not too large."""
     if not graph.is_training or not graph.states or (cluster.host_devices[cluster.compute_devices] < 0).any():
         return False
-    return expected_ops(graph, strategy) <= _MOST_OFFLOADED
+    offloaded = replace(strategy, offload=(OPTIMIZER,))
+    return expected_ops(graph, strategy) <= _MOST_OFFLOADED or is_to_be_folded(graph, cluster, offloaded)
 
 
 def divisors(n: int) -> list[int]:

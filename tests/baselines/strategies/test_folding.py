@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from parallel.collective_graphs import star
+from small_problems import hosts_of_gpus
 from training_steps import mlp
 
 from baselines.strategies import folding
@@ -83,6 +84,46 @@ def test_folded_is_close_to_unfolded_where_collectives_meet(text: str) -> None:
     (time_s, peak), (folded_s, folded_peak) = figures(unfolded), figures(folded)
     assert folded_s == pytest.approx(time_s, rel=0.1)
     assert folded_peak == pytest.approx(peak, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dp4 | offload=optimizer",
+        "dp4 zero1 | offload=optimizer",
+        "dp4 zero3 | offload=optimizer+activations",
+        "dp2 | tp2 | offload=activations",
+        "dp2 | pp2 1f1b mb4 | recompute=*+!kind:*mm* | offload=activations",
+    ],
+)
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_hosts_fold_with_what_all_their_devices_have_there(text: str, hosts: int) -> None:
+    cluster = Cluster.preset("8xH100-nvswitch+host") if hosts == 1 else hosts_of_gpus(2, hosts=2)
+    unfolded, folded = both(graph_of("gpt2"), cluster, text)
+    assert folded.is_folded
+    scores = [Simulator(what.problem).score(what.plan) for what in (unfolded, folded)]
+    assert scores[1].step_time_s == pytest.approx(scores[0].step_time_s, rel=0.01)
+    peaks = []
+    for what, score in zip((unfolded, folded), scores, strict=True):
+        by_kind: dict[str, int] = {}
+        for device, peak in zip(what.problem.cluster.devices, score.peak_bytes.tolist(), strict=True):
+            by_kind[device.kind] = max(by_kind.get(device.kind, 0), peak)
+        peaks.append(by_kind)
+    assert peaks[1]["gpu"] == peaks[0]["gpu"]
+    assert peaks[1]["cpu"] == pytest.approx(peaks[0]["cpu"], rel=0.25)
+
+
+def test_hosts_that_share_links_fold_nearly() -> None:
+    cluster = hosts_of_gpus(4, bandwidth=1e9, one_port=True)
+    for text in ("dp4 | offload=optimizer", "dp4 | offload=activations"):
+        (time_s, _), (folded_s, _) = map(figures, both(graph_of("gpt2"), cluster, text))
+        assert folded_s == pytest.approx(time_s, rel=0.1)
+
+
+def test_hosts_with_unequally_many_devices_are_not_folded() -> None:
+    cluster = hosts_of_gpus(2, hosts=2)
+    with pytest.raises(StrategyError, match="hosts that are unlike, or have unequally many of its devices"):
+        applied(graph_of("gpt2"), cluster, Strategy.parse("dp3 | offload=optimizer"), folded=True)
 
 
 def test_experts_fold() -> None:
@@ -190,6 +231,19 @@ def test_a_folded_strategy_becomes_a_result_that_can_be_verified(monkeypatch: py
     assert whole.figures is not None
     assert whole.figures.exchanged_bytes == row.figures.exchanged_bytes
     assert verify(row.result, graph).problems  # the rule of now would not fold it
+
+
+def test_a_folded_offload_becomes_a_result_that_can_be_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, cluster = graph_of("gpt2"), Cluster.preset("8xH100-nvswitch+host", rates="peak")
+    strategy = Strategy.parse("dp8 zero3 | offload=optimizer+activations")
+    monkeypatch.setattr(folding, "LARGE_OPS", 1000)
+    row, found = strategy_row(graph, cluster, strategy), scored(graph, cluster, strategy)
+    assert found.is_folded
+    assert row.result.answer is not None
+    assert found.step_time_s == row.result.answer.step_time_s
+    assert verify(row.result, graph, cluster).holds
+    monkeypatch.setattr(folding, "LARGE_OPS", 10**9)
+    assert scored(graph, cluster, strategy).step_time_s == pytest.approx(found.step_time_s, rel=0.05)
 
 
 def test_what_is_too_large_is_folded() -> None:
