@@ -28,9 +28,10 @@ import numpy as np
 from table import Printer, parser
 from truth_kernels import Kernels, read_kernels
 from truth_models import captured
-from truth_rows import Run, Skipped, Software, runs_in
+from truth_rows import runs_in
+from truth_runs import Run, Skipped, Software
 
-from baselines.strategies.applied import applied
+from baselines.strategies.applied import Applied, applied
 from baselines.strategies.folding import why_not_folded
 from env.cluster import BLOCKING, Cluster
 from env.device import Device
@@ -39,6 +40,8 @@ from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import PlacementError
+from graphs.op_kinds import base_name
+from graphs.records import ANY_DEVICE, LANE, Work
 from graphs.transforms.stacks import on_stack
 from graphs.transforms.strategy import Strategy
 
@@ -170,10 +173,36 @@ def scored(run: Run, micro_batches: int) -> tuple[float, float]:
         score = Simulator(Problem(graph, cluster)).score(Plan(np.zeros(graph.n_ops, dtype=np.int64)))
     else:
         made = applied(graph, cluster, strategy, folded=not why_not_folded(cluster, strategy))
-        score = Simulator(made.problem).score(made.plan)
+        problem = _beside_products(made) if run.software.pipelined_products else made.problem
+        score = Simulator(problem).score(made.plan)
     peaks = [peak for device, peak in zip(cluster.devices, score.peak_bytes, strict=False) if device.kind == "gpu"]
     held = [peak for peak in peaks if peak]
-    return score.step_time_s, float(held[-1] if run.last_rank else max(held))
+    return score.step_time_s, float(held[-1] if run.last_rank else max(held)) + run.software.workspace_bytes
+
+
+def _beside_products(made: Applied) -> Problem:
+    """With the exchanges of tensor parallelism in pieces beside the products that they feed, or that feed them.
+
+    Of k ranks each product is computed in k pieces, and all pieces but one are sent meanwhile, so of the shorter of the
+    two a k-th is left to be seen (Transformer Engine's "userbuffers", `tp_comm_overlap` of Megatron and NeMo).
+    """
+    graph, problem = made.derived.graph, made.problem
+    names = [axis.name for axis in made.exchanged.mesh]
+    if "tp" not in names or ANY_DEVICE not in graph.time_keys:
+        return problem
+    key, ranks = graph.time_keys.index(ANY_DEVICE), made.exchanged.mesh[names.index("tp")].size
+    is_product = np.isin(graph.work, (Work.PRODUCT, Work.WEIGHT_GRADIENT))
+    product_s = np.where(is_product, problem.op_s[np.arange(graph.n_ops), made.plan.device], 0.0)
+    producer, consumer, _ = graph.edge_list
+    is_sum = np.array([base_name(kind) == "add" for kind in graph.kinds])[consumer]
+    for _ in range(2):  # Queries, keys and values are one product in Megatron, whose gradients are three and their sum.
+        np.maximum.at(product_s, consumer[is_sum], product_s[producer[is_sum]])
+    beside_s = np.bincount(consumer, product_s[producer], graph.n_ops)
+    beside_s += np.bincount(producer, product_s[consumer], graph.n_ops)
+    exchanges = graph.is_pinned_to(LANE) & (made.derived.along == names.index("tp"))
+    times = graph.time_s.copy()
+    times[exchanges, key] -= (1.0 - 1.0 / ranks) * np.minimum(times[:, key], beside_s)[exchanges]
+    return Problem(replace(graph, time_s=times), problem.cluster)
 
 
 @lru_cache(maxsize=8)

@@ -33,6 +33,7 @@ class Shape:
         precision: that it is trained in, as in docs/precision.md.
         autocast: parameters are float32, and products cast to bfloat16, as ``torch.autocast`` does, whatever
             `precision` says.
+        head_norms: queries and keys are normalised, each head by itself.
         dropout: share of numbers that are dropped of attention's weights, and of what each layer adds; 0: no dropout.
     """
 
@@ -52,6 +53,7 @@ class Shape:
     flash: bool = True
     precision: str = "bfloat16"
     autocast: bool = False
+    head_norms: bool = False
     dropout: float = 0.0
 
     @property
@@ -120,6 +122,8 @@ class Attention(nn.Module):
         self.key = nn.Linear(shape.hidden, shape.kv_heads * head, bias=shape.biases)
         self.value = nn.Linear(shape.hidden, shape.kv_heads * head, bias=shape.biases)
         self.rotary = Rotary() if shape.positions == "rotary" else None
+        self.query_norm = _norm(shape, head) if shape.head_norms else None
+        self.key_norm = _norm(shape, head) if shape.head_norms else None
         self.core = Core(shape)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
@@ -127,6 +131,8 @@ class Attention(nn.Module):
             each(x).unflatten(2, (heads, -1))
             for each, heads in ((self.query, self.heads), (self.key, self.kv_heads), (self.value, self.kv_heads))
         )
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
         if self.rotary is not None:
             query, key = self.rotary(query, key, tables[0], tables[1])
         mask = None if self.core.flash else tables[2]
@@ -231,8 +237,9 @@ class Transformer(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
-def _norm(shape: Shape) -> nn.Module:
-    return nn.RMSNorm(shape.hidden, eps=1e-5) if shape.norm == "rms" else nn.LayerNorm(shape.hidden)
+def _norm(shape: Shape, size: int | None = None) -> nn.Module:
+    size = shape.hidden if size is None else size
+    return nn.RMSNorm(size, eps=1e-5) if shape.norm == "rms" else nn.LayerNorm(size)
 
 
 @lru_cache(maxsize=12)

@@ -10,15 +10,29 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from truth_models import Shape
+from truth_runs import (
+    GIB,
+    Row,
+    Run,
+    Skipped,
+    Software,
+    again,
+    deepspeed_cuts,
+    even_cuts,
+    hosts,
+    joined,
+    megatron_words,
+    true,
+    workspaces,
+)
 
 T = TypeVar("T")
-GIB = 2**30
 # torchtitan's selective recompute keeps attention and every second product of a layer: what runs again is the norms,
 # the product after attention, and that beside the gate with the activation.
 SELECTIVE = "layers.*.norm+layers.*.post+layers.*.inner.activation"
@@ -29,78 +43,6 @@ MEGATRON_GPT: dict[str, Any] = {
     "dropout": 0.1,
 }
 GPT2_PADDED = 51_200  # words of GPT-2's vocabulary, padded by Megatron
-
-Row = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Software:
-    """By what a framework differs from today's.
-
-    Attributes:
-        flash_1: attention is FlashAttention 1, half as fast as 2.
-        flash_2: attention is FlashAttention 2 where torch has cuDNN's now.
-        blocking: nothing is computed while collectives run.
-        synchronous: the host waits for each kernel before it launches the next one (``CUDA_LAUNCH_BLOCKING=1``).
-        cuda_11: bfloat16 products whose rows are no multiples of 16 bytes are far slower than today's.
-    """
-
-    flash_1: bool = False
-    flash_2: bool = False
-    blocking: bool = False
-    synchronous: bool = False
-    cuda_11: bool = False
-
-
-@dataclass(frozen=True)
-class Run:
-    """One measured run.
-
-    Attributes:
-        name: model, machine and layout in short.
-        shape: of the model.
-        batch: sequences of one step.
-        micro_batch: sequences of one micro-batch on one replica.
-        replicas: how many there are.
-        strategy: text without micro-batches, which `micro_batches` says.
-        cluster: name of a preset, ``"HOSTSx8x..."`` for several hosts.
-        stack: how ops become kernels.
-        measured_s: seconds of a step; NaN where only memory was measured.
-        measured_bytes: peak of the fullest device, allocated or, by torchtitan, reserved; None where nobody said.
-        software: by what it differs from today's.
-        last_rank: `measured_bytes` are of the last stage.
-    """
-
-    name: str
-    shape: Shape
-    batch: int
-    micro_batch: int
-    replicas: int
-    strategy: str
-    cluster: str
-    stack: str
-    gpus: int
-    measured_s: float
-    measured_bytes: float | None = None
-    software: Software = Software()
-    last_rank: bool = False
-
-    @property
-    def micro_batches(self) -> int:
-        return max(round(self.batch / (self.micro_batch * self.replicas)), 1)
-
-    @property
-    def workload(self) -> tuple[object, ...]:
-        """What is trained on what: runs of one workload are layouts of it."""
-        return self.shape, self.batch, self.gpus, self.cluster
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A row that cannot be built, and why."""
-
-    name: str
-    reason: str
 
 
 def read(path: Path) -> list[Run | Skipped] | None:
@@ -166,10 +108,10 @@ def _llm_foundry(row: Row) -> Run | Skipped:
     batch = int(row["GlobalBatchSize"])
     measured_s = float(row["step_s_from_T/s"]) if row.get("step_s_from_T/s") else 0.0
     measured_s = measured_s or batch * tokens / float(row["Throughput (T/s)"])
-    cluster = _hosts(gpus, {"h100_80gb": "H100", "a100_80gb": "A100", "a100_40gb": "A100-40gb"}[gpu])
+    cluster = hosts(gpus, {"h100_80gb": "H100", "a100_80gb": "A100", "a100_40gb": "A100-40gb"}[gpu])
     words = [
         f"dp{gpus} {sharded}".strip() if gpus > 1 else "",
-        _again(FULL if _true(row["Activation Checkpointing"]) else ""),
+        again(FULL if true(row["Activation Checkpointing"]) else ""),
     ]
     # The tables are of flash-attn 1.0.9, which the recipes of 2023 install.
     return Run(
@@ -178,7 +120,7 @@ def _llm_foundry(row: Row) -> Run | Skipped:
         batch,
         micro,
         gpus,
-        _joined(words),
+        joined(words),
         cluster,
         "eager",
         gpus,
@@ -199,12 +141,12 @@ def _torchtitan(row: Row) -> Run | Skipped:
     shard, tensor, stages, context = (int(row[key] or 1) for key in ("dp_shard(fsdp)", "tp", "pp", "cp"))
     if stages > 1:
         return Skipped(name, f"pipeline schedule {row['pp_schedule']!r} of torchtitan is not built")
-    again = row["activation_checkpointing"]
+    kept = row["activation_checkpointing"]
     words = [
         f"dp{shard} zero3" if shard > 1 else "",
         f"cp{context}" if context > 1 else "",
         f"tp{tensor} sp" if tensor > 1 else "",
-        _again(SELECTIVE if again.startswith("selective") else FULL if again == "full" else ""),
+        again(SELECTIVE if kept.startswith("selective") else FULL if kept == "full" else ""),
     ]
     batch, local = int(row["global_batch"]), int(row["local_batch"])
     seconds = batch * tokens / (float(row["tokens_per_s_per_gpu"]) * gpus)
@@ -218,8 +160,8 @@ def _torchtitan(row: Row) -> Run | Skipped:
             batch,
             local,
             max(shard, 1),
-            _joined(words),
-            _hosts(gpus, kind),
+            joined(words),
+            hosts(gpus, kind),
             stack,
         ),
         *(gpus, seconds, memory),
@@ -251,10 +193,13 @@ def _dgxc(row: Row) -> Run | Skipped:
         precision="master-bf16-reduce",  # grad_sync_dtype=bf16 in NeMo-Framework-Launcher, examples/training/*/h100
     )
     replicas = gpus // (tensor * stages * context)
-    words = _megatron_words(replicas, tensor, context, stages, chunks)
+    words = megatron_words(replicas, tensor, context, stages, chunks)
+    words += [even_cuts(shape.layers, stages * chunks, "_to_copy" if gated else "native_layer_norm")]
     return Run(
-        *(name, shape, int(row["gbs"]), int(row["mbs"]), replicas, _joined(words)),
-        *(_hosts(gpus, "H100"), "fused", gpus, float(row["step_s"])),
+        *(name, shape, int(row["gbs"]), int(row["mbs"]), replicas, joined(words)),
+        *(hosts(gpus, "H100"), "fused", gpus, float(row["step_s"])),
+        # ub_tp_comm_overlap of nemotron/nemotron4-15b-synth.yaml, NVIDIA/dgxc-benchmarking @ 8f5cbb37
+        software=Software(pipelined_products=True),
     )
 
 
@@ -267,11 +212,11 @@ def _simumax(row: Row) -> Run | Skipped:
     keys = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")
     shape = replace(Shape(*(int(row[key]) for key in keys)), precision="master")
     kind = row["gpu"].split("-")[0]
-    words = [*_megatron_words(replicas, tensor, context, stages, 1), _even_cuts(shape.layers, stages)]
+    words = [*megatron_words(replicas, tensor, context, stages, 1), even_cuts(shape.layers, stages)]
     return Run(
-        *(row["case"], shape, int(row["global_batch"]), int(row["micro_batch"]), replicas, _joined(words)),
-        *(_hosts(gpus, kind), "fused", gpus, float(row["step_ms"]) / 1e3, float(row["max_alloc_gib"]) * GIB),
-        software=Software(blocking=True),
+        *(row["case"], shape, int(row["global_batch"]), int(row["micro_batch"]), replicas, joined(words)),
+        *(hosts(gpus, kind), "fused", gpus, float(row["step_ms"]) / 1e3, float(row["max_alloc_gib"]) * GIB),
+        software=Software(blocking=True, workspace_bytes=workspaces(kind, True, False)),
     )
 
 
@@ -298,14 +243,14 @@ def _bloom(row: Row) -> Run | Skipped:
         positions="alibi",
         precision="master",  # DeepSpeed's BF16_Optimizer
     )
-    words = [*_megatron_words(sizes["dp"], sizes["tp"], 1, sizes["pp"], 1, sequence=False), _again(FULL)]
-    words += [_deepspeed_cuts(sizes["nlayers"], sizes["pp"])]
+    words = [*megatron_words(sizes["dp"], sizes["tp"], 1, sizes["pp"], 1, sequence=False), again(FULL)]
+    words += [deepspeed_cuts(sizes["nlayers"], sizes["pp"])]
     try:
         memory = float(row["memory_GB"]) * 1e9
     except ValueError:
         memory = None
     return Run(
-        *(name, shape, sizes["gbs"], sizes["mbs"], sizes["dp"], _joined(words)),
+        *(name, shape, sizes["gbs"], sizes["mbs"], sizes["dp"], joined(words)),
         *(f"{-(-gpus // 8)}x8xA100-opa", "fused", gpus, measured_s, memory),
         software=Software(blocking=True, synchronous=True, cuda_11=True),
     )
@@ -330,10 +275,10 @@ def _vtrain(row: Row) -> Run | Skipped:
         f"dp{data}" if data > 1 else "",
         f"tp{tensor}" if tensor > 1 else "",
         f"pp{stages} 1f1b" if stages > 1 else "",
-        _again(FULL),
+        again(FULL),
     ]
     return Run(
-        *(name, shape, batch, micro, data, _joined(words), _hosts(gpus, "A100"), "fused"),
+        *(name, shape, batch, micro, data, joined(words), hosts(gpus, "A100"), "fused"),
         *(gpus, float(row["iteration time (ms)"]) / 1e3),
         software=Software(blocking=True),
     )
@@ -353,28 +298,30 @@ def _megatron_ci(row: Row) -> Run | Skipped:
             "use_megatron_fsdp",
             "use_torch_fsdp2",
             "pipeline_model_parallel_layout",
-            "num_distributed_optimizer_instances",
         ),
-        *("data_parallel_sharding_strategy", "step_batch_size_schedule", "qk_layernorm", "cuda_graph_impl"),
+        *("data_parallel_sharding_strategy", "step_batch_size_schedule", "cuda_graph_impl"),
     )
-    if not row["test"].startswith("gpt/") or any(row[key] for key in unknown) or "frozen" in row["test"]:
+    other = next((word for word in ("frozen", "distill") if word in row["test"]), "")
+    if not row["test"].startswith("gpt/") or any(row[key] for key in unknown) or other:
         used = [key for key in unknown if row[key]]
-        return Skipped(name, f"not built: {', '.join(used) or row['test'].split('/')[0]}")
-    if not row["nodes"] or not row["gpus_per_node"]:
-        return Skipped(name, "how many GPUs is not listed")
-    if "uneven" in row["test"] or row["expert_tensor_parallel_size"]:
+        return Skipped(name, f"not built: {', '.join(used) or other or row['test'].split('/')[0]}")
+    if "uneven" in row["test"]:
         return Skipped(name, "layers of stages are not listed")
     keys = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     tensor, stages, context = (int(row[key] or 1) for key in keys)
-    gpus, layers = int(row["nodes"]) * int(row["gpus_per_node"]), int(row["num_layers"])
+    # Where a recipe is not listed: all that are have eight GPUs, but for those of one node with four.
+    gpus = int(row["nodes"] or 1) * int(row["gpus_per_node"] or 8)
+    layers = int(row["num_layers"])
     replicas = gpus // (tensor * stages * context)
     each = row["num_layers_per_virtual_pipeline_stage"]
     chunks = layers // stages // int(each) if each else int(row["num_virtual_stages_per_pipeline_rank"] or 1)
     hidden, heads = int(row["hidden_size"]), int(row["num_attention_heads"])
     is_gated = bool(row["swiglu"])
+    # A gate has the parameters of a network without one (megatron/training/arguments.py).
+    inner = 8 * hidden // 3 // 64 * 64 if is_gated else 4 * hidden
     padded = 128 * tensor
     shape = Shape(
-        *(layers, hidden, int(row["ffn_hidden_size"] or 4 * hidden), heads, int(row["num_query_groups"] or heads)),
+        *(layers, hidden, int(row["ffn_hidden_size"] or inner), heads, int(row["num_query_groups"] or heads)),
         *(-(-int(row["vocab_size"] or 50_257) // padded) * padded, int(row["seq_length"])),
         gate=is_gated,
         activation="silu" if is_gated else "relu2" if row["squared_relu"] else "gelu",
@@ -384,34 +331,25 @@ def _megatron_ci(row: Row) -> Run | Skipped:
         tied=not row["untie_embeddings_and_output_weights"],
         flash=row["transformer_impl"] == "transformer_engine" and row["attention_backend"] != "unfused",
         dropout=float(row["attention_dropout"] or 0.1),
-        precision="master",
+        # Gradients are added up in float32 for bfloat16 alone (megatron/training/arguments.py), else in 16 bits.
+        precision="master" if row["bf16"] else "master-bf16-reduce",
+        head_norms=bool(row["qk_layernorm"]),
     )
-    words = _megatron_words(replicas, tensor, context, stages, chunks, sequence=bool(row["sequence_parallel"]))
+    instances = int(row["num_distributed_optimizer_instances"] or 1)
+    words = megatron_words(replicas // instances, tensor, context, stages, chunks, bool(row["sequence_parallel"]))
     words = [word if row["use_distributed_optimizer"] else word.replace(" zero1", "") for word in words]
-    words += [_again(FULL if row["recompute_granularity"] == "full" else "")]
-    words += [_even_cuts(layers, stages * chunks, "_to_copy" if shape.norm == "rms" else "native_layer_norm")]
+    words += [again(FULL if row["recompute_granularity"] == "full" else "")]
+    tables = "account_for_embedding_loss" in row["test"]
+    words += [even_cuts(layers, stages * chunks, "_to_copy" if shape.norm == "rms" else "native_layer_norm", tables)]
+    kind = {"dgx_a100": "A100", "dgx_h100": "H100", "dgx_gb200": "B200"}[row["device"]]
+    has_engine = row["transformer_impl"] == "transformer_engine"
     return Run(
-        *(name, shape, int(row["global_batch_size"]), int(row["micro_batch_size"]), replicas, _joined(words)),
-        *("8xA100-nvswitch", "fused", gpus, math.nan, float(row["mem_max_allocated_bytes"])),
+        *(name, shape, int(row["global_batch_size"]), int(row["micro_batch_size"]), replicas),
+        joined([f"dp{instances}" if instances > 1 else "", *words]),
+        *(f"8x{kind}-nvswitch", "fused", gpus, math.nan, float(row["mem_max_allocated_bytes"])),
+        software=Software(workspace_bytes=workspaces(kind, has_engine, bool(row["deterministic_mode"]))),
         last_rank=True,
     )
-
-
-def _even_cuts(layers: int, stages: int, first_op: str = "_to_copy") -> str:
-    """Where Megatron cuts a pipeline: equally many layers in each stage, whatever comes before and after them."""
-    begins = range(layers // stages, layers, layers // stages) if stages > 1 and layers % stages == 0 else ()
-    return "cuts=" + "+".join(f"layers.{layer}.norm/{first_op}" for layer in begins) if begins else ""
-
-
-def _deepspeed_cuts(layers: int, stages: int) -> str:
-    """Where DeepSpeed cuts a pipeline of so many layers: stages are as full as the fullest, and the last has the rest.
-
-    Its two tables count as a layer each (``type:transformer|embedding``) where layers come out even that way alone.
-    """
-    tables = layers % stages != 0 and (layers + 2) % stages == 0
-    each = -(-(layers + 2 * tables) // stages)
-    begins = range(each - tables, layers, each)
-    return "cuts=" + "+".join(f"layers.{layer}.norm/native_layer_norm" for layer in begins) if stages > 1 else ""
 
 
 FORMATS: tuple[tuple[set[str], Callable[[Row], Run | Skipped]], ...] = (
@@ -431,36 +369,6 @@ LLAMA = {
     "llama3.1_405b": Shape(126, 16_384, 53_248, 128, 8, 128_256, 8192),
 }
 LLAMA |= {name.replace("llama3.1", "llama3"): shape for name, shape in LLAMA.items()}
-
-
-def _megatron_words(
-    replicas: int, tensor: int, context: int, stages: int, chunks: int, sequence: bool = True
-) -> list[str]:
-    order = f"interleaved v{chunks}" if chunks > 1 else "1f1b"
-    return [
-        f"dp{replicas} zero1" if replicas > 1 else "",
-        f"cp{context}" if context > 1 else "",
-        f"tp{tensor}{' sp' if sequence else ''}" if tensor > 1 else "",
-        f"pp{stages} {order}" if stages > 1 else "",
-    ]
-
-
-def _again(pattern: str) -> str:
-    return f"recompute={pattern}" if pattern else ""
-
-
-def _joined(words: list[str]) -> str:
-    return " | ".join(word for word in words if word)
-
-
-def _hosts(gpus: int, kind: str) -> str:
-    """The preset with so many GPUs, eight a host; a host of eight where they are fewer."""
-    hosts = math.ceil(gpus / 8)
-    return f"8x{kind}-nvswitch" if hosts == 1 else f"{hosts}x8x{kind}-ib"
-
-
-def _true(text: str) -> bool:
-    return text.strip().lower() in ("true", "1", "yes")
 
 
 def runs_in(folder: Path) -> Iterator[tuple[Path, list[Run | Skipped]]]:

@@ -17,6 +17,25 @@ SIMUMAX = (
     "b,B200-SXM,8,m,2,1024,4096,8,8,1000,,512,1,1,2,1,4,1,8,32,60.0,3.0\n"
     "c,B200-SXM,8,m,2,1024,4096,8,8,1000,8,512,1,1,1,1,8,1,4,32,60.0,3.0\n"
 )
+# One of Megatron's own tests, of which columns that are not given are empty.
+_EMPTY = (
+    "second_half_of_resume,same_series_also_filed_under_other_device_or_test,num_experts,multi_latent_attention,"
+    "mtp_num_layers,hybrid_layer_pattern,fp8_format,spec,use_megatron_fsdp,use_torch_fsdp2,"
+    "pipeline_model_parallel_layout,num_distributed_optimizer_instances,data_parallel_sharding_strategy,"
+    "step_batch_size_schedule,qk_layernorm,cuda_graph_impl,context_parallel_size,num_layers_per_virtual_pipeline_stage,"
+    "num_virtual_stages_per_pipeline_rank,swiglu,ffn_hidden_size,num_query_groups,squared_relu,normalization,"
+    "position_embedding_type,disable_bias_linear,untie_embeddings_and_output_weights,attention_backend,"
+    "recompute_granularity,sequence_parallel,use_distributed_optimizer"
+)
+_GIVEN = {
+    **{"test": "gpt/small", "device": "dgx_h100", "nodes": 1, "gpus_per_node": 8, "mem_max_allocated_bytes": 2**27},
+    **{"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 2, "num_layers": 2, "hidden_size": 64},
+    **{"num_attention_heads": 4, "vocab_size": 500, "seq_length": 32, "transformer_impl": "transformer_engine"},
+    **{"attention_dropout": 0.1, "bf16": 1, "deterministic_mode": 1, "global_batch_size": 8, "micro_batch_size": 2},
+}
+MEGATRON = (
+    f"{','.join([*_GIVEN, *_EMPTY.split(',')])}\n{','.join(map(str, _GIVEN.values()))}{',' * len(_EMPTY.split(','))}\n"
+)
 PRODUCTS = (
     "system,device,dtype,m,n,k,latency_ms\nh100_sxm,H100,bfloat16,4096,4096,4096,0.2\nx9,X9,bfloat16,64,64,64,0.1\n"
 )
@@ -48,6 +67,17 @@ def test_rows_are_predicted_and_those_that_cannot_be_built_say_why(tmp_path: Pat
     (product, unknown) = files["products.csv"]["rows"]
     assert 100e-6 < product["predicted_s"] < 400e-6
     assert "x9" in unknown["skipped"]
+
+
+def test_peaks_of_megatrons_tests_have_the_workspaces_of_its_libraries(tmp_path: Path) -> None:
+    """32 MiB for each of torch's two threads, and for Transformer Engine, beside a model of less than 4."""
+    (tmp_path / "peaks.csv").write_text(MEGATRON, encoding="utf-8")
+    found = _judge(tmp_path, "--json")
+    assert found.returncode == 0, found.stderr
+    (row,) = json.loads(found.stdout)["files"][0]["rows"]
+    assert "cuts=layers.1.norm" in row["strategy"]
+    assert row["measured_s"] is None
+    assert 96 * 2**20 < row["predicted_bytes"] < 100 * 2**20
 
 
 def test_a_folder_without_known_files_is_one_sentence(tmp_path: Path) -> None:

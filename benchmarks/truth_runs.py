@@ -1,0 +1,153 @@
+"""What every measured run has, and words of its strategy as frameworks lay a model out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from truth_models import Shape
+
+MIB, GIB = 2**20, 2**30
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Software:
+    """By what a framework differs from today's.
+
+    Attributes:
+        flash_1: attention is FlashAttention 1, half as fast as 2.
+        flash_2: attention is FlashAttention 2 where torch has cuDNN's now.
+        blocking: nothing is computed while collectives run.
+        synchronous: the host waits for each kernel before it launches the next one (``CUDA_LAUNCH_BLOCKING=1``).
+        cuda_11: bfloat16 products whose rows are no multiples of 16 bytes are far slower than today's.
+        pipelined_products: what tensor parallelism exchanges is sent in pieces, beside the products at its ends.
+        workspace_bytes: that libraries hold on each device beside the step's tensors, and that count as allocated.
+    """
+
+    flash_1: bool = False
+    flash_2: bool = False
+    blocking: bool = False
+    synchronous: bool = False
+    cuda_11: bool = False
+    pipelined_products: bool = False
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measured run.
+
+    Attributes:
+        name: model, machine and layout in short.
+        shape: of the model.
+        batch: sequences of one step.
+        micro_batch: sequences of one micro-batch on one replica.
+        replicas: how many there are.
+        strategy: text without micro-batches, which `micro_batches` says.
+        cluster: name of a preset, ``"HOSTSx8x..."`` for several hosts.
+        stack: how ops become kernels.
+        measured_s: seconds of a step; NaN where only memory was measured.
+        measured_bytes: peak of the fullest device, allocated or, by torchtitan, reserved; None where nobody said.
+        software: by what it differs from today's.
+        last_rank: `measured_bytes` are of the last stage.
+    """
+
+    name: str
+    shape: Shape
+    batch: int
+    micro_batch: int
+    replicas: int
+    strategy: str
+    cluster: str
+    stack: str
+    gpus: int
+    measured_s: float
+    measured_bytes: float | None = None
+    software: Software = Software()
+    last_rank: bool = False
+
+    @property
+    def micro_batches(self) -> int:
+        return max(round(self.batch / (self.micro_batch * self.replicas)), 1)
+
+    @property
+    def workload(self) -> tuple[object, ...]:
+        """What is trained on what: runs of one workload are layouts of it."""
+        return self.shape, self.batch, self.gpus, self.cluster
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that cannot be built, and why."""
+
+    name: str
+    reason: str
+
+
+def workspaces(kind: str, has_engine: bool, is_deterministic: bool) -> int:
+    """Bytes of cuBLAS's workspaces: torch has one for each thread, which are that of the forward and of the backward
+    pass, and Transformer Engine one of its own.
+
+    Of torch: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize; Megatron's deterministic mode asks
+    for ``CUBLAS_WORKSPACE_CONFIG=:4096:8`` (megatron/training/arguments.py). Of Transformer Engine:
+    transformer_engine/pytorch/module/base.py, get_cublas_workspace_size_bytes.
+    """
+    is_new = kind in ("H100", "B200")
+    own = 32 * MIB if is_new or is_deterministic else 2 * 4 * MIB + 8 * 16 * 1024
+    return 2 * own + (0 if not has_engine else 32 * MIB if is_new else 4 * MIB)
+
+
+def even_cuts(layers: int, stages: int, first_op: str = "_to_copy", tables: bool = False) -> str:
+    """Where Megatron cuts a pipeline: equally many layers in each stage, whatever comes before and after them.
+
+    Args:
+        tables: the embedding and the loss count as a layer each (``account_for_embedding_in_pipeline_split``).
+    """
+    each = (layers + 2 * tables) // stages
+    begins = range(each - tables, layers + tables, each) if stages > 1 and each * stages == layers + 2 * tables else ()
+    names = (f"layers.{layer}.norm" if layer < layers else "norm" for layer in begins)
+    return "cuts=" + "+".join(f"{name}/{first_op}" for name in names) if begins else ""
+
+
+def deepspeed_cuts(layers: int, stages: int) -> str:
+    """Where DeepSpeed cuts a pipeline of so many layers: stages are as full as the fullest, and the last has the rest.
+
+    Its two tables count as a layer each (``type:transformer|embedding``) where layers come out even that way alone.
+    """
+    tables = layers % stages != 0 and (layers + 2) % stages == 0
+    each = -(-(layers + 2 * tables) // stages)
+    begins = range(each - tables, layers, each)
+    return "cuts=" + "+".join(f"layers.{layer}.norm/native_layer_norm" for layer in begins) if stages > 1 else ""
+
+
+def megatron_words(
+    replicas: int, tensor: int, context: int, stages: int, chunks: int, sequence: bool = True
+) -> list[str]:
+    order = f"interleaved v{chunks}" if chunks > 1 else "1f1b"
+    return [
+        f"dp{replicas} zero1" if replicas > 1 else "",
+        f"cp{context}" if context > 1 else "",
+        f"tp{tensor}{' sp' if sequence else ''}" if tensor > 1 else "",
+        f"pp{stages} {order}" if stages > 1 else "",
+    ]
+
+
+def again(pattern: str) -> str:
+    return f"recompute={pattern}" if pattern else ""
+
+
+def joined(words: list[str]) -> str:
+    return " | ".join(word for word in words if word)
+
+
+def hosts(gpus: int, kind: str) -> str:
+    """The preset with so many GPUs, eight a host; a host of eight where they are fewer."""
+    hosts = math.ceil(gpus / 8)
+    return f"8x{kind}-nvswitch" if hosts == 1 else f"{hosts}x8x{kind}-ib"
+
+
+def true(text: str) -> bool:
+    return text.strip().lower() in ("true", "1", "yes")
