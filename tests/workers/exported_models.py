@@ -56,6 +56,25 @@ class Decoder(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
+class FusedBlock(Block):
+    """The same, with one linear layer for query, key and value."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads, scaled=False)
+        del self.query, self.key, self.value
+        self.query_key_value = nn.Linear(width, 3 * width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        query, key, value = (
+            part.reshape(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.query_key_value(self.norm_1(x)).chunk(3, dim=2)
+        )
+        scores = (query @ key.transpose(2, 3)) / (width // self.heads) ** 0.5 + mask
+        x = x + self.project((scores.softmax(3) @ value).transpose(1, 2).flatten(2))
+        return x + self.contract(functional.gelu(self.expand(self.norm_2(x))))
+
+
 def _tokens(words: int = 32) -> tuple[Tensor, Tensor]:
     return torch.randint(0, words, (8, 8)), torch.randint(0, words, (8, 8))
 
@@ -74,6 +93,13 @@ def uneven_decoder() -> Made:
     """A number of words that no number of devices divides."""
     torch.manual_seed(0)
     return Decoder(layers=2, words=33, tied=True), _tokens(33), {}
+
+
+def fused_decoder() -> Made:
+    torch.manual_seed(0)
+    model = Decoder(layers=2, tied=True)
+    model.layers = nn.ModuleList(FusedBlock(16, 4) for _ in range(2))
+    return model, _tokens(), {}
 
 
 def scaled_decoder() -> Made:

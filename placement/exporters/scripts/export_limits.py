@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 from baselines.strategies.memory_order import MEMORY_ORDER
 from graphs.errors import MismatchError
 from graphs.formatting import show
-from graphs.recipes import PRECISIONS
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.strategy import MeshRule, Strategy
+from placement.exporters.scripts.facts import INPUTS_APART
 
 if TYPE_CHECKING:
     from placement.results.result import Result
 
 _SOURCE = re.compile(r"(.*[/\\\\])?[^\W\d]\w*\.py:[^\W\d]\w*(\((\w+=\d+)?(, \w+=\d+)*\))?")
-_INPUTS_APART = ("zb-h1", "zb-h2", "zbv", "v-half")  # orders with backward passes for inputs and weights apart
 
 
 def check_source(source: str) -> None:
@@ -71,10 +70,11 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
     if result.graph.origin.train is False:
         yield "it was found for inference, and the script trains; place the training step, with train=True"
     precision = result.graph.origin.precision
-    if precision is not None and not (PRECISIONS[precision].casts_parameters and strategy.zero >= 2):
+    has_policy = precision is not None and precision not in ("float32", "bfloat16")
+    if has_policy and any(rule.tensor_modules for rule in strategy.mesh):
         yield (
-            f"precision {precision!r} has no words in a script; mixed ones are a policy of fully_shard, which zero2 "
-            "and zero3 stand for"
+            f"precision {precision!r} is a policy of fully_shard, which leaves alone what is cut along the axis of the "
+            "replicas; leave 'tp on' out"
         )
     for rule in strategy.mesh:
         if not AXES[rule.name].in_torch and rule.size > 1:
@@ -105,8 +105,8 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
         yield "this script recomputes modules and cores of attention as a whole, and the strategy keeps a part of them"
     if strategy.offloaded_activations:
         yield "this script keeps activations on their device; leave out 'offload='"
-    if strategy.offloads_optimizer:
-        yield "torch keeps parameters and gradients on the host, too, where it keeps the state of the optimizer there"
+    if strategy.offloads_optimizer and strategy.zero == 1:
+        yield "ZeroRedundancyOptimizer hands weights over where it updates them, which is on the host; take zero2"
     if strategy.stages > 1 and strategy.order in (MEMORY_ORDER, "pipedream"):
         yield f"the order {strategy.order!r} has no sequence of its own to write down; name another"
     if strategy.stages > 1 and strategy.order == "1f1b" and strategy.micro_batches < strategy.stages:
@@ -121,8 +121,9 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
             "torch.nn.SyncBatchNorm puts statistics of replicas together, not beside stages, weights that are cut, or "
             "groups of replicas"
         )
-    splits = strategy.order in _INPUTS_APART
+    splits = strategy.order in INPUTS_APART
     if strategy.stages > 1 and splits and strategy.recompute:
         yield "torch does not compute the backward pass of inputs and weights apart where a module is recomputed"
-    if strategy.stages > 1 and splits and sizes.get("dp", 1) > 1:
+    is_wrapped = sizes.get("dp", 1) > 1 and (strategy.zero > 1 or sizes.get("tp", 1) > 1)
+    if strategy.stages > 1 and splits and (is_wrapped or has_policy):
         yield "torch's wrappers for replicas do not know backward passes of inputs and weights apart"

@@ -24,6 +24,9 @@ SCHEDULES = {
 }
 
 
+INPUTS_APART = ("zb-h1", "zb-h2", "zbv", "v-half")  # orders with backward passes for inputs and weights apart
+
+
 @dataclass(frozen=True)
 class Facts:
     """All that a script says.
@@ -115,7 +118,12 @@ class Facts:
     @property
     def updates_parts(self) -> bool:
         """Whether the optimizer works on plain tensors that parameters have parts in."""
-        return bool(self.strategy.offload) or (self.strategy.zero == 1 and self.is_hybrid_shard)
+        return self.strategy.offloads_optimizer or (self.strategy.zero == 1 and self.is_hybrid_shard)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether a layer writes several blocks of features, each of which is cut."""
+        return self.plan is not None and any(text.startswith("BlocksParallel") for text in self.plan.styles.values())
 
     @property
     def is_hybrid_shard(self) -> bool:
@@ -124,8 +132,9 @@ class Facts:
         DistributedDataParallel knows no weights that `tp` cuts, and its buckets do not survive the additional passes in
         which `PipelineStage` finds out shapes (torch 2.13).
         """
-        is_replicated = self.strategy.zero == 0 or (self.strategy.zero == 1 and self.tp > 1)
-        return self.dp > 1 and (self.tp > 1 or self.stages is not None) and is_replicated
+        if self.strategy.zero >= 2 or self.reduces_itself:
+            return False
+        return self.has_policy or (self.dp > 1 and (self.tp > 1 or self.stages is not None))
 
     @property
     def is_ddp(self) -> bool:
@@ -134,14 +143,24 @@ class Facts:
     @property
     def reduces_itself(self) -> bool:
         """Replicas of stages without a wrapper, whose gradients the script reduces."""
-        return self.dp > 1 and self.stages is not None and self.strategy.zero == 1 and self.tp == 1
+        if self.stages is None or self.dp == 1 or self.tp > 1 or self.has_policy:
+            return False
+        return self.strategy.zero == 1 or (self.strategy.zero == 0 and self.strategy.order in INPUTS_APART)
 
     @property
     def precision(self) -> Precision | None:
-        """Number formats that the step was captured in, where that is a mixed precision of `fully_shard`."""
+        """Number formats that the step was captured in, where they are named."""
         name = self.result.graph.origin.precision
         return None if name is None else PRECISIONS[name]
 
     @property
+    def has_policy(self) -> bool:
+        """Whether parameters are kept in one format and read in another one, by `fully_shard`.
+
+        Of master weights it is the same: it keeps these, and casts them where a layer begins.
+        """
+        return self.precision is not None and (self.precision.casts_parameters or self.precision.has_masters)
+
+    @property
     def is_sharded(self) -> bool:
-        return self.dp > 1 and not self.is_ddp and not self.reduces_itself
+        return (self.dp > 1 or self.has_policy) and not self.is_ddp and not self.reduces_itself

@@ -43,13 +43,17 @@ def import_lines(facts: Facts) -> str:
         plain.add("fnmatch")
         more, lines = _tensor_imports(facts.plan)
         tensor_names |= more
+        if facts.has_blocks:
+            plain.add("functools")
+            torch_names.append("from torch.distributed.tensor.placement_types import _StridedShard")
         torch_names += lines
     if tensor_names:
-        torch_names.append(f"from torch.distributed.tensor import {', '.join(sorted(tensor_names))}")
+        listed_names = sorted(tensor_names, key=lambda name: (name.islower(), name))
+        torch_names.append(f"from torch.distributed.tensor import {', '.join(listed_names)}")
     if facts.is_cut:
         torch_names.append("from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict")
     if facts.is_sharded:
-        policy = "MixedPrecisionPolicy, " if facts.precision is not None else ""
+        policy = "MixedPrecisionPolicy, " if facts.has_policy else ""
         torch_names.append(f"from torch.distributed.fsdp import {policy}fully_shard")
     if facts.is_ddp:
         torch_names.append("from torch.nn.parallel import DistributedDataParallel")
@@ -88,6 +92,12 @@ def _tensor_imports(plan: TensorPlan) -> tuple[set[str], list[str]]:
     if plan.sequence:
         names |= {"DTensor", "Replicate", "Shard"}
         styles |= {"PrepareModuleOutput"} if plan.gathers else set()
+    if "BlocksParallel" in said:
+        names |= {"DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"}
+        styles.add("ParallelStyle")
+    if plan.cuts_loss:
+        names.add("DTensor")
+        styles.add("loss_parallel")
     listed = sorted(styles, key=lambda name: (name.islower(), name))
     one_line = f"from torch.distributed.tensor.parallel import {', '.join(listed)}"
     if len(one_line) > 120:

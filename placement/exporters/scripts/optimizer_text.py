@@ -17,7 +17,7 @@ def optimizer_pieces(facts: Facts) -> Iterator[str]:
         yield optimizer_parts.ALIKE
     if facts.updates_parts:
         yield optimizer_parts.LOCAL
-        text = optimizer_parts.PARTS_ON_HOST if facts.strategy.offload else optimizer_parts.PARTS_HERE
+        text = optimizer_parts.PARTS_ON_HOST if facts.strategy.offloads_optimizer else optimizer_parts.PARTS_HERE
         yield filled(optimizer_parts.PARTS_OPTIMIZER, **text)
     if facts.strategy.zero == 1 and facts.has_cut_replicas:
         yield optimizer_parts.TOGETHER

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from placement.exporters.scripts import parts
-from placement.exporters.scripts.code_text import filled, quoted
+from placement.exporters.scripts.code_text import dict_of, filled, keywords, quoted
 from placement.exporters.scripts.facts import Facts
 from placement.exporters.scripts.tensor_plan import TensorPlan
 
@@ -66,27 +66,41 @@ def parallelize_body(facts: Facts, whole: str, model: str) -> str:
         else:
             lines.append(f"{whole} = DistributedDataParallel({whole}, {given})")
     if facts.is_sharded:
-        over = 'mesh["dp", "one"]' if facts.is_hybrid_shard else f"mesh[{', '.join(map(quoted, facts.replica_axes))}]"
-        keep = "" if strategy.zero == 3 else ", reshard_after_forward=False"
-        if facts.is_hybrid_shard:
-            lines.append("# fully_shard replicates over the first axis; over the second, of size 1, it cuts nothing.")
-        elif facts.groups > 1:
-            lines.append("# fully_shard replicates over the first axis, groups of replicas, and cuts over the second.")
-        if facts.precision is not None:
-            formats = f"param_dtype=torch.{facts.precision.activation}, reduce_dtype=torch.{facts.precision.gradient}"
-            lines += [f"{model}.float()  # as parameters are kept", f"precision = MixedPrecisionPolicy({formats})"]
-            keep += ", mp_policy=precision"
-        if facts.has_cut_replicas:
-            lines.append(f"cut = {{p for p in {model}.parameters() if isinstance(p, DTensor)}}")
-            keep += ", ignored_params=cut"
-        if strategy.zero == 2:
-            lines.append("# Parameters stay whole between forward and backward pass; gradients and optimizer are cut.")
-        if facts.layers:
-            lines += [each("LAYERS"), f"    fully_shard({inner}, mesh={over}{keep})"]
-        lines.append(f"fully_shard({whole}, mesh={over}{keep})")
+        lines += _fully_shard(facts, whole, model, each("LAYERS"), inner)
     if facts.tied:
         lines += [
             f"for name, p in {model}.named_parameters():",
             "    p.tied = next((number for number, (names, _) in enumerate(TIED) if name in names), None)",
         ]
     return "\n".join(f"    {line}" for line in lines) or "    # Micro-batches are all that this strategy has."
+
+
+def _fully_shard(facts: Facts, whole: str, model: str, each_layer: str, inner: str) -> list[str]:
+    """Code that makes `fully_shard` keep, gather and reduce parameters."""
+    axes = [*facts.replica_axes, "one"] if facts.is_hybrid_shard else facts.replica_axes
+    over = f"mesh[{', '.join(map(quoted, axes))}]"
+    options = {"mesh": over} if facts.strategy.zero == 3 else {"mesh": over, "reshard_after_forward": "False"}
+    more = {}
+    lines = []
+    if facts.is_hybrid_shard and facts.dp > 1:
+        lines.append("# fully_shard replicates over the first axis; over the second, of size 1, it cuts nothing.")
+    elif facts.groups > 1:
+        lines.append("# fully_shard replicates over the first axis, groups of replicas, and cuts over the second.")
+    if facts.has_policy and facts.precision is not None:
+        formats = f"param_dtype=torch.{facts.precision.activation}, reduce_dtype=torch.{facts.precision.gradient}"
+        lines.append(f"{model}.float()  # as parameters are kept, and updated")
+        more["mp_policy"] = f"MixedPrecisionPolicy({formats})"
+    if facts.has_cut_replicas:
+        more["ignored_params"] = f"{{p for p in {model}.parameters() if isinstance(p, DTensor)}}"
+    if facts.has_blocks:
+        more["shard_placement_fn"] = "other_dimension"
+    if facts.strategy.zero == 2:
+        lines.append("# Parameters stay whole between forward and backward pass; gradients and optimizer are cut.")
+    given = keywords(options)
+    if more:
+        lines.append(f"options = {dict_of(options)}")
+        lines += [f'options["{name}"] = {code}' for name, code in more.items()]
+        given = "**options"
+    if facts.layers:
+        lines += [each_layer, f"    fully_shard({inner}, {given})"]
+    return [*lines, f"fully_shard({whole}, {given})"]

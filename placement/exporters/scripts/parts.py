@@ -23,13 +23,24 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
 def loss_of(output: Any) -> torch.Tensor:
     """The loss of a call of the model: its ``loss``, or the sum of the means of all that it returns."""
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    return loss.sum() if loss is not None else torch.stack([tensor.mean() for tensor in tensors_in(output)]).sum()
+    $LOSS
 '''
+LOSS = "return loss.sum() if loss is not None else torch.stack([tensor.mean() for tensor in tensors_in(output)]).sum()"
+CUT_LOSS = """\
+    loss = loss.sum() if loss is not None else torch.stack([tensor.mean() for tensor in tensors_in(output)]).sum()
+    return loss.full_tensor() if isinstance(loss, DTensor) else loss"""
+
 
 MAKE_ON_META = """\
     with torch.device("meta" if ON_META else "cpu"):
         model, args, *rest = make($SIZES)
     kwargs = rest[0] if rest else {}"""
+IN_BFLOAT16 = """\
+    model.bfloat16()
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            inputs[name] = value.bfloat16()
+"""
 REAL_INPUTS = """\
     for name, value in inputs.items():
         if isinstance(value, torch.Tensor) and value.is_meta:
@@ -167,6 +178,64 @@ def recompute(module: nn.Module) -> None:
     """Let the backward pass compute what is inside the module a second time, instead of keeping it."""
     forward = module.forward
     module.forward = lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
+'''
+
+BLOCKS = '''
+class InBlocks(torch.Tensor):
+    """This rank's part of each of several blocks of features, until the model takes them apart, as DTensors."""
+
+    blocks: int
+    mesh: DeviceMesh
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        blocks, mesh, name = args[0].blocks, args[0].mesh, function.__name__
+        own = args[0].as_subclass(torch.Tensor)
+        shape = torch.Size((*own.shape[:-1], own.shape[-1] * mesh.size()))
+        if name in ("chunk", "split", "view", "reshape"):
+            # [..., blocks, features of each]: the last dimension is cut.
+            own = own.unflatten(-1, (blocks, -1))
+            apart = DTensor.from_local(own, mesh, [Shard(own.ndim - 1)], run_check=False)
+            return apart.unbind(-2) if name in ("chunk", "split") else getattr(apart, name)(*args[1:], **(kwargs or {}))
+        if function is torch.Tensor.shape.__get__ or name == "size":
+            return shape if len(args) == 1 and not kwargs else torch.empty(shape, device="meta").size(*args[1:])
+        if name == "__get__":
+            return function(own)
+        raise TypeError(f"{name} of features in blocks; expected chunk, split, view or reshape, which take them apart")
+
+
+class BlocksParallel(ParallelStyle):
+    """Cuts each of several blocks of the rows of a weight, such as those for query, key and value."""
+
+    def __init__(self, blocks: int, use_local_output: bool = False) -> None:
+        super().__init__()
+        self.blocks, self.use_local_output = blocks, use_local_output
+
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        cut = _StridedShard(0, split_factor=self.blocks)
+        for name, p in list(module.named_parameters(recurse=False)):
+            placements = [Replicate() if p.ndim == 1 else cut]  # a bias is cut each time
+            module.register_parameter(name, nn.Parameter(distribute_tensor(p, mesh, placements)))
+        module.forward = functools.partial(self._forward, module, mesh)
+        return module
+
+    def _forward(self, module: nn.Module, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
+        x = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+        x = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        bias = module.bias
+        if bias is not None:
+            bias = bias.redistribute(placements=[_StridedShard(0, split_factor=self.blocks)]).to_local()
+        made = nn.functional.linear(x, module.weight.to_local(), bias)
+        if not self.use_local_output:
+            made = made.as_subclass(InBlocks)
+            made.blocks, made.mesh = self.blocks, mesh
+        return made
+'''
+
+OTHER_DIMENSION = '''
+def other_dimension(p: nn.Parameter) -> Shard | None:
+    """Columns, for a weight whose rows are cut in blocks; else what fully_shard cuts by itself."""
+    return Shard(1) if isinstance(p, DTensor) and isinstance(p.placements[0], _StridedShard) else None
 '''
 
 TENSOR_PARALLEL = '''

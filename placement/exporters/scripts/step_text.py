@@ -90,8 +90,10 @@ def replicated(facts: Facts, lines: Sequence[str]) -> list[str]:
     """The lines, in which plain tensors meet those that are cut as whole ones."""
     if facts.plan is None:
         return list(lines)
+    also = ", loss_parallel()" if facts.plan.cuts_loss else ""
     return [
-        "with implicit_replication():  # plain tensors that meet a DTensor, such as a mask, are the same on all ranks",
+        "# Plain tensors that meet a DTensor, such as a mask, are the same on all ranks.",
+        f"with implicit_replication(){also}:",
         *(f"    {line}" for line in lines),
     ]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from graphs.errors import MismatchError
 from graphs.formatting import show
+from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.rows import Shard
@@ -40,6 +41,7 @@ class TensorPlan:
         gathers: whether all that reads what a norm in these modules writes needs it whole.
         axis: of the mesh, along which weights are cut: ``"tp"``; or ``"dp"``, where outside of these modules the batch
             is (``dp4 tp on head``).
+        cuts_loss: whether a cross-entropy reads scores of which each rank has those of some classes.
     """
 
     styles: Mapping[str, str]
@@ -48,6 +50,7 @@ class TensorPlan:
     sequence: tuple[str, ...] = ()
     gathers: bool = False
     axis: str = "tp"
+    cuts_loss: bool = False
 
 
 def tensor_plan(
@@ -73,7 +76,9 @@ def tensor_plan(
     others = [] if axis.words else [*axes, Axis("mb", strategy.micro_batches, (BATCH,))]
     layers = _Layers(graph, cut(graph, axis, others), model)
     layers.settle()
+    layers.find_loss()
     layers.check_even()
+    layers.check_blocks()
     layers.check_samples()
     sequence, gathers = layers.norms(repeated) if axis.sequence else ({}, False)
     entries = tuple(dict.fromkeys(sequence.values()))
@@ -85,7 +90,13 @@ def tensor_plan(
         styles[path] = layers.style(path, local, is_inside, is_inside and not gathers)
     in_order = {path: styles[path] for path, _ in model.named_modules() if path in styles}
     return TensorPlan(
-        _with_wildcards(in_order, model), _tied(model, layers.cut_by), tuple(layers.whole), entries, gathers, axis.name
+        _with_wildcards(in_order, model),
+        _tied(model, layers.cut_by),
+        tuple(layers.whole),
+        entries,
+        gathers,
+        axis.name,
+        bool(layers.before_loss),
     )
 
 
@@ -119,6 +130,7 @@ class _Layers:
         self.cut_by: dict[str, str] = {}
         self.whole: dict[str, int] = {}  # bytes of parameters that stay so, though the strategy cuts them
         self.uneven: dict[str, tuple[str, int]] = {}  # of a layer: a parameter with parts of two sizes, and its extent
+        self.blocks: dict[str, int] = {}  # of a layer's features, each of which is cut: query, key and value, say
         self.rest = "Shard(0)" if sharding.axis.words else "Replicate()"  # layout of activations elsewhere
         for number, state in enumerate(graph.states):
             if state.gradient_bytes and int(sharding.state[number]) > SUM:
@@ -128,6 +140,9 @@ class _Layers:
             self.cut_by.setdefault(path, COLUMNS)
         forward = [op for op in graph.topological_order.tolist() if graph.phase[op] == Phase.FORWARD]
         self.layer_of = {op: graph.modules[op] for op in forward if graph.modules[op] in self.cut_by}
+        self.before_loss: set[str] = set()  # layers that hand what they write, cut, to a cross-entropy
+        is_loss = {kind: op_kind(kind).is_label_loss for kind in set(graph.kinds)}
+        self.losses = {op for op in forward if is_loss[graph.kinds[op]] and not sharding.axis.words}
         self.between = {op for op in forward if op not in self.layer_of and sharding.row[op] is not None}
         self.open = dict.fromkeys(self.cut_by, True)  # whether the side that is cut meets the other layers'
         self.ptr, self.tensors = graph.inputs
@@ -149,10 +164,10 @@ class _Layers:
             return
         part, size = self._part(number), self.sharding.axis.size
         if part.blocks > 1:
-            raise MismatchError(
-                f"the strategy cuts {show(name)} in each of {part.blocks} blocks, and parallelize_module takes one "
-                "stretch; make a layer of its own of each block."
-            )
+            self.blocks[path] = part.blocks
+            by_rows = own == "weight" and part.dim > 0
+            if by_rows or part.extent % size or not isinstance(layer, self.linear) or self.sharding.axis.words:
+                raise _blocks_error(name, part.blocks)
         if part.extent % size:
             self.uneven.setdefault(path, (name, part.extent))
         if own == "weight":
@@ -173,13 +188,19 @@ class _Layers:
                 "embeddings that are called; keep the axis to other modules, with 'on', or use a strategy without tp."
             )
 
+    def check_blocks(self) -> None:
+        """Raises: MismatchError: a layer writes several blocks of features, of which something else needs all."""
+        for path, blocks in self.blocks.items():
+            if not self.open[path]:
+                raise _blocks_error(f"{path}.weight", blocks)
+
     def check_even(self) -> None:
         """Raises: MismatchError: uneven parts that one layer hands to the next; alone, a layer may have them.
 
         A plain tensor does not say how much there is in all, and uneven features have no view by heads.
         """
         for path, (name, extent) in self.uneven.items():
-            if self.open[path] and self.cut_by[path] != WORDS:
+            if self.open[path] and self.cut_by[path] != WORDS and path not in self.before_loss:
                 raise MismatchError(
                     f"the strategy cuts {show(name)} into {self.sharding.axis.size} parts of {extent} units, which are "
                     "uneven; parallelize_module needs even ones here, so take another size of tp."
@@ -241,6 +262,20 @@ class _Layers:
             changed = len(kept) < len(self.between) or is_open != self.open
             self.between, self.open = kept, is_open
 
+    def find_loss(self) -> None:
+        """Note the layers from which a cross-entropy reads a part of the classes, for ``loss_parallel``."""
+        for path, is_open in self.open.items():
+            todo = [op for op, layer in self.layer_of.items() if layer == path and is_open]
+            while todo:
+                op = todo.pop()
+                tensors = range(int(self.graph.output_ptr[op]), int(self.graph.output_ptr[op + 1]))
+                readers = {reader for tensor in tensors for reader, _ in self.read.get(tensor, [])}
+                if readers & self.losses:
+                    self.before_loss.add(path)
+                todo += [
+                    r for r in readers if r in self.between or self.layer_of.get(r) == path == self.layer_of.get(op)
+                ]
+
     def _fits(self, path: str) -> bool:
         ops = [op for op, layer in self.layer_of.items() if layer == path]
         if self.cut_by[path] == COLUMNS:
@@ -280,7 +315,7 @@ class _Layers:
                 layer = self.layer_of.get(reader)
                 is_inside = layer is not None and layer == self.layer_of.get(op)
                 to_layer = layer is not None and self.cut_by[layer] == ROWS and self.open[layer]
-                if need != made or not (is_inside or to_layer or reader in self.between):
+                if need != made or not (is_inside or to_layer or reader in self.between or reader in self.losses):
                     return False
         return True
 
@@ -313,6 +348,8 @@ class _Layers:
             is_inside: where activations are cut along the sequence.
             is_read_cut: and so what the layer reads is.
         """
+        if path in self.blocks:
+            return f"BlocksParallel({self.blocks[path]}{', use_local_output=True' if local else ''})"
         by, is_open = self.cut_by[path], self.open[path]
         layouts = []
         along_samples = bool(self.sharding.axis.words)
@@ -328,7 +365,7 @@ class _Layers:
                 layouts.append("output_layouts=Shard(1)")
         # A tensor that meets the sums of a residual block has to be a DTensor where these are.
         meets_others = is_inside and (not local or self._is_read_outside(path))
-        if meets_others or (by == COLUMNS and is_open and not local):
+        if meets_others or path in self.before_loss or (by == COLUMNS and is_open and not local):
             layouts.append("use_local_output=False")
         return f"{'ColwiseParallel' if by == COLUMNS else 'RowwiseParallel'}({', '.join(layouts)})"
 
@@ -342,6 +379,13 @@ class _Layers:
         )
         readers = (reader for tensor in tensors for reader, _ in self.read.get(tensor, []))
         return any(not is_under(self.graph.modules[reader], path.rpartition(".")[0]) for reader in readers)
+
+
+def _blocks_error(name: str, blocks: int) -> MismatchError:
+    return MismatchError(
+        f"the strategy cuts {show(name)} in each of {blocks} blocks, and parallelize_module takes one stretch; make a "
+        "layer of its own of each block."
+    )
 
 
 def shared_parameters(model: nn.Module) -> tuple[tuple[str, str], ...]:

@@ -30,13 +30,18 @@ def _pieces(facts: Facts) -> Iterator[str]:
     strategy = facts.strategy
     yield _head(facts)
     yield "\n" + import_lines(facts) + "\n"
+    if facts.has_blocks:
+        yield "\n" + parts.BLOCKS + "\n"
     yield "\n" + "\n".join(_constants(facts)) + "\n\n"
     make = parts.MAKE_OPEN
     if facts.source is not None:
         sizes = facts.source.partition("(")[2].removesuffix(")")
         make = filled(parts.MAKE_ON_META if facts.is_cut else parts.MAKE_IMPORTED, SIZES=sizes)
-    is_on_meta = facts.is_cut and facts.source is not None
-    yield filled(parts.BUILD, MAKE=make, INPUTS=parts.REAL_INPUTS if is_on_meta else "") + "\n"
+    loss = parts.CUT_LOSS.lstrip() if facts.plan is not None and facts.plan.cuts_loss else parts.LOSS
+    inputs = parts.REAL_INPUTS if facts.is_cut and facts.source is not None else ""
+    if facts.precision is not None and facts.precision.parameter != "float32" and not facts.has_policy:
+        inputs += parts.IN_BFLOAT16
+    yield filled(parts.BUILD, MAKE=make, INPUTS=inputs, LOSS=loss) + "\n"
     if facts.is_cut:
         yield filled(parts.GIVE_WEIGHTS, PREFIX="model." if facts.stages is not None else "") + "\n"
     if facts.dp > 1 or (strategy.micro_batches > 1 and facts.stages is None):
@@ -48,6 +53,8 @@ def _pieces(facts: Facts) -> Iterator[str]:
         yield parts.RECOMPUTE + "\n"
     if facts.cores:
         yield filled(parts.CORE, COUNT=str(next(iter(facts.cores.values())))) + "\n"
+    if facts.has_blocks and facts.is_sharded:
+        yield parts.OTHER_DIMENSION + "\n"
     if facts.plan is not None:
         yield tensor_parallel(facts, facts.plan) + "\n"
         if facts.plan.sequence:
