@@ -473,7 +473,7 @@ def test_a_mixed_precision_is_a_policy_of_fully_shard() -> None:
     wide, narrow = written("mixed", "dp2 zero3"), written("mixed-bf16-reduce", "dp2 zero2")
     assert "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)" in wide
     assert "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)" in narrow
-    assert "mp_policy=precision)" in wide
+    assert 'options["mp_policy"] = ' in wide
     assert "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)" in written("master", "dp2")
     assert "model.bfloat16()" in written("bfloat16", "dp2")
     with pytest.raises(MismatchError, match="leave 'tp on' out"):
