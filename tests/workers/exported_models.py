@@ -63,6 +63,7 @@ class FusedBlock(Block):
         super().__init__(width, heads, scaled=False)
         del self.query, self.key, self.value
         self.query_key_value = nn.Linear(width, 3 * width)
+        self.dropout = nn.Dropout(1e-9)  # of nothing
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         batch, length, width = x.shape
@@ -71,7 +72,7 @@ class FusedBlock(Block):
             for part in self.query_key_value(self.norm_1(x)).chunk(3, dim=2)
         )
         scores = (query @ key.transpose(2, 3)) / (width // self.heads) ** 0.5 + mask
-        x = x + self.project((scores.softmax(3) @ value).transpose(1, 2).flatten(2))
+        x = x + self.project((self.dropout(scores.softmax(3)) @ value).transpose(1, 2).flatten(2))
         return x + self.contract(functional.gelu(self.expand(self.norm_2(x))))
 
 

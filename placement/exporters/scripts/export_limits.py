@@ -79,10 +79,10 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
     for rule in strategy.mesh:
         if not AXES[rule.name].in_torch and rule.size > 1:
             yield f"torch has no module for {AXES[rule.name].label} ({rule.name}{rule.size})"
-        if _is_uneven(rule) and (strategy.micro_batches > 1 or strategy.zero >= 2):
+        if _is_uneven(rule) and (max(strategy.micro_batches, strategy.stages) > 1 or strategy.zero >= 2 or has_policy):
             yield (
-                f"replicas with uneven shares of the batch ({rule.name}{rule.size}) would need micro-batches weighed, "
-                "and parts of fully_shard are even; leave out 'shares=', or micro-batches, zero2 and zero3"
+                f"replicas with uneven shares of the batch ({rule.name}{rule.size}) are weighed by the script, which "
+                "does so without micro-batches, stages or fully_shard; leave out 'shares=', or these"
             )
         if rule.modules and rule.name != "tp":
             yield f"{rule.name}{rule.size} is kept to some modules, and replicas of torch are whole models"

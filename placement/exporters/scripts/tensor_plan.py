@@ -300,24 +300,27 @@ class _Layers:
                 is_any = True
         if op in self.layer_of:
             return True
+        if self.ptr[op] == self.ptr[op + 1] and self.graph.kernels[op]:
+            return True  # random numbers of a dropout, or a constant, which meets what is cut
         # The gradient of a parameter that meets parts alone would be a summand on each device.
         return is_any and not any(self.graph.states[state].gradient_bytes for state in self.used[op])
 
     def _is_read_cut(self, op: int) -> bool:
         """Every part that an op writes is read as it is by an op or layer after it."""
-        graph = self.graph
+        graph, is_read = self.graph, False
         for tensor in range(int(graph.output_ptr[op]), int(graph.output_ptr[op + 1])):
             made = int(self.sharding.written[tensor])
-            readers = self.read.get(tensor, [])
-            if made <= SUM or not readers:
+            readers = self.read.get(tensor, [])  # none of what the backward pass alone reads, as a dropout's mask
+            if made <= SUM and readers:
                 return False
+            is_read = is_read or bool(readers)
             for reader, need in readers:
                 layer = self.layer_of.get(reader)
                 is_inside = layer is not None and layer == self.layer_of.get(op)
                 to_layer = layer is not None and self.cut_by[layer] == ROWS and self.open[layer]
                 if need != made or not (is_inside or to_layer or reader in self.between or reader in self.losses):
                     return False
-        return True
+        return is_read
 
     def norms(self, repeated: Sequence[str]) -> tuple[dict[str, str], bool]:
         """Norms in repeated modules, each with its module, and whether only layers cut by columns read them.

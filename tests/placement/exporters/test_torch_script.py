@@ -311,6 +311,7 @@ def test_statistics_are_put_together() -> None:
         ("convnet", "hp2", "spatial parallelism along the height"),
         ("scaled_decoder", "tp2 sp", "is neither of a norm nor cut itself"),
         ("decoder", "dp2 | dp2 zero1", "take zero2"),
+        ("decoder", "dp2 zero1 | offload=optimizer", "which is on the host; take zero2"),
         ("decoder", "pp2 memory mb4", "has no sequence of its own"),
         ("decoder", "pp2 zb-h1 mb4 | recompute=layers.*", "where a module is recomputed"),
         ("decoder", "dp2 zero3 | pp2 zb-h1 mb4", "do not know backward passes of inputs and weights apart"),
