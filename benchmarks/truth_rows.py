@@ -42,6 +42,8 @@ MEGATRON_GPT: dict[str, Any] = {
     **{"gate": False, "activation": "gelu", "norm": "layer", "biases": True, "tied": True, "flash": False},
     "dropout": 0.1,
 }
+# Megatron cuts the states of what is no expert over all replicas and `ep`, and those of experts over replicas alone.
+EXPERTS = "experts are not built: states of other weights are cut along ep as well, and zero1 here cuts none along it"
 GPT2_PADDED = 51_200  # words of GPT-2's vocabulary, padded by Megatron
 
 
@@ -179,8 +181,10 @@ def _dgxc(row: Row) -> Run | Skipped:
     )
     if row["precision"].lower() != "bf16":
         return Skipped(name, f"{row['precision']}: fp8 has no recipe yet")
-    if "NeMo" not in row["framework"] or row["fsdp"] or (row["experts"] or "0") not in ("", "0", "1"):
-        return Skipped(name, f"{row['framework']}, {row['fsdp'] or 'experts'}: not built")
+    if "NeMo" not in row["framework"] or row["fsdp"]:
+        return Skipped(name, f"{row['framework']}, {row['fsdp'] or 'no NeMo'}: not built")
+    if (row["experts"] or "0") not in ("", "0", "1"):
+        return Skipped(name, EXPERTS)
     gated = row["model"].startswith("llama")
     gpt3 = row["model"].startswith("gpt3")
     shape = Shape(
@@ -208,7 +212,7 @@ def _simumax(row: Row) -> Run | Skipped:
     gpus = int(row["gpus"])
     tensor, stages, context, replicas = (int(row[key] or 1) for key in ("tp", "pp", "cp", "dp"))
     if (row["experts"] or "0") not in ("", "0", "1"):
-        return Skipped(row["case"], "experts are not built")
+        return Skipped(row["case"], EXPERTS)
     keys = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")
     shape = replace(Shape(*(int(row[key]) for key in keys)), precision="master")
     kind = row["gpu"].split("-")[0]

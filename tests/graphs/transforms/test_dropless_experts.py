@@ -72,6 +72,17 @@ def test_uneven_load_makes_all_wait_for_the_fullest_device(mixture: OpGraph) -> 
     assert (sent_more, sent_most) == (1.5 * sent, 3 * sent)
 
 
+@pytest.mark.parametrize("load", [1.0, 1.5])
+def test_one_place_stands_for_all(mixture: OpGraph, load: float) -> None:
+    cluster, strategy = Cluster.preset("8xH100-nvswitch"), Strategy.parse("ep8")
+    found = []
+    for folded in (False, True):
+        made = applied(with_expert_load(mixture, load), cluster, strategy, folded=folded)
+        score = Simulator(made.problem).score(made.plan)
+        found.append((score.step_time_s, float(score.peak_bytes[0])))
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
 def test_load_is_nothing_to_replicas(mixture: OpGraph) -> None:
     """Each has the tokens of all experts, however they are dealt out."""
     uneven, axes = with_expert_load(mixture, 2.0), [rule.axis() for rule in Strategy.parse("dp8").mesh]
