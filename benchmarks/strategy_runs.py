@@ -39,6 +39,8 @@ EVERYWHERE = (
     "recompute=kind:*", "dp2 | pp2 1f1b mb2", "dp2 | tp2", "pp2 1f1b mb2 | tp2", "dp2 | pp2 1f1b mb2 | tp2",
     "dp2 | dp2 zero1", "dp2 | dp2 zero3", "dp2 | dp2 zero3 | tp2",
     "offload=optimizer", "dp2 zero1 | offload=optimizer", "dp2 zero3 | mb2 | offload=optimizer",
+    "dp2 zero3 | offload=activations", "pp2 1f1b mb2 | offload=activations",
+    "recompute=*+!kind:*mm* | offload=activations",
 )  # fmt: skip
 TOLERANCE = 5e-4  # of a gradient's largest entry, in float32; in float64 inception_v3 is equal within 1e-7
 # In a precision: in whole and in parts alike.

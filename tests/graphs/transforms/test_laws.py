@@ -189,7 +189,10 @@ def recipes() -> st.SearchStrategy[str]:
     meshes = st.sampled_from(
         ("dp2 | dp2{}", "dp4{}", "dp2{} | cp2", "dp2{} | cp2 ulysses", "dp2{} | cp2 ring", "cp4", "dp2{} | tp2 sp")
     )
-    rest = st.sampled_from(("", " | mb2", " | recompute=*", " | offload=optimizer", " | mb2 | offload=optimizer"))
+    again = " | recompute=*", " | recompute=*+!kind:*mm*"
+    hosts = " | offload=optimizer", " | mb2 | offload=optimizer", " | offload=activations"
+    both = " | mb2 | offload=activations", " | recompute=*+!kind:*mm* | offload=optimizer+activations"
+    rest = st.sampled_from(("", " | mb2", *again, *hosts, *both))
 
     def made(mesh: str, level: str, more: str) -> str:
         return mesh.format(level or " zero1" * mesh.startswith("dp2 |")) + more
@@ -214,7 +217,7 @@ def test_recipes_keep_one_copy_for_each_group_and_all_scorers_agree(name: str, t
     optimizer = made.problem.graph.optimizer_bytes.sum()
     assert optimizer >= copies * graph.optimizer_bytes.sum()  # what tensor parallelism does not cut is there twice
     assert whole > 1 or optimizer == copies * graph.optimizer_bytes.sum()
-    if strategy.offload:
+    if strategy.offloads_optimizer:
         host = [device.kind == HOST for device in made.problem.cluster.devices]
         updates = made.problem.graph.optimizer_bytes > 0
         assert np.array(host)[made.plan.device[updates]].all()
