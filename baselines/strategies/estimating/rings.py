@@ -58,7 +58,7 @@ class LocalRings:
                 made = tensor[graph.output_ptr[op] : graph.output_ptr[op + 1]].sum() * widened(graph, op)
                 parts[op] = size
                 read[op] = tensor[tensors[ptr[op] : ptr[op + 1]]].sum() + made
-                merged[op] = MERGES * made * (size - 1)
+                merged[op] = MERGES[Work(graph.work[op])] * made * (size - 1)
                 kernels[op] = MERGE_KERNELS[Work(graph.work[op])] * (size - 1)
                 held[op] = 2 * going[op] + 2 * made + 2 * sums[op]
         ops = np.flatnonzero(parts)

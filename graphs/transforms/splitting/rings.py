@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 SHIFT = "shift"  # kind of a collective by which each part sends to the next one
 RING_BLOCK, RING_MERGE = "ring_block", "ring_merge"  # kinds of ops
 KEYS = 2  # number of attention's extent that blocks divide
-MERGES = 3  # times the bytes of results, to put two together: read both, write one
-MERGE_KERNELS = {Work.ATTENTION: 4, Work.ATTENTION_BACKWARD: 3}  # of a share of each, and sums; of three sums
+# Times the bytes of results that are moved to put two together: by a product and a sum of products; by a sum.
+MERGES = {Work.ATTENTION: 5, Work.ATTENTION_BACKWARD: 3}
+MERGE_KERNELS = {Work.ATTENTION: 8, Work.ATTENTION_BACKWARD: 3}  # most of them small: of one number a query
 _WIDE = {"float16": 2, "bfloat16": 2}  # results are put together in float32, so many times as large
 
 
@@ -74,7 +75,7 @@ class Rings:
         for each in self.axis_of:
             count[each] = MERGE_KERNELS[Work(graph.work[each])]
             made = graph.tensor_bytes[graph.output_ptr[each] : graph.output_ptr[each + 1]].sum()
-            results[each] = MERGES * made * widened(graph, each)
+            results[each] = MERGES[Work(graph.work[each])] * made * widened(graph, each)
         share = self.layout.op_share[op, place] / self.layout.copies[op]
         return (
             np.where(is_merge, 0.0, flops),
@@ -128,7 +129,7 @@ class _Ring:
         sums = sum((self._sizes(t) for t in self.summed), np.zeros(self.copies.shape))
         results = sum((self._sizes(t) for t in self.made), np.zeros(self.copies.shape))
         block_bytes = results * widened(self.graph, self.op)
-        moved, merged = reads + block_bytes, MERGES * block_bytes
+        moved, merged = reads + block_bytes, MERGES[Work(self.graph.work[self.op])] * block_bytes
         size = np.rint(sum(own, np.zeros(self.copies.shape))).astype(np.int64)
         blocks: list[IntArray] = []
         arriving: list[IntArray] = [given[t] for t in self.turning]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from placement.runtime.calls.attention_calls import block, of_queries, put_together
+from placement.runtime.calls.attention_calls import block, of_queries
 
 Runs = tuple[tuple[int, int], ...]
 
@@ -83,8 +83,7 @@ class RingBlock:
         for piece in self.pieces:
             here = slice(piece.low, piece.high)
             made = self.target(**_part(given, piece))
-            one = attention[:, :, here], scores[:, :, here]
-            attention[:, :, here], scores[:, :, here] = put_together(one, (made[0].to(attention.dtype), made[1]))
+            _add(attention[:, :, here], scores[:, :, here], made[0], made[1])
         return attention, scores, *rest
 
 
@@ -113,6 +112,9 @@ class RingBlockBackward:
 
     def __call__(self, *args: Any) -> Any:
         given = dict(zip(self.names, args, strict=False))
+        lengths = [given[name].shape[2] for name in ("query", "key")]
+        if [(0, lengths[0], lengths[1])] == [piece[:3] for piece in self.pieces]:
+            return tuple(self.target(**_part(given, self.pieces[0])))
         made = [torch.zeros_like(given[name]) for name in ("query", "key", "value")]
         rest: Sequence[Any] = ()
         for piece in self.pieces:
@@ -122,6 +124,18 @@ class RingBlockBackward:
                 total[:, :, : piece.keys] += one
             rest = others[2:]
         return *made, *rest
+
+
+def _add(attention: torch.Tensor, scores: torch.Tensor, made: torch.Tensor, of_made: torch.Tensor) -> None:
+    """Put attention [B, H, L, D] to another block to what is there, in its place; log-sum-exps [B, H, L] or [..., 1].
+
+    As `put_together`, which makes a new tensor.
+    """
+    total = torch.logaddexp(scores, of_made)
+    shares = [(one - total).exp_() for one in (scores, of_made)]
+    kept, added = (share if share.ndim == attention.ndim else share[..., None] for share in shares)
+    attention.mul_(kept).addcmul_(made, added)
+    scores.copy_(total)
 
 
 def _part(given: dict[str, Any], piece: RingPiece) -> dict[str, Any]:
