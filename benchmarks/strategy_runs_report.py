@@ -21,8 +21,8 @@ def page(models: Sequence[str], rows: Sequence[Row], machine: str, tolerance: st
     rows = [row for row in rows if row["model"] in models]
     reasons = _reasons(rows)
     counts = Counter(row["found"] for row in rows)
-    training = [row for row in rows if row["pass"] == "train" and ":" not in row["strategy"]]
-    precise = [row for row in rows if ":" in row["strategy"]]
+    training = [row for row in rows if row["pass"] == "train" and ": " not in row["strategy"]]
+    precise = [row for row in rows if ": " in row["strategy"]]
     pipelines = [row for row in training if row["strategy"].startswith("pp") and "|" not in row["strategy"]]
     mixed = [row for row in training if "pp" in row["strategy"] and "|" in row["strategy"]]
     others = [row for row in training if "pp" not in row["strategy"]]
