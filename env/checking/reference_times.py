@@ -42,6 +42,8 @@ def op_times(ops: Sequence[Op], devices: Sequence[Device], place: Sequence[int],
     """Seconds of every op, by a graph's stack, on its device, whose number ``place`` has."""
     if stack == "fused":
         devices = [_with_hand_made_attention(device) for device in devices]
+    if stack == "compiled":
+        devices = [_with_padding(device) for device in devices]
     by_device: dict[int, list[float]] = {}
     alike: list[tuple[Device, list[float]]] = []
     by_name = {key for op in ops for key in op.time_s}
@@ -59,6 +61,10 @@ def _with_hand_made_attention(device: Device) -> Device:
     if rates is None or rates.fused_attention is None:
         return device
     return replace(device, rates=replace(rates, attention=rates.fused_attention))
+
+
+def _with_padding(device: Device) -> Device:
+    return device if device.rates is None else replace(device, rates=replace(device.rates, misaligned=1.0))
 
 
 def _times_on(ops: Sequence[Op], device: Device, stack: str | None) -> list[float]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from env.times.eager import launches, moved_again
 from graphs.arrays import FloatArray, IntArray
-from graphs.origin import FUSED
+from graphs.origin import COMPILED, FUSED
 from graphs.records import ANY_DEVICE
 
 if TYPE_CHECKING:
@@ -163,6 +163,8 @@ def _reached(device: Device, rates: Rates, stack: str | None = None) -> Rates:
     """Rates on a stack, with the device's efficiencies, which count on top."""
     if stack == FUSED:
         rates = rates.with_fused_attention()
+    if stack == COMPILED:  # Inductor pads matrices whose rows are not aligned (`torch._inductor.config.shape_padding`)
+        rates = replace(rates, misaligned=1.0)
     if device.compute_efficiency == 1.0 and device.bandwidth_efficiency == 1.0:
         return rates
     return rates.scaled(device.compute_efficiency, device.bandwidth_efficiency)

@@ -57,6 +57,16 @@ def test_hand_made_kernels_have_attention_of_their_own(graph: OpGraph, device: D
         assert at_hand == op_seconds(OpWork.of(graph), given).tolist()
 
 
+@settings(deadline=None, max_examples=20)
+@given(opgraphs(pins=False), st.sampled_from(DEVICES))
+def test_a_compiler_pads_matrices_that_are_not_aligned(graph: OpGraph, device: Device) -> None:
+    on_stack = replace(graph, origin=replace(graph.origin, stack="compiled"))
+    _check_equal(on_stack, device)
+    if device.rates is not None:
+        aligned = replace(device, rates=replace(device.rates, misaligned=1.0))
+        assert op_seconds(OpWork.of(on_stack), device).tolist() == op_seconds(OpWork.of(on_stack), aligned).tolist()
+
+
 def _check_equal(graph: OpGraph, device: Device) -> None:
     problem_times = op_seconds(OpWork.of(graph), device, None if not graph.time_keys else _measured(graph, device))
     ops, _ = graph.records()
