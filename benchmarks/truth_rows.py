@@ -347,11 +347,16 @@ def _megatron_ci(row: Row) -> Run | Skipped:
     words += [even_cuts(layers, stages * chunks, "_to_copy" if shape.norm == "rms" else "native_layer_norm", tables)]
     kind = {"dgx_a100": "A100", "dgx_h100": "H100", "dgx_gb200": "B200"}[row["device"]]
     has_engine = row["transformer_impl"] == "transformer_engine"
+    extra = workspaces(kind, has_engine, bool(row["deterministic_mode"]))
+    if row["cross_entropy_loss_fusion"]:
+        # Inductor writes the exponentials of float32 logits to a buffer of their own and copies them back, as
+        # megatron/core/fusions/fused_cross_entropy.py @ 0cb4a9c8 says of what it replaces.
+        extra += 4 * int(row["micro_batch_size"]) * shape.tokens // context * (shape.vocabulary // tensor)
     return Run(
         *(name, shape, int(row["global_batch_size"]), int(row["micro_batch_size"]), replicas),
         joined([f"dp{instances}" if instances > 1 else "", *words]),
         *(f"8x{kind}-nvswitch", "fused", gpus, math.nan, float(row["mem_max_allocated_bytes"])),
-        software=Software(workspace_bytes=workspaces(kind, has_engine, bool(row["deterministic_mode"]))),
+        software=Software(workspace_bytes=extra),
         last_rank=True,
     )
 
