@@ -84,7 +84,7 @@ def _page(rows: list[Row]) -> str:
             "",
             f"{len(rows) - len(refused)} of {len(rows)} ({share:.0%}) of the strategies in strategies.jsonl are",
             "written by `placement export --to torch`; placements without a strategy are not among them. Rows",
-            f"were made at commits: {commits}. What is refused, and why:",
+            f"were made at commits: {commits}. Those refused, with the reason:",
             "",
             "| model | cluster | strategy | reason |",
             "| --- | --- | --- | --- |",
