@@ -33,6 +33,7 @@ from graphs.capture.quiet import quiet_loggers
 from graphs.capture.record import Loss, argument_leaves, trace_forward, trace_training
 from graphs.capture.rows import add_rows
 from graphs.capture.trace import Trace, flat
+from graphs.capture.untraced import as_untraced
 from graphs.errors import CaptureError, PlacementError, UnknownNameError
 from graphs.kept import precision_named
 from graphs.opgraph import OpGraph, Origin
@@ -206,7 +207,7 @@ def _trace(
 ) -> Trace:
     fake_args, fake_kwargs = fake.arguments(args), fake.arguments(kwargs)
     try:
-        with borrowed(model, train, fake):
+        with as_untraced(fake_args, fake_kwargs), borrowed(model, train, fake):
             if train:
                 with fake.mode:
                     return trace_training(model, fake_args, fake_kwargs, loss, precision)

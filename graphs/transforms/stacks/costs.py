@@ -89,14 +89,26 @@ def inside_kernels(graph: OpGraph, kernel_of: IntArray) -> BoolArray:
     Args:
         kernel_of: as of `shared_kernels`.
     """
+    result, freed = inner_tensors(graph, kernel_of)
+    return result & (graph.tensor_bytes > freed)
+
+
+def inner_tensors(graph: OpGraph, kernel_of: IntArray) -> tuple[BoolArray, IntArray]:
+    """Tensors that members of their own kernel read and nobody else, bool [m], and what memory holds meanwhile.
+
+    The latter are the bytes, int64 [m], of what the producer is the last to read: they are there until the kernel ends.
+
+    Args:
+        kernel_of: as of `shared_kernels`.
+    """
     producer, consumer, tensor = graph.edge_list
     result = np.diff(graph.consumer_ptr) > 0
     result[tensor[kernel_of[producer] != kernel_of[consumer]]] = False
     last = np.full(graph.n_tensors, -1, dtype=np.int64)
     np.maximum.at(last, tensor, graph.topological_position[consumer])
     is_last = (last[tensor] == graph.topological_position[consumer]) & ~result[tensor]
-    freed = sums(consumer[is_last], graph.tensor_memory_bytes[tensor[is_last]].astype(np.float64), graph.n_ops)
-    return result & (graph.tensor_bytes > freed[graph.tensor_producer])
+    freed = sums(consumer[is_last], graph.tensor_memory_bytes[tensor[is_last]], graph.n_ops)
+    return result, freed[graph.tensor_producer]
 
 
 def _moved(graph: OpGraph, kernel: IntArray, habits: _Habits) -> FloatArray:

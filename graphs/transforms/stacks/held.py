@@ -19,6 +19,7 @@ from graphs.records import Phase
 from graphs.transforms.stacks.facts import FUSIBLE
 from graphs.transforms.stacks.kinds import KernelRole, role_of
 
+_LOG_SOFTMAX = "log_softmax"
 _CASTS = ("to_copy", "convert_element_type")
 
 
@@ -36,24 +37,39 @@ class HeldTensors:
     is_again: BoolArray
 
     @staticmethod
-    def of(graph: OpGraph, kernel_of: IntArray) -> HeldTensors:
+    def of(graph: OpGraph, kernel_of: IntArray, is_compiled: bool) -> HeldTensors:
         """Read off the eager graph.
 
         Args:
             kernel_of: int64 [n], the number of each op's kernel.
+            is_compiled: whether a compiler made the kernels: of the logarithm of a softmax it keeps what that read, and
+                numbers of each row, where library kernels have the result.
         """
         sizes, is_again = graph.tensor_bytes.copy(), np.zeros(graph.n_tensors, dtype=np.bool_)
         is_private, kept_for = _private(graph, kernel_of), _kept_for(graph, kernel_of)
         ptr, inputs = graph.inputs
-        written = graph.output_ptr.tolist()
+        makers, written = graph.tensor_producer, graph.output_ptr.tolist()
+        kernel_of_maker = kernel_of[graph.tensor_producer].tolist()
+        on_the_way = np.zeros(graph.n_tensors, dtype=np.bool_)  # computed again, whether or not a mirror reads it
         for op in graph.topological_order.tolist():
             own = range(written[op], written[op + 1])
-            if role_of(graph.kinds[op]) is not KernelRole.POINTWISE or not any(is_private[t] for t in own):
+            if is_compiled and base_name(graph.kinds[op]) == _LOG_SOFTMAX and is_private[written[op]]:
+                (source,) = inputs[ptr[op] : ptr[op + 1]].tolist()
+                maker = int(makers[source])
+                if kernel_of[maker] == kernel_of[op] and base_name(graph.kinds[maker]) in _CASTS:
+                    source = int(inputs[ptr[maker]])
+                sizes[written[op]] = min(sizes[written[op]], sizes[source])
+            if role_of(graph.kinds[op]) is not KernelRole.POINTWISE or graph.phase[op] != Phase.FORWARD:
                 continue
             read, kernel = inputs[ptr[op] : ptr[op + 1]].tolist(), int(kernel_of[op])
-            can = bool(read) and all(is_again[t] or (t, kernel) in kept_for for t in read)
+            can = bool(read) and all(
+                (on_the_way[t] and kernel_of_maker[t] == kernel) or (t, kernel) in kept_for for t in read
+            )
             for t in own:
                 is_again[t] = can and is_private[t]
+                on_the_way[t] = can and (is_compiled or is_private[t])
+            if not any(is_private[t] for t in own):
+                continue
             if not can and len(read) == 1 and base_name(graph.kinds[op]) in _CASTS:
                 sizes[written[op]] = min(sizes[written[op]], sizes[read[0]])
         return HeldTensors(sizes, is_again)

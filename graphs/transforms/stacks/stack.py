@@ -13,7 +13,7 @@ from graphs.origin import COMPILED, EAGER, STACKS, keep_step, step_of
 from graphs.transforms.coarsen.contraction import contract
 from graphs.transforms.derived import Derived
 from graphs.transforms.stacks.compiled import compiled_kernels
-from graphs.transforms.stacks.costs import inside_kernels, shared_kernels
+from graphs.transforms.stacks.costs import inner_tensors, inside_kernels, shared_kernels
 from graphs.transforms.stacks.handmade import handmade_kernels
 from graphs.transforms.stacks.held import HeldTensors
 
@@ -48,11 +48,16 @@ def on_stack(graph: OpGraph, stack: str) -> OpGraph:
             "use a graph without measured times."
         )
     kernel_of = _kernels(graph, stack)
-    held = HeldTensors.of(graph, kernel_of)
+    held = HeldTensors.of(graph, kernel_of, stack == COMPILED)
     moved, kernels = shared_kernels(graph, kernel_of, stack == COMPILED, held.is_again)
-    in_place = frozen(graph.tensor_in_place | inside_kernels(graph, kernel_of) | held.is_again)
+    inside, sizes = inside_kernels(graph, kernel_of), held.bytes
+    if stack == COMPILED:  # what is held until a kernel ends may be narrower than what lies inside of it
+        inside, freed = inner_tensors(replace(graph, tensor_bytes=sizes), kernel_of)
+        sizes = np.where(inside & (freed > 0), np.minimum(sizes, freed), sizes)
+        inside = inside & (freed == 0)
+    in_place = frozen(graph.tensor_in_place | inside | held.is_again)
     origin = replace(graph.origin, stack=stack)
-    sizes = frozen(held.bytes)
+    sizes = frozen(sizes)
     placed = replace(
         graph, bytes_moved=moved, kernels=kernels, tensor_bytes=sizes, tensor_in_place=in_place, origin=origin
     )

@@ -119,3 +119,15 @@ def test_seven_billion_parameters_allocate_nothing(train: bool) -> None:
     assert graph.kept_bytes.sum() == copies * parameters + buffers
     assert graph.flops.sum() > (3 if train else 1) * 2 * 6.4e9 * 64
     assert graph.modules.count("model.layers.31.mlp.down_proj") >= 1
+
+
+def test_positions_that_a_model_counts_itself_are_of_whole_sequences() -> None:
+    """Attention is causal then, without a mask, and heads do not repeat the keys that they share."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(**sizes, vocab_size=50, num_key_value_heads=2, use_cache=False)
+    given = {"input_ids": TOKENS, "labels": TOKENS}
+    model = transformers.LlamaForCausalLM(config)
+    plain = capture(model, (), given, train=True)
+    assert not any("where" in kind for kind in plain.kinds)
+    packed = capture(model, (), given | {"position_ids": torch.zeros(2, 6, dtype=torch.long)}, train=True)
+    assert any("where" in kind for kind in packed.kinds)

@@ -74,6 +74,28 @@ def test_a_compiled_step_keeps_what_min_cut_keeps(norm: type[nn.Module]) -> None
     assert held_bytes(on_stack(graph, "compiled")) == saved_bytes(model, x)
 
 
+class Classified(nn.Module):
+    """GELU spelt out, of whose ops some are read by no backward op, and a loss in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(HIDDEN, INNER, bias=False), nn.Linear(INNER, INNER, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = self.last(0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.04 * torch.pow(x, 3.0)))))
+        return F.cross_entropy(x.float(), torch.zeros(ROWS, dtype=torch.long))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_loss_keeps_the_logits_in_the_format_in_which_they_lie() -> None:
+    model, x = Classified().bfloat16(), torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16)
+    graph = capture(model, (x,), train=True, optimizer="sgd")
+    # Beside them a few numbers of each row, which are not counted.
+    assert held_bytes(on_stack(graph, "compiled")) == pytest.approx(saved_bytes(model, x), rel=0.03)
+    assert held_bytes(graph) > 2 * held_bytes(on_stack(graph, "compiled"))
+
+
 @pytest.mark.parametrize("stack", ["compiled", "fused"])
 def test_a_kernel_keeps_what_it_read_in_the_format_in_which_it_lies(stack: str) -> None:
     """Of the norm its input, its result and a number a row; of SwiGLU two products and the result. All of 2 bytes."""

@@ -1,0 +1,45 @@
+"""`as_untraced`: what libraries do otherwise where they see fake tensors, done as in a step that is really run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+_MASKS, _FIND_PACKED = "transformers.masking_utils", "find_packed_sequence_indices"
+
+
+@contextmanager
+def as_untraced(*arguments: Any) -> Iterator[None]:
+    """Run a block in which transformers takes positions that a model counts by itself for those of whole sequences.
+
+    It looks at the numbers to find several sequences packed in a row. Fakes have none, so it would give every attention
+    a mask, and repeat keys and values that queries share, where a real step has the kernels for causal attention
+    (`find_packed_sequence_indices` of its `masking_utils`). Positions among the arguments may be packed: these it
+    looks at as it does.
+
+    Args:
+        arguments: of the model, nested, with fake tensors.
+    """
+    module = sys.modules.get(_MASKS)
+    find = getattr(module, _FIND_PACKED, None)
+    if module is None or find is None:
+        yield
+        return
+    tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    given = {tensor.untyped_storage()._cdata for tensor in tensors if tensor.layout is torch.strided}
+
+    def found(position_ids: torch.Tensor) -> torch.Tensor | None:
+        is_given = position_ids.untyped_storage()._cdata in given
+        result: torch.Tensor | None = find(position_ids) if is_given else None
+        return result
+
+    setattr(module, _FIND_PACKED, found)
+    try:
+        yield
+    finally:
+        setattr(module, _FIND_PACKED, find)
