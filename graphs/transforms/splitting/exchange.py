@@ -195,9 +195,11 @@ class Exchanges:
         self.out.edges(given[..., None, :], ops[..., :, None])  # every rank reads every rank's
         for gate in gates:
             before_it = layout.op_ids(gate)
+            if len(before_it) != copies:  # once for the step: it would wait for one micro-batch, and all others for it
+                continue
             signals = self.out.tensors(before_it.reshape(-1), 0).reshape(before_it.shape)
             waiting = np.moveaxis(ops, -1, 2).reshape(ids.shape)
-            self.out.edges(signals if len(signals) == copies else signals[:1], waiting)
+            self.out.edges(signals, waiting)
         if kind in ("all_reduce", "reduce_scatter"):
             whole = bytes_in[..., 0]
         else:

@@ -7,15 +7,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_tree import ROOT
 from training_steps import chain_of_stages, chunked
 
+from baselines.strategies.applied import applied
 from baselines.strategies.orders import ORDERS, PipelineOrder, blocks_before, pipeline_order
 from env import Cluster, Plan, Problem, Simulator, audit, check_schedule
 from graphs import MismatchError, Op, OpGraph, Phase, Tensor, UnknownNameError
+from graphs.capture import capture
 from graphs.transforms.sequencing import BARRIER, StageBlock, block_map, sequenced
+from graphs.transforms.strategy import Strategy
+from graphs.zoo.decoders import Decoder, DecoderConfig
 
 
 def in_flight(order: PipelineOrder, until: str) -> list[int]:
@@ -291,3 +296,14 @@ def test_the_checker_and_the_reference_take_pipelines_as_they_are(name: str) -> 
     assert found.problems == ()
     assert found.step_time_s == pytest.approx(score.step_time_s, rel=1e-12)
     assert list(found.peak_bytes.values()) == score.peak_bytes.tolist()
+
+
+def test_blocks_keep_all_ops_of_micro_batches_where_sequences_are_cut_and_tables_gathered() -> None:
+    """Rotary tables are gathered once for the step, and wait for no micro-batch."""
+    config = DecoderConfig(4, 1024, 2, 1024, heads=8, key_value_heads=2, inner_width=4096, vocabulary=256)
+    with torch.device("meta"):
+        words = torch.zeros(4, 1024, dtype=torch.long)
+        graph = capture(Decoder(config), (words, words), train=True)
+    made = applied(graph, Cluster.preset("8xH100-nvswitch"), Strategy.parse("cp2 | pp2 1f1b mb4")).unordered
+    blocks = block_map(made, np.zeros(graph.n_ops, dtype=np.int64))
+    assert (blocks.kind[(made.micro_batch >= 0) & (made.graph.phase != Phase.UPDATE)] >= 0).all()
