@@ -33,8 +33,8 @@ from graphs.transforms.splitting.storage_ops import parameter_casts
 
 _BUDGETS = (0.75, 0.5, 0.35, 0.25, 0.15, 0.08, 0.0)  # of the bytes that wait in a layer
 _MIXED = (0.25, 0.5, 0.75)  # of the layers
-_MOST_OPS = 400  # of a layer, for the programme
-_LIMIT_S = 2.0  # for each programme
+_MOST_OPS = 250  # of a layer, for the programme
+_NODES, _GAP = 300, 0.01  # of each programme: a limit of time would let answers differ from run to run
 _LEAST_WAITING = 0.2  # of what waits in all layers
 
 
@@ -307,7 +307,8 @@ class _Programme:
         whole, real = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
         model.integrality_ = [whole] * self.n_classes + [real] * (n - self.n_classes)
         solver = highspy.Highs()
-        for name, value in {"output_flag": False, "threads": 1, "parallel": "off", "time_limit": _LIMIT_S}.items():
+        options = {"output_flag": False, "threads": 1, "parallel": "off", "mip_max_nodes": _NODES, "mip_rel_gap": _GAP}
+        for name, value in options.items():
             solver.setOptionValue(name, value)
         solver.passModel(model)
         solver.run()

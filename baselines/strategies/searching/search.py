@@ -23,6 +23,7 @@ from baselines.strategies.searching.moves import neighbours
 from baselines.strategies.searching.outcome import StrategyOutcome, fastest_first, outcome_of
 from baselines.strategies.searching.patterns import patterns
 from baselines.strategies.searching.records import Pool, Rival, Scored, Tried, like, shape_of
+from baselines.strategies.searching.saving import savings
 from baselines.strategies.searching.scoring import scored_ops, tried
 from baselines.strategies.searching.settings import DEFAULTS, SearchSettings
 from baselines.strategies.searching.space import Space, frugal_strategies, may_offload, sharded
@@ -239,7 +240,8 @@ class _Search:
         levels = (0, 1, 3) if has_dp and self.graph.is_training else (0,)
         offloads = ((), (OPTIMIZER,)) if may_offload(self.graph, self.cluster, plain) else ((),)
         more, parts = self.space.recomputations, patterns(self.graph).most_parts
-        again = (*more[:-1], parts, *more[-1:]) if parts else more
+        steps = savings(self.graph, self.cluster).steps[1:4:2]  # those that keep most, and about a third
+        again = (*more[:-1], *steps, *([parts] if parts else []), *more[-1:])
         for offload, recompute, zero in itertools.product(offloads, again, levels):
             for frugal in sharded(self.cluster, replace(plain, recompute=recompute, offload=offload), zero):
                 if not self.space.may_fit(frugal):
