@@ -82,6 +82,14 @@ def hosted_tensors(graph: OpGraph, patterns: Sequence[str], stage: IntArray | No
         number = np.maximum(np.searchsorted(place[own], wanted[stages[maker] == s], side="right") - 1, 0)
         found = own[number] if len(own) else np.full(len(mine), -1)
         gate[mine] = np.where(place[found] < first[mine], found, -1) if len(own) else -1
+    # All that one op wrote comes back together, and so with the first of them.
+    known = np.flatnonzero(is_hosted & (gate >= 0))
+    earliest = np.full(graph.n_ops, graph.n_ops, dtype=np.int64)
+    np.minimum.at(earliest, graph.tensor_producer[known], place[gate[known]])
+    is_first = place[gate[known]] == earliest[graph.tensor_producer[known]]
+    gate_of = np.full(graph.n_ops, -1, dtype=np.int64)
+    gate_of[graph.tensor_producer[known[is_first]]] = gate[known[is_first]]
+    gate[known] = gate_of[graph.tensor_producer[known]]
     return HostedTensors(is_hosted & (gate >= 0), gate)
 
 
