@@ -222,7 +222,9 @@ def _page(rows: list[Row], command: str) -> str:
             "step in places, or products in float8; their axes are as published.",
             "",
             "On the stack `eager` every op is a kernel and keeps what it writes, as PyTorch without a compiler does; "
-            "layouts of Megatron and NeMo, which have fused kernels, fit on `fused` ([stacks.md](../stacks.md)).",
+            "`fused` has the kernels of Megatron and Transformer Engine ([stacks.md](../stacks.md)). Sums of gradients "
+            "and states here are in float32, also where a layout was published for bfloat16 sums or float8, "
+            "which is why some do not fit.",
             "",
             *(line for row in rows for line in _lines(row)),
         ]
