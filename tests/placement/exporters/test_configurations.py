@@ -204,5 +204,5 @@ def test_updates_on_hosts_become_deepspeed_s_and_nobody_else_s() -> None:
     ):
         with pytest.raises(MismatchError, match=sentence):
             placement.export(offloaded(strategy), to)
-    with pytest.raises(MismatchError, match="torch keeps parameters and gradients on the host, too"):
-        placement.export(offloaded("dp4 zero2"), "torch", model=exported_models.decoder()[0])
+    text = placement.export(offloaded("dp4 zero2"), "torch", model=exported_models.decoder()[0])
+    assert 'local(p.detach()).to("cpu", copy=True)' in text
