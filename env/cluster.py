@@ -133,13 +133,13 @@ class Cluster:
         Raises:
             UnknownNameError: no such machine, or no such rates.
         """
-        from env.gpus import with_allocator_reserve
+        from env.gpus import under_torch
         from env.presets import preset  # only where one is asked for by name
 
         if not isinstance(rates, str) or rates not in RATES:
             raise UnknownNameError("rates", rates, RATES)
         made = preset(name)
-        devices = tuple(map(with_allocator_reserve, made.devices))
+        devices = tuple(map(under_torch, made.devices))
         found = Cluster(made.name, devices, made.links, made.summary, made.source, fabric=made.fabric)
         return found.at_peak() if rates == PEAK else found
 

@@ -6,7 +6,7 @@ unless told to. A dtype that a device lacks is left out and runs at the float32 
 
 1 GiB of a GPU's memory is reserved, an estimate: PyTorch's context and kernels take 1 to 2 GB (Hugging Face Accelerate,
 "Handling big models for inference"), less with lazy loading, and buffers for communication some of the rest. Advice at
-measured rates has to hold in a run, so that 7 % more are left to the caching allocator (`with_allocator_reserve`):
+measured rates has to hold in a run, so that 7 % more are left to the caching allocator (`under_torch`):
 Megatron-LM on 8 B200 reserved 3 to 6.5 % more than it allocated (MooreThreads/SimuMax @ 4dcaae5, torch 2.10).
 
 Rates that kernels reach are in `env.gpu_rates`; without rates (K40, P100, CPUs; all at `Cluster.at_peak`) a device runs
@@ -27,6 +27,10 @@ GIB, MIB = 2**30, 2**20
 GPU_RESERVED_BYTES = 1 * GIB
 ALLOCATOR_SHARE = 0.07
 GPU_LAUNCH_S = 5e-6
+# Host time of an eager launch, with Python's, autograd's and the dispatcher's share: `placement calibrate` on the hosts
+# of two single H100 (virtual machines, torch 2.11, 27 November 2026) found 23 and 31 us; steps of vTrain's A100 hosts
+# are as if it were 49. `GPU_LAUNCH_S`, of XLA's GPU cost model (2023), is a compiled program's.
+EAGER_LAUNCH_S = 25e-6
 CPU_LAUNCH_S = 1e-6
 
 # NVIDIA Tesla K40 board specification (2013), base clock 745 MHz; 288 GB/s and 12 GB with ECC off.
@@ -245,18 +249,19 @@ DGX_H100_HOST = Device(
 )
 
 
-def with_allocator_reserve(device: Device) -> Device:
-    """The device with room for what PyTorch's allocator keeps beside what is allocated; as it is without rates."""
+def under_torch(device: Device) -> Device:
+    """The device as PyTorch uses it: launches of eager ops, and room for its allocator; as it is without rates."""
     if device.rates is None:
         return device
-    return replace(device, reserved_bytes=device.reserved_bytes + _allocator_bytes(device))
+    reserved = device.reserved_bytes + _allocator_bytes(device)
+    return replace(device, reserved_bytes=reserved, launch_overhead_s=EAGER_LAUNCH_S)
 
 
 def at_peak(device: Device) -> Device:
-    """The device of a preset without rates and room for the allocator; another keeps what it reserves."""
-    is_ours = device.rates is not None and device.reserved_bytes == GPU_RESERVED_BYTES + _allocator_bytes(device)
-    reserved = GPU_RESERVED_BYTES if is_ours else device.reserved_bytes
-    return replace(device, rates=None, reserved_bytes=reserved)
+    """The device of a preset by its data sheet, without `under_torch`; another keeps its launches and reserve."""
+    if device.rates is None or device.reserved_bytes != GPU_RESERVED_BYTES + _allocator_bytes(device):
+        return replace(device, rates=None)
+    return replace(device, rates=None, reserved_bytes=GPU_RESERVED_BYTES, launch_overhead_s=GPU_LAUNCH_S)
 
 
 def _allocator_bytes(device: Device) -> int:
