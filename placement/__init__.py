@@ -127,12 +127,9 @@ importlib.import_module("env.local").register_measurer("placement.measuring.mach
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+        from graphs.version import own_version
 
-        try:
-            return version("placement")
-        except PackageNotFoundError:  # it runs from a clone, by PYTHONPATH
-            return "uninstalled"
+        return own_version()
     if name not in _HOME:
         raise AttributeError(f"module 'placement' has no attribute {name!r}; it has {', '.join(__all__)}")
     value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)

@@ -43,9 +43,9 @@ for name, example in EXAMPLES.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        import placement
+        from graphs.version import own_version
 
-        emit(f"placement {placement.__version__}")
+        emit(f"placement {own_version()}")
         raise typer.Exit
 
 

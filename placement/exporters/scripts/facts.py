@@ -157,7 +157,7 @@ class Facts:
     def has_policy(self) -> bool:
         """Whether parameters are kept in one format and read in another one, by `fully_shard`.
 
-        Of master weights it is the same: it keeps these, and casts them where a layer begins.
+        Master weights are no other case: it keeps these, and casts them where a layer begins.
         """
         return self.precision is not None and (self.precision.casts_parameters or self.precision.has_masters)
 

@@ -16,6 +16,7 @@ import torch
 from env.cluster import Cluster, Device, Link
 from graphs.disk import temporary_folder, write_atomically
 from graphs.errors import ClusterError, RankError
+from graphs.version import own_version
 from graphs.zoo.cache import cache_dir
 from placement.inputs.main_memory import available_bytes
 from placement.measuring.machine.collectives import measured_collectives
@@ -165,9 +166,7 @@ def cpu_model() -> str:
 
 
 def _about(method: str) -> str:
-    from placement import __version__
-
-    return f"measured {date.today().isoformat()}, placement {__version__}, torch {torch.__version__}: {method}"
+    return f"measured {date.today().isoformat()}, placement {own_version()}, torch {torch.__version__}: {method}"
 
 
 # -- CPU cores -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Results of blocks are put together by their log-sum-exps; each block's gradients are the operator's own, given the
 attention and log-sum-exps of all blocks (Liu et al. 2023, "Ring Attention with Blockwise Transformers for Near-Infinite
-Context", section 3). Of causal attention a call takes no more than what its queries see: of balanced parts half of the
+Context", section 3). A call of causal attention takes no more than what its queries see: of balanced parts half of the
 keys of a part before, and half of the queries for those of a part behind.
 """
 
@@ -89,7 +89,7 @@ class RingBlock:
 
 @dataclass(frozen=True)
 class RingResult:
-    """What is put together of all blocks, as the operator gives it."""
+    """The results of all blocks put together, as the operator gives them."""
 
     dtype: torch.dtype
     __name__ = "ring_result"

@@ -362,7 +362,7 @@ def _units_of(tensor: torch.Tensor, dim: int, known: PartCut, wanted: PartCut, s
                 return tensor.narrow(dim, before + wanted.low - start, wanted.n_units)
             before += stop - start
         raise overlapping(shape, wanted.dim)
-    # What is known is the whole stretch but as much at each end, or between the two that are known.
+    # The known part is the whole stretch but as much at each end, or between the two that are known.
     first, count = wanted.low - known.low, wanted.high - wanted.low
     is_inside = wanted.high <= known.high if known.is_mirrored else known.high - wanted.stretches[1][1] >= 0
     if first < 0 or not is_inside:

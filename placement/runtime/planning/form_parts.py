@@ -87,7 +87,7 @@ class FormParts:
             if sharding.axis.is_ring:
                 coordinates[a] = (coordinates[a] - form.turn) % sharding.axis.size
         cuts = list(enumerate(zip(form.codes, coordinates, strict=True)))
-        # Of tokens at their experts the data says how many there are: they count as all that might be.
+        # The data says how many tokens are at their experts: they count as all that might be.
         cuts = [(a, cut) for a, cut in cuts if not is_by_groups(cut[0])]
         for a, (code, coordinate) in cuts:
             if a in self.batch_axes and code > SUM:

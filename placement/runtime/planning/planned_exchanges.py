@@ -115,7 +115,7 @@ class PlannedExchanges:
         return Member(kind, together, tuple(of_before), tuple(of_after), dtype)
 
     def _shifted(self, before: Form, places: list[int], dtype: torch.dtype) -> Member:
-        """What each rank sends to the next one: an all-to-all in which all others get nothing."""
+        """A shift from each rank to the next one: an all-to-all in which all others get nothing."""
         layout, mesh = self.values.parts.layout, self.values.split.mesh
         codes = (WHOLE if one.axis.is_ring else code for one, code in zip(mesh, before.codes, strict=True))
         together = layout(before._replace(codes=tuple(codes)), places[0])

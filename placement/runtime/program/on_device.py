@@ -69,7 +69,7 @@ def attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What ``_scaled_dot_product_flash_attention_for_cpu`` gives, by kernels of a GPU.
+    """The results of ``_scaled_dot_product_flash_attention_for_cpu``, by kernels of a GPU.
 
     Returns:
         attention [B, H, L, D] and log-sum-exps [B, H, L]; with a mask these are zeros, and the backward pass runs the
@@ -92,15 +92,16 @@ def attention_backward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    *,
+    *saved: Any,
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of `attention`'s query, key and value."""
+    """Gradients of `attention`'s query, key and value.
+
+    Args:
+        saved: its two results, the share that dropout takes, and whether it is causal.
+    """
+    out, logsumexp, dropout_p, is_causal = saved
     if attn_mask is not None:
         with torch.enable_grad():
             given = [one.detach().requires_grad_() for one in (query, key, value)]
