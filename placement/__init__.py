@@ -127,7 +127,7 @@ importlib.import_module("env.local").register_measurer("placement.measuring.mach
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from graphs.version import own_version
+        from placement.processes.version import own_version
 
         return own_version()
     if name not in _HOME:

@@ -16,7 +16,6 @@ import torch
 from env.cluster import Cluster, Device, Link
 from graphs.disk import temporary_folder, write_atomically
 from graphs.errors import ClusterError, RankError
-from graphs.version import own_version
 from graphs.zoo.cache import cache_dir
 from placement.inputs.main_memory import available_bytes
 from placement.measuring.machine.collectives import measured_collectives
@@ -41,6 +40,7 @@ from placement.measuring.machine.links import (
 from placement.measuring.machine.speeds import THOROUGH, DeviceSpeed, Effort, measure_speed
 from placement.measuring.machine.workers import Worker, cores_for, run_workers
 from placement.processes.processes import usable_cores
+from placement.processes.version import own_version
 from placement.runtime.exchanging import collectives, exchanges
 from placement.runtime.ranks.launch import launch
 from placement.runtime.transport import channels, mailbox, packing

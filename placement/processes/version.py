@@ -1,4 +1,4 @@
-"""`own_version`: the version of the distribution that graphs, env, baselines and placement are."""
+"""`own_version`: the version of the distribution that all four packages are."""
 
 from __future__ import annotations
 
