@@ -85,13 +85,13 @@ def _parts(strategy: Strategy) -> Iterator[str]:
     if strategy.recompute:
         again, kept = parted(strategy.recompute)
         what = "everything" if again == ("*",) else ", ".join(map(_pattern, again))
-        yield f"recomputing {what}{f' but for {_counted(kept)}' if kept else ''}"
+        yield f"recomputing {what}{f' but for {_few(kept)}' if kept else ''}"
     if strategy.offloads_optimizer:
         yield "updates on the host"
     if strategy.offloaded_activations:
         taken, left = parted(strategy.offloaded_activations)
         what = "activations" if taken == (ACTIVATIONS,) else f"activations of {_counted(taken)}"
-        yield f"{what}{f' but for {_counted(left)}' if left else ''} on the host"
+        yield f"{what}{f' but for {_few(left)}' if left else ''} on the host"
     if strategy.cuts:
         yield "stages cut as named"
     if strategy.device_names:
@@ -122,6 +122,11 @@ def _axis(rule: MeshRule, zero: int = 0, group: int = 0) -> str:
 def _counted(patterns: Sequence[str]) -> str:
     more = len(patterns) - _FEW
     return ", ".join(map(_pattern, patterns[:_FEW])) + (f" and {more} more" if more > 0 else "")
+
+
+def _few(patterns: Sequence[str]) -> str:
+    """One pattern in words, else how many: the strategy's text has them all."""
+    return _pattern(patterns[0]) if len(patterns) == 1 else f"{len(patterns)} patterns of ops"
 
 
 def _pattern(pattern: str) -> str:

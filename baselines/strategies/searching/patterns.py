@@ -146,11 +146,15 @@ def first_layers(name: str, count: int) -> Iterator[str]:
     name = pattern_of(name)
     count = min(count, _MOST_LAYERS)
     tens, ones = divmod(count, 10)
-    yield f"{name}.[0-9]" if tens else f"{name}.[0-{ones - 1}]"
+    yield f"{name}.[0-9]" if tens else f"{name}.{_digits(0, ones - 1)}"
     if tens > 1:
-        yield f"{name}.[1-{tens - 1}][0-9]"
+        yield f"{name}.{_digits(1, tens - 1)}[0-9]"
     if tens and ones:
-        yield f"{name}.{tens}[0-{ones - 1}]"
+        yield f"{name}.{tens}{_digits(0, ones - 1)}"
+
+
+def _digits(low: int, high: int) -> str:
+    return f"[{low}-{high}]" if low < high else str(low)
 
 
 def layers_of(graph: OpGraph) -> dict[str, int]:

@@ -36,6 +36,7 @@ _MIXED = (0.25, 0.5, 0.75)  # of the layers
 _MOST_OPS = 250  # of a layer, for the programme
 _NODES, _GAP = 300, 0.01  # of each programme: a limit of time would let answers differ from run to run
 _LEAST_WAITING = 0.2  # of what waits in all layers
+_LEAST_SHARE = 0.02  # of the time of a layer: what saves less than that is not worth a pattern that people read
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,7 @@ class _Programme:
         unit_s = float(layer.op_s.sum()) or 1.0
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = n, len(self.rows)
-        few = np.full(self.n_classes, 1e-6)  # of equal answers the one of fewer patterns
+        few = np.full(self.n_classes, _LEAST_SHARE)
         model.col_cost_ = np.concatenate([few, layer.op_s / unit_s, np.full(len(layer.size), 1e-9)])
         model.col_lower_, model.col_upper_ = np.zeros(n), np.ones(n)
         model.row_lower_ = np.array([least for least, _ in self.rows])
