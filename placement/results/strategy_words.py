@@ -34,6 +34,7 @@ _FAMILIES = {
 }
 _QUOTED = re.compile(r"'[^']*'")
 _FEW = 4  # names of devices that are told
+_SHORT = 30  # letters of a list of modules in a line
 _STATISTICS = {
     "sync": "batch statistics put together",
     "local": "batch statistics of each part",
@@ -84,8 +85,7 @@ def _parts(strategy: Strategy) -> Iterator[str]:
         yield micro
     if strategy.recompute:
         again, kept = parted(strategy.recompute)
-        what = "everything" if again == ("*",) else ", ".join(map(_pattern, again))
-        yield f"recomputing {what}{f' but for {_few(kept)}' if kept else ''}"
+        yield f"recomputing {'everything' if again == ('*',) and not kept else _modules(again, kept)}"
     if strategy.offloads_optimizer:
         yield "updates on the host"
     if strategy.offloaded_activations:
@@ -122,6 +122,16 @@ def _axis(rule: MeshRule, zero: int = 0, group: int = 0) -> str:
 def _counted(patterns: Sequence[str]) -> str:
     more = len(patterns) - _FEW
     return ", ".join(map(_pattern, patterns[:_FEW])) + (f" and {more} more" if more > 0 else "")
+
+
+def _modules(patterns: Sequence[str], kept: Sequence[str] = ()) -> str:
+    """The patterns where they are short, else the module that all are in: the strategy's text has them all."""
+    listed = ", ".join(map(_pattern, patterns))
+    if len(listed) <= _SHORT and not kept:
+        return listed
+    first = patterns[0].partition("*")[0].rstrip(".")
+    around = first and all(pattern.startswith(first) for pattern in patterns)
+    return f"in {first}" if around and not first.startswith(KIND) else "in parts"
 
 
 def _few(patterns: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ _MIXED = (0.25, 0.5, 0.75)  # of the layers
 _MOST_OPS = 250  # of a layer, for the programme
 _NODES, _GAP = 300, 0.01  # of each programme: a limit of time would let answers differ from run to run
 _LEAST_WAITING = 0.2  # of what waits in all layers
-_LEAST_SHARE = 0.02  # of the time of a layer: what saves less than that is not worth a pattern that people read
+_LEAST_SHARE = 0.05  # of the time of a layer: what saves less than that is not worth a pattern that people read
 
 
 @dataclass(frozen=True)

@@ -77,11 +77,11 @@ def test_memory_helps_only_where_more_fits() -> None:
 
 def test_a_folded_strategy_is_carried_out_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """One replica stands for all: the step is then as long as that of the whole graph, and so are the derivatives."""
-    whole = what_helps(perceptron(), gpus(2), evaluations=100)
+    whole = what_helps(perceptron(batch=2048), gpus(2), evaluations=100)
     assert not whole.result.strategy.is_none
     monkeypatch.setattr(folding, "is_to_be_folded", lambda *_: True)
     monkeypatch.setattr(scoring, "is_to_be_folded", lambda *_: True)
-    folded = what_helps(perceptron(), gpus(2), evaluations=100)
+    folded = what_helps(perceptron(batch=2048), gpus(2), evaluations=100)
     assert folded.result.graph.name.endswith("one of 2 places")
     assert folded.result.strategy == whole.result.strategy
     assert folded.step_s == pytest.approx(whole.step_s, rel=0.05)
