@@ -46,6 +46,7 @@ class OpKind:
         attention_core: word in its kind by which a pattern selects it to be recomputed, if there is a softmax: the
             attention as one op, or a product before or after it; else "".
         is_sparse: makes a gradient of single rows of a table.
+        is_drawn: the mask of a dropout: truth values of no argument, and yet of each sample.
     """
 
     is_product: bool
@@ -57,6 +58,7 @@ class OpKind:
     is_softmax: bool
     attention_core: str
     is_sparse: bool
+    is_drawn: bool
 
 
 @cache
@@ -73,6 +75,7 @@ def op_kind(kind: str) -> OpKind:
         is_softmax="softmax" in kind,
         attention_core=next((word for word in (FUSED, SPELT_OUT) if word in words), ""),
         is_sparse="_sparse_coo_tensor" in words,
+        is_drawn=name == "bernoulli",
     )
 
 

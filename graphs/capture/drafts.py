@@ -11,6 +11,7 @@ from torch import fx
 from graphs.capture.extents import NO_FACTS, WorkFacts
 from graphs.capture.trace import BUFFER, CONSTANT, PARAMETER, TensorInfo
 from graphs.opgraph import Phase, Work
+from graphs.recipes import number_bytes
 from graphs.rows import Part
 
 # Ops whose result is a gradient of a weight where what they read is one of it, or of a part of it.
@@ -238,6 +239,33 @@ class Drafts:
                 before = {self.values[v].producer for v in op.inputs} - seen
                 seen |= before
                 stack += before
+
+    def narrow_masks(self) -> None:
+        """Count the mask of each dropout as GPUs keep it: truth values, a byte each, made beside what is dropped.
+
+        On the CPU, where models are traced, it is drawn and scaled in the format of what is dropped, in three kernels;
+        a GPU's `native_dropout` reads the tensor and writes the result and the mask.
+        """
+        readers = self.readers([True] * len(self.ops))
+        for drawn, op in enumerate(self.ops):
+            if op.label != "bernoulli_" or len(op.outputs) != 1 or len(readers[op.outputs[0]]) != 1:
+                continue
+            (scaled,) = readers[op.outputs[0]]
+            after = self.ops[scaled]
+            if after.label != "div_" or after.inputs != op.outputs or len(after.outputs) != 1:
+                continue
+            (mask,) = after.outputs
+            users, width = readers[mask], number_bytes(op.dtype)
+            if not users or self.values[mask].is_result or any(self.ops[i].label != "mul" for i in users):
+                continue
+            whole = self.values[mask].size_bytes
+            for number in (drawn, scaled):
+                self.ops[number].dtype = "bool"
+                self.values[self.ops[number].outputs[0]].size_bytes = whole // width
+            op.moved_bytes, after.moved_bytes = 0.0, float(whole // width)
+            for number in users:
+                is_forward = self.ops[number].phase is Phase.FORWARD
+                self.ops[number].moved_bytes -= whole if is_forward else whole - whole // width
 
     def live(self) -> list[bool]:
         """Per op, whether a result, a state or an update depends on it."""

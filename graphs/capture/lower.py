@@ -50,6 +50,7 @@ def lower(trace: Trace, optimizer: Optimizer, precision: Precision | None = None
     walk.add_updates(optimizer, precision)
     walk.link_mirrors()
     walk.drafts.mark_weight_gradients()
+    walk.drafts.narrow_masks()
     walk.note_memory()
     return walk.drafts
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from graphs.arrays import BoolArray
+from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
 from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Sharding
@@ -52,5 +53,6 @@ def of_integer_inputs(graph: OpGraph) -> BoolArray:
     found = np.zeros(graph.n_ops, dtype=np.bool_)
     for op in graph.topological_order.tolist():
         is_integer = not graph.dtypes[op].startswith(_REAL) and not has_state[op]
+        is_integer &= not op_kind(graph.kinds[op]).is_drawn  # the mask of a dropout, one for each sample
         found[op] = is_integer and bool(found[graph.tensor_producer[tensors[ptr[op] : ptr[op + 1]]]].all())
     return found

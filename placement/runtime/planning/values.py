@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from graphs.arrays import BoolArray
 from graphs.errors import StrategyError
+from graphs.op_kinds import op_kind
 from graphs.opgraph import Phase
 from graphs.rows import Partial, Shard, SplitRow
 from graphs.transforms.splitting.masks import of_integer_inputs
@@ -231,6 +232,7 @@ class Values:
                 continue
             is_plain = not self.split.states_of_ops[op] and not self._exchanges(op)
             is_plain &= not graph.dtypes[op].startswith(("float", "bfloat", "complex"))
+            is_plain &= not op_kind(graph.kinds[op]).is_drawn
             if is_plain and all(int(graph.tensor_producer[t]) in found for t in tensors[ptr[op] : ptr[op + 1]]):
                 found.add(op)
         return frozenset(found)
