@@ -16,6 +16,7 @@ from table import commit, machine
 
 from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster
+from env.gpus import under_torch
 from graphs.capture import capture
 from graphs.disk import temporary_folder, write_atomically
 from graphs.formatting import format_bytes, format_seconds
@@ -53,7 +54,8 @@ class Run:
     """What was measured.
 
     Attributes:
-        about: device, versions, commit, machine; whether models were ``small``; why there is no calibration.
+        about: device, versions, commit, machine; whether models were ``small``; why there is no calibration; ``notes``
+            that somebody wrote into the file, which stand on the page.
         cluster: the device, calibrated.
         fits: of its rates.
         kernels: that were measured.
@@ -81,7 +83,7 @@ class Run:
 def preset_of(name: str) -> Cluster | None:
     """One device as a preset has it, by the name that the driver gives it; None where no preset has this one."""
     known = known_device(name)
-    return None if known is None else Cluster(known.model, (replace(known, name="gpu0"),))
+    return None if known is None else Cluster(known.model, (replace(under_torch(known), name="gpu0"),))
 
 
 def begun(calibration: Calibration, failure: str, is_small: bool) -> Run:
@@ -183,6 +185,9 @@ def _page(run: Run) -> Iterator[str]:
     yield ""
     known = "the preset of this GPU" if run.preset is not None else "no preset has this device"
     after = about["failure"] or "`placement calibrate` in this run"
+    for note in about.get("notes", ()):
+        yield f"* {note}"
+    yield from ("",) if about.get("notes") else ()
     yield f"Before: {known}. After: {after}. Training steps in bfloat16 with a fused Adam."
     yield ""
     for name, told in (("before", "preset_s"), ("after", "calibrated_s")):
