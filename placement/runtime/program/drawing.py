@@ -29,7 +29,7 @@ def _drawn(node: fx.Node, place: torch.device) -> torch.Tensor:
     target: Any = node.target
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda given: _without_content(given, place))
     if "device" in kwargs:
-        kwargs["device"] = place
+        kwargs = {**kwargs, "device": place}  # what map_arg gives cannot be written
     result: torch.Tensor = target(*args, **kwargs)
     return result
 
