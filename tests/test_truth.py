@@ -19,7 +19,7 @@ SIMUMAX = (
 )
 # One of Megatron's own tests, of which columns that are not given are empty.
 _EMPTY = (
-    "second_half_of_resume,same_series_also_filed_under_other_device_or_test,num_experts,multi_latent_attention,"
+    "cross_entropy_loss_fusion,second_half_of_resume,same_series_also_filed_under_other_device_or_test,num_experts,multi_latent_attention,"
     "mtp_num_layers,hybrid_layer_pattern,fp8_format,spec,use_megatron_fsdp,use_torch_fsdp2,"
     "pipeline_model_parallel_layout,num_distributed_optimizer_instances,data_parallel_sharding_strategy,"
     "step_batch_size_schedule,qk_layernorm,cuda_graph_impl,context_parallel_size,num_layers_per_virtual_pipeline_stage,"
