@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
 
+_MOST_NEAR = 4  # of the fastest, whose plainer forms are scored
 _MORE_DEVICES = 4  # times as many as there are, are tried where nothing fits
 _ENOUGH_S = 10.0  # for that, whatever the budget: who is told that nothing fits wants to know what would
 PLACED_DEVICES = 64  # of very many, a graph as it is may be placed on the first ones
@@ -218,6 +219,8 @@ def fastest(
     best = min(placements, key=lambda one: one.objective_s or 0.0, default=None)
     left_out: dict[str, str] = {}
     candidates = {one.strategy.text: one for one in (*outcome.best_of.values(), *outcome.front)}
+    for one in _plainer_forms(candidates.values(), graph, cluster):
+        candidates.setdefault(one.strategy.text, one)
     for found in _plain_first(candidates.values()):
         if best is not None and best.objective_s is not None and best.objective_s <= found.step_time_s:
             break
@@ -257,11 +260,24 @@ def fastest(
     )
 
 
+def _plainer_forms(found: Iterable[Scored], graph: OpGraph, cluster: Cluster) -> list[Scored]:
+    """Plainer forms, that fit, of those within `WITHIN` of the fastest: one of them may be plainer than any found."""
+    from baselines.strategies.searching.scoring import tried
+
+    near = [one for one in _near(found) if oddities(one.strategy)][:_MOST_NEAR]
+    forms = dict.fromkeys(plain for one in near for plain in plainer(one.strategy))
+    return [made.scored for plain in forms if (made := tried(graph, cluster, plain)).scored and made.scored.fits]
+
+
+def _near(found: Iterable[Scored]) -> list[Scored]:
+    ordered = sorted(found, key=lambda one: one.step_time_s)
+    return [one for one in ordered if one.step_time_s <= (1 + WITHIN) * ordered[0].step_time_s]
+
+
 def _plain_first(found: Iterable[Scored]) -> list[Scored]:
     """Fastest first, but for those within `WITHIN` of the fastest, of which the plainest come first."""
     ordered = sorted(found, key=lambda one: one.step_time_s)
-    limit_s = (1 + WITHIN) * ordered[0].step_time_s if ordered else 0.0
-    near = [one for one in ordered if one.step_time_s <= limit_s]
+    near = _near(ordered)
     return [*sorted(near, key=lambda one: oddities(one.strategy)), *ordered[len(near) :]]
 
 

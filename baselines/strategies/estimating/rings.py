@@ -66,6 +66,8 @@ class LocalRings:
 
     def divide(self, work: LocalWork, has_extents: bool) -> None:
         """Make the work of each op that of one of its blocks."""
+        if not len(self.ops):  # extents are then those of the graph, which cannot be written
+            return
         work.flops[self.ops] /= self.parts
         work.moved[self.ops] = self.read[self.ops]
         if has_extents:

@@ -36,9 +36,8 @@ def test_the_answer_is_plain_and_hardly_slower_than_the_fastest() -> None:
     assert found.strategy in [one.strategy for one in found.alternatives]
     fastest = min(one.step_time_s for one in found.alternatives if one.step_time_s is not None)
     assert found.answered().step_time_s <= fastest * (1 + WITHIN)
-    if oddities(found.strategy):  # then no plainer form is nearly as fast
-        for one in plainer(found.strategy):
-            assert (
-                optimize(mlp(batch=64, width=512, layers=6), CLUSTER, strategy=one).answered().step_time_s
-                > (1 + WITHIN) * found.answered().step_time_s
-            )
+    near = [one for one in found.alternatives if one.step_time_s and one.step_time_s <= fastest * (1 + WITHIN)]
+    plainest = {plain for one in near for plain in plainer(one.strategy) if oddities(plain) < oddities(found.strategy)}
+    for plain in plainest:  # none is as fast
+        asked = optimize(mlp(batch=64, width=512, layers=6), CLUSTER, strategy=plain)
+        assert asked.answer is None or asked.answered().step_time_s > (1 + WITHIN) * fastest
