@@ -147,16 +147,7 @@ def with_hosted_activations(derived: Derived, before: OpGraph, hosted: HostedTen
         colocation=groups(np.concatenate([graph.colocation, np.full(k, -1, np.int64)])),
         states=(),
     )
-    of = np.concatenate([np.arange(n), makers])
-    return replace(
-        derived,
-        graph=result,
-        origin_ptr=np.concatenate([[0], np.cumsum(np.diff(derived.origin_ptr)[of])]).astype(np.int64),
-        origins=np.concatenate([derived.origins, derived.origin[makers]]),
-        part=derived.part[of],
-        micro_batch=derived.micro_batch[of],
-        along=derived.along[of],
-    )
+    return derived.with_more(result, makers)
 
 
 @dataclass(frozen=True, eq=False)

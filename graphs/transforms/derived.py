@@ -7,7 +7,7 @@ Coarsening is the many-to-one case: several origins, no parts. Splitting and chu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -112,6 +112,23 @@ class Derived:
         n = graph.n_ops
         no_part, none = np.zeros(n, np.int64), np.full(n, -1, np.int64)
         return Derived(graph, graph, np.arange(n + 1), np.arange(n), no_part, none, none)
+
+    def with_more(self, graph: OpGraph, beside: IntArray) -> Derived:
+        """A graph with one op more beside each of some, int64 [k], of this one's ops [n]; all of them have one origin.
+
+        Args:
+            graph: its first n ops are those of this one, the others stand beside them in their order.
+        """
+        of = np.concatenate([np.arange(self.graph.n_ops), beside])
+        return replace(
+            self,
+            graph=graph,
+            origin_ptr=np.concatenate([[0], np.cumsum(np.diff(self.origin_ptr)[of])]).astype(np.int64),
+            origins=np.concatenate([self.origins, self.origin[beside]]),
+            part=self.part[of],
+            micro_batch=self.micro_batch[of],
+            along=self.along[of],
+        )
 
     @staticmethod
     def merged(graph: OpGraph, source: OpGraph, group_of: IntArray) -> Derived:

@@ -79,16 +79,7 @@ def offloaded(derived: Derived, before: OpGraph) -> Derived:
         colocation=groups(colocation),
         states=(),
     )
-    of = np.concatenate([np.arange(n), updates])
-    return replace(
-        derived,
-        graph=result,
-        origin_ptr=np.concatenate([[0], np.cumsum(np.diff(derived.origin_ptr)[of])]).astype(np.int64),
-        origins=np.concatenate([derived.origins, derived.origin[updates]]),
-        part=derived.part[of],
-        micro_batch=derived.micro_batch[of],
-        along=derived.along[of],
-    )
+    return derived.with_more(result, updates)
 
 
 def _updates(derived: Derived, before: OpGraph) -> IntArray:
