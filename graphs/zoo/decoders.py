@@ -28,6 +28,7 @@ class DecoderConfig:
         experts_asked: by each token.
         capacity_factor: seats of all experts, over what the tokens ask for.
         weights_sum_to_1: a token's weights of the experts it asks, else they are their shares among all experts.
+        epsilon: of norms.
     """
 
     batch_size: int
@@ -45,6 +46,12 @@ class DecoderConfig:
     experts_asked: int = 2
     capacity_factor: float = 1.0
     weights_sum_to_1: bool = True
+    epsilon: float = 1e-5
+
+    @property
+    def table_width(self) -> int:
+        """Numbers of a head that have positions."""
+        return self.width // self.heads
 
     @property
     def capacity(self) -> int:
@@ -157,12 +164,12 @@ class DecoderLayer(nn.Module):
     x [N, T, D] to the same, and a mixture's load-balancing loss (a scalar) or None.
     """
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, attention: nn.Module, inner: nn.Module) -> None:
         super().__init__()
-        self.norm_attention = nn.RMSNorm(config.width, eps=1e-5)
-        self.attention = GroupedAttention(config)
-        self.norm_inner = nn.RMSNorm(config.width, eps=1e-5)
-        self.inner = SparseMixture(config) if config.experts else SwiGLU(config.width, config.inner_width)
+        self.norm_attention = nn.RMSNorm(config.width, eps=config.epsilon)
+        self.attention = attention
+        self.norm_inner = nn.RMSNorm(config.width, eps=config.epsilon)
+        self.inner = inner
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor | None]:
         x = x + self.attention(self.norm_attention(x), cosine, sine)
@@ -186,14 +193,20 @@ class Decoder(nn.Module):
         super().__init__()
         self.balance_weight = config.balance_weight
         self.word_embedding = nn.Embedding(config.vocabulary, config.width)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.width, eps=1e-5)
+        self.layers = nn.ModuleList(self.layer(config, number) for number in range(config.layers))
+        self.norm = nn.RMSNorm(config.width, eps=config.epsilon)
         self.output = nn.Linear(config.width, config.vocabulary, bias=False)
-        tables = rotary_tables(config.tokens, config.width // config.heads, config.rotary_base)
+        tables = rotary_tables(config.tokens, config.table_width, config.rotary_base)
         for name, table in zip(("cosine", "sine"), tables, strict=True):
             self.register_buffer(name, table, persistent=False)
         init_normal(self)
         self.to(config.dtype)
+
+    def layer(self, config: DecoderConfig, number: int) -> DecoderLayer:
+        """A layer by its number."""
+        attention = GroupedAttention(config)
+        inner = SparseMixture(config) if config.experts else SwiGLU(config.width, config.inner_width)
+        return DecoderLayer(config, attention, inner)
 
     def forward(self, words: Tensor, labels: Tensor | None = None) -> Tensor:
         x = self.word_embedding(words)

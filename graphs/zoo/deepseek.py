@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs.zoo.decoders import DecoderConfig, SparseMixture, SwiGLU, rotary_tables, rotate
+from graphs.zoo.decoders import Decoder, DecoderConfig, DecoderLayer, SparseMixture, SwiGLU, rotate
 from graphs.zoo.records import ZooModel, in_batches
-from graphs.zoo.transformers import init_normal
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,11 @@ class DeepSeekConfig(DecoderConfig):
     plain_width: int = 128
     rotary_width: int = 64
     value_width: int = 128
+    epsilon: float = 1e-6
+
+    @property
+    def table_width(self) -> int:
+        return self.rotary_width
 
 
 class LatentAttention(nn.Module):
@@ -85,62 +89,14 @@ class SharedMixture(nn.Module):
         return self.shared(x) + routed, balance
 
 
-class DeepSeekLayer(nn.Module):
-    """Attention and a mixture, or a dense network, each on normalised inputs and added to them.
+class DeepSeek(Decoder):
+    """A decoder with latent attention, whose first layers have dense networks and the others mixtures."""
 
-    x [N, T, D] to the same, and a mixture's load-balancing loss (a scalar) or None.
-    """
-
-    def __init__(self, config: DeepSeekConfig, is_dense: bool) -> None:
-        super().__init__()
-        self.norm_attention = nn.RMSNorm(config.width, eps=1e-6)
-        self.attention = LatentAttention(config)
-        self.norm_inner = nn.RMSNorm(config.width, eps=1e-6)
-        self.inner = SwiGLU(config.width, config.dense_width) if is_dense else SharedMixture(config)
-
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor | None]:
-        x = x + self.attention(self.norm_attention(x), cosine, sine)
-        normed = self.norm_inner(x)
-        if isinstance(self.inner, SwiGLU):
-            return x + self.inner(normed), None
-        mixed, balance = self.inner(normed)
-        return x + mixed, balance
-
-
-class DeepSeek(nn.Module):
-    """Words [N, T] to the logits of the next word [N, T, V].
-
-    With labels [N, T], to the mean cross-entropy plus the weighted load-balancing losses.
-    """
-
-    cosine: Tensor
-    sine: Tensor
-
-    def __init__(self, config: DeepSeekConfig) -> None:
-        super().__init__()
-        self.balance_weight = config.balance_weight
-        self.word_embedding = nn.Embedding(config.vocabulary, config.width)
-        self.layers = nn.ModuleList(DeepSeekLayer(config, i < config.dense_layers) for i in range(config.layers))
-        self.norm = nn.RMSNorm(config.width, eps=1e-6)
-        self.output = nn.Linear(config.width, config.vocabulary, bias=False)
-        tables = rotary_tables(config.tokens, config.rotary_width, config.rotary_base)
-        for name, table in zip(("cosine", "sine"), tables, strict=True):
-            self.register_buffer(name, table, persistent=False)
-        init_normal(self)
-        self.to(config.dtype)
-
-    def forward(self, words: Tensor, labels: Tensor | None = None) -> Tensor:
-        x = self.word_embedding(words)
-        cosine, sine = self.cosine.to(x.dtype), self.sine.to(x.dtype)
-        balances: list[Tensor] = []
-        for layer in self.layers:
-            x, balance = layer(x, cosine, sine)
-            balances += [] if balance is None else [balance]
-        logits: Tensor = self.output(self.norm(x))
-        if labels is None:
-            return logits
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-        return loss + self.balance_weight * torch.stack(balances).mean()
+    def layer(self, config: DeepSeekConfig, number: int) -> DecoderLayer:  # type: ignore[override]
+        is_dense = number < config.dense_layers
+        attention = LatentAttention(config)
+        inner = SwiGLU(config.width, config.dense_width) if is_dense else SharedMixture(config)
+        return DecoderLayer(config, attention, inner)
 
 
 _LITE = DeepSeekConfig(
