@@ -87,9 +87,11 @@ class RayRunner:
     """So many actors; each does one task at a time."""
 
     def __init__(self, ray: Any, shared: Preparing, workers: int) -> None:
-        self._ray, given = ray, ray.put(shared)
+        self._ray = ray
+        # Held: Ray drops what an actor began with (its issue 53727), and one that is replaced reads it again.
+        self._shared = ray.put(shared)
         kind = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=MOST_LOSSES - 1)(Actor)
-        self._actors = [kind.remote(given, own_versions()) for _ in range(workers)]
+        self._actors = [kind.remote(self._shared, own_versions()) for _ in range(workers)]
 
     def start(self) -> None:
         """Wait until all actors are ready.
