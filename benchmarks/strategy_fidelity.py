@@ -202,6 +202,7 @@ def _measured(name: str, strategies: Sequence[str], cluster: Cluster, options: a
             "rounds_s": samples_s[text],
             "reason": reasons.get(text),
             "seed": options.seed,
+            "machine": machine(),
             "command": shlex.join(["python", "benchmarks/strategy_fidelity.py", *sys.argv[1:]]),
         }
         for short, text in zip(asked, texts, strict=True)
@@ -226,20 +227,31 @@ def _predicted(graph: OpGraph, alone: FloatArray, cluster: Cluster, text: str) -
 def _page(rows: Sequence[Row]) -> str:
     run = [row for row in rows if row["measured_s"]]
     lines = ["# Strategies: predicted and measured", ""]
-    lines += ["Written by `benchmarks/strategy_fidelity.py`; each section names its command.  ", machine(), ""]
+    lines += ["Written by `benchmarks/strategy_fidelity.py`; each section names its command and its machine.", ""]
     if run:
         lines += [f"{len(run)} training runs on two CPU devices, one process and one thread each: {summary(run)}.", ""]
-        lines += ["Kendall's tau (tau-b) takes predictions that read the same in three digits for ties.", ""]
-    for model in dict.fromkeys(row["model"] for row in rows):
-        mine = [row for row in rows if row["model"] == model]
+        lines += [f"* {len(there)} on {where}: {summary(there)}." for where, there in _by_machine(run).items()]
+        lines += ["", "Kendall's tau (tau-b) takes predictions that read the same in three digits for ties.", ""]
+    sections = [(name, where) for name in dict.fromkeys(row["model"] for row in rows) for where in _by_machine(rows)]
+    for model, where in sections:
+        if not (mine := [row for row in _by_machine(rows)[where] if row["model"] == model]):
+            continue
         done = [row for row in mine if row["measured_s"]]
-        lines += [f"## {model}", "", f"`{mine[0]['command']}`", ""]
+        lines += [f"## {model}, {where.partition(',')[0]}", "", f"`{mine[0]['command']}`", ""]
         if len(done) > 1:
             lines += [f"{summary(done).capitalize()}; Kendall's tau {tau(done):.2f}.", ""]
         lines += ["| strategy | predicted | measured | error |", "| --- | ---: | ---: | ---: |"]
         lines += [_line(row) for row in sorted(mine, key=lambda row: row["predicted_s"] or np.inf)]
         lines += [""]
     return "\n".join([*lines, *ends(run, "strategy")])
+
+
+def _by_machine(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by the machine that measured them, since seconds of two machines are not in one order."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["machine"], []).append(row)
+    return found
 
 
 def _line(row: Row) -> str:
