@@ -1,4 +1,4 @@
-"""Graphs of built-in models, kept on disk: capturing some of them takes a minute, and they do not change.
+"""Graphs of built-in models and of decoders of given sizes, kept on disk: they do not change, and some take a minute.
 
 The folder is ``$PLACEMENT_CACHE_DIR``, else ``$XDG_CACHE_HOME/placement``, else ``~/.cache/placement``. It holds saved
 graphs and may be deleted at any time; a file that cannot be read or written is simply captured again.
@@ -9,21 +9,25 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphs.errors import GraphError
 from graphs.files import load_json_graph, save_graph
 from graphs.kept import precision_named
 from graphs.opgraph import OpGraph
 from graphs.origin import CapturedStep, keep_step
-from graphs.zoo import MODELS, build
+from graphs.zoo import MODELS, ZooModel, build
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from graphs.capture import Program
+    from graphs.zoo.decoders import DecoderConfig
 
 
 def model_graph(
@@ -42,15 +46,69 @@ def model_graph(
     """
     if name not in MODELS:
         build(name)  # says so
+    samples = MODELS[name].batch_size if batch_size is None else batch_size  # some have it in another dimension
     size = "" if batch_size is None else f"-{batch_size}"
+    return _kept(
+        _Named(name, f"{name}{size}", samples, partial(build, name, batch_size=batch_size)),
+        train,
+        granularity,
+        precision,
+    )
+
+
+def decoder_graph(
+    config: DecoderConfig, train: bool = True, precision: str | None = None, name: str = "decoder"
+) -> OpGraph:
+    """The graph of a decoder of any sizes, from the cache if this version captured it before.
+
+    Raises:
+        UnknownNameError: no such precision.
+        CaptureError: it cannot be traced.
+    """
+    digest = hashlib.sha256(f"{type(config).__qualname__} {config!r} {name}".encode()).hexdigest()[:16]
+    return _kept(_Named(name, f"decoder-{digest}", config.batch_size, partial(_built, config)), train, "op", precision)
+
+
+def _built(config: DecoderConfig) -> ZooModel:
+    import torch
+
+    from graphs.zoo.decoders import decoder
+
+    with torch.device("meta"):
+        return decoder(config)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A model that can be built again and again.
+
+    Attributes:
+        name: of its graph.
+        key: of its files, and of its step.
+        samples: of a step.
+        build: makes it on ``meta``.
+    """
+
+    name: str
+    key: str
+    samples: int
+    build: Callable[[], ZooModel]
+
+    def arguments(self, train: bool) -> tuple[nn.Module, tuple[Any, ...]]:
+        """The model, and what it is called with."""
+        zoo = self.build()
+        return zoo.model, zoo.train_args if train else zoo.args
+
+
+def _kept(model: _Named, train: bool, granularity: str, precision: str | None) -> OpGraph:
     if precision is not None:
         precision_named(precision)
-    kind = f"{name}{size}-{'train' if train else 'inference'}-{granularity}{'-' if precision else ''}{precision or ''}"
+    kind = f"{model.key}-{'train' if train else 'inference'}-{granularity}{'-' if precision else ''}{precision or ''}"
     path = cache_dir() / f"{kind}-{_stamp()}.json"
     if path.is_file():  # no pipe, which would wait for a writer
         with suppress(GraphError):
-            return _with_step(load_json_graph(path), name, train, granularity, batch_size)
-    graph = _capture(name, train, granularity, batch_size, precision)
+            return _with_step(load_json_graph(path), model, train, granularity)
+    graph = _capture(model, train, granularity, precision)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for old in path.parent.glob(f"{kind}-*.json"):
@@ -58,7 +116,7 @@ def model_graph(
         save_graph(graph, path)
     except OSError:
         pass
-    return _with_step(graph, name, train, granularity, batch_size)
+    return _with_step(graph, model, train, granularity)
 
 
 def cache_dir() -> Path:
@@ -69,30 +127,27 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "placement"
 
 
-def _capture(name: str, train: bool, granularity: str, batch_size: int | None, precision: str | None) -> OpGraph:
+def _capture(model: _Named, train: bool, granularity: str, precision: str | None) -> OpGraph:
     from graphs.capture import capture  # loads torch
 
-    zoo = build(name, batch_size=batch_size)
-    args = zoo.train_args if train else zoo.args
-    graph = capture(zoo.model, args, train=train, granularity=granularity, precision=precision, name=name)
-    samples = MODELS[name].batch_size if batch_size is None else batch_size  # some have it in another dimension
-    return replace(graph, origin=replace(graph.origin, batch_size=samples))
+    module, args = model.arguments(train)
+    graph = capture(module, args, train=train, granularity=granularity, precision=precision, name=model.name)
+    return replace(graph, origin=replace(graph.origin, batch_size=model.samples))
 
 
-def _with_step(graph: OpGraph, name: str, train: bool, granularity: str, batch_size: int | None) -> OpGraph:
-    """The graph, which is captured again if its step is needed."""
+def _with_step(graph: OpGraph, model: _Named, train: bool, granularity: str) -> OpGraph:
+    """The graph, whose model is captured again if its step is needed."""
     if granularity != "op":
         return graph
 
     def program() -> Program:
         from graphs.capture import capture_program
 
-        zoo = build(name, batch_size=batch_size)
-        args = zoo.train_args if train else zoo.args
-        return capture_program(zoo.model, args, None, train, precision=precision, name=name)
+        module, args = model.arguments(train)
+        return capture_program(module, args, None, train, precision=precision, name=model.name)
 
     precision = graph.origin.precision
-    return keep_step(graph, CapturedStep(program, lambda: f"{name} {batch_size} {train} {precision or ''}"))
+    return keep_step(graph, CapturedStep(program, lambda: f"{model.key} {train} {precision or ''}"))
 
 
 @cache

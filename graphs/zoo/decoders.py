@@ -1,4 +1,4 @@
-"""Decoders of today: Llama 3 and Mixtral. Attention is one fused op.
+"""Decoders of today, of any sizes: Llama 3 and Mixtral among them. Attention is one fused op.
 
 Papers: A. Grattafiori et al., "The Llama 3 herd of models", 2024, section 3.2 and Table 3 (sizes, grouped-query
 attention with 8 key-value heads, rotary embedding of base 500,000, SwiGLU, RMSNorm of B. Zhang and R. Sennrich,
@@ -10,14 +10,25 @@ are bfloat16, as the weights were published, the loss is float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graphs.errors import GraphError, UnknownNameError
 from graphs.zoo.records import ZooModel, in_batches
 from graphs.zoo.transformers import init_normal, split_heads
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "squared_relu": lambda x: F.relu(x).square(),
+}
+NORMS = ("rms", "layer")
+POSITIONS = ("rotary", "learned", "none")
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,21 @@ class DecoderConfig:
         capacity_factor: seats of all experts, over what the tokens ask for.
         weights_sum_to_1: a token's weights of the experts it asks, else they are their shares among all experts.
         epsilon: of norms.
+        head_width: of a head; 0: the width over the heads.
+        gated: feed-forward networks have three products, of which one gates another; else two.
+        activation, norm, positions: of `ACTIVATIONS`, `NORMS` and `POSITIONS`.
+        biases: all products have them but the last one and those of experts.
+        input_biases: the products to queries, keys and values have them, whatever `biases` says.
+        tied: the last product has the weights of the embedding.
+        head_norms: queries and keys are normalised, each head by itself.
+        dropout: share that is dropped of the embedding and of what each layer adds; 0: no dropout.
+        attention_dropout: share that is dropped of the weights of attention.
+        shared_width: of a network that every token asks beside its experts; 0: there is none.
+        dense_layers: the first ones, that have one network of `dense_width` and no experts.
+
+    Raises:
+        UnknownNameError: no such activation, norm or positions.
+        GraphError: sizes that do not divide, or experts without a gate.
     """
 
     batch_size: int
@@ -47,11 +73,62 @@ class DecoderConfig:
     capacity_factor: float = 1.0
     weights_sum_to_1: bool = True
     epsilon: float = 1e-5
+    head_width: int = 0
+    gated: bool = True
+    activation: str = "silu"
+    norm: str = "rms"
+    positions: str = "rotary"
+    biases: bool = False
+    input_biases: bool = False
+    tied: bool = False
+    head_norms: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    shared_width: int = 0
+    dense_layers: int = 0
+    dense_width: int = 0
+
+    def __post_init__(self) -> None:
+        for kind, known in (("activation", ACTIVATIONS), ("norm", NORMS), ("positions", POSITIONS)):
+            if getattr(self, kind) not in known:
+                raise UnknownNameError(kind, getattr(self, kind), known)
+        for name in (
+            "batch_size",
+            "tokens",
+            "layers",
+            "width",
+            "heads",
+            "key_value_heads",
+            "inner_width",
+            "vocabulary",
+        ):
+            if getattr(self, name) < 1:
+                raise GraphError(f"got a decoder with {name}={getattr(self, name)}; expected 1 or more.")
+        if self.heads % self.key_value_heads or (self.width % self.heads and not self.head_width):
+            raise GraphError(
+                f"got a decoder of width {self.width} with {self.heads} heads and {self.key_value_heads} of keys and "
+                "values; expected the heads to divide the width, and those of keys and values to divide the heads."
+            )
+        if self.experts and (not self.gated or self.activation != "silu"):
+            raise GraphError("experts are gated by silu here; give gated=True and activation='silu', or no experts.")
+        if self.experts and not 1 <= self.experts_asked <= self.experts:
+            raise GraphError(
+                f"each token asks {self.experts_asked} of {self.experts} experts; expected at least 1, and at most all."
+            )
+
+    @property
+    def numbers_of_head(self) -> int:
+        """Width of a head's query, key and value."""
+        return self.head_width or self.width // self.heads
 
     @property
     def table_width(self) -> int:
         """Numbers of a head that have positions."""
-        return self.width // self.heads
+        return self.numbers_of_head
+
+    def attention(self) -> nn.Module:
+        """Attention of a layer: called with x [N, T, D] and the tables of positions."""
+        return GroupedAttention(self)
 
     @property
     def capacity(self) -> int:
@@ -77,33 +154,45 @@ class GroupedAttention(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        head = config.width // config.heads
+        head, biases = config.numbers_of_head, config.biases or config.input_biases
         self.heads, self.key_value_heads = config.heads, config.key_value_heads
-        self.query = nn.Linear(config.width, config.width, bias=False)
-        self.key = nn.Linear(config.width, config.key_value_heads * head, bias=False)
-        self.value = nn.Linear(config.width, config.key_value_heads * head, bias=False)
-        self.project = nn.Linear(config.width, config.width, bias=False)
+        self.is_rotary, self.dropped = config.positions == "rotary", config.attention_dropout
+        self.query = nn.Linear(config.width, config.heads * head, bias=biases)
+        self.key = nn.Linear(config.width, config.key_value_heads * head, bias=biases)
+        self.value = nn.Linear(config.width, config.key_value_heads * head, bias=biases)
+        self.project = nn.Linear(config.heads * head, config.width, bias=config.biases)
+        self.query_norm = _norm(config, head) if config.head_norms else nn.Identity()
+        self.key_norm = _norm(config, head) if config.head_norms else nn.Identity()
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        query = rotate(split_heads(self.query(x), self.heads), cosine, sine)
-        key = rotate(split_heads(self.key(x), self.key_value_heads), cosine, sine)
+        query = self.query_norm(split_heads(self.query(x), self.heads))
+        query = rotate(query, cosine, sine) if self.is_rotary else query
+        key = self.key_norm(split_heads(self.key(x), self.key_value_heads))
+        key = rotate(key, cosine, sine) if self.is_rotary else key
         value = split_heads(self.value(x), self.key_value_heads)
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        dropped = self.dropped if self.training else 0.0
+        attended = F.scaled_dot_product_attention(query, key, value, None, dropped, is_causal=True, enable_gqa=True)
         result: Tensor = self.project(attended.transpose(1, 2).flatten(2))
         return result
 
 
-class SwiGLU(nn.Module):
-    """The feed-forward network of N. Shazeer, "GLU variants improve transformer", 2020; [N, T, D] to the same."""
+class FeedForward(nn.Module):
+    """Products to `inner_width` and back with an activation between them; [N, T, D] to the same.
 
-    def __init__(self, width: int, inner_width: int) -> None:
+    Gated by SiLU it is the SwiGLU of N. Shazeer, "GLU variants improve transformer", 2020.
+    """
+
+    def __init__(self, config: DecoderConfig, inner_width: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(width, inner_width, bias=False)
-        self.expand = nn.Linear(width, inner_width, bias=False)
-        self.contract = nn.Linear(inner_width, width, bias=False)
+        self.activation = config.activation
+        self.gate = nn.Linear(config.width, inner_width, bias=config.biases) if config.gated else None
+        self.expand = nn.Linear(config.width, inner_width, bias=config.biases)
+        self.contract = nn.Linear(inner_width, config.width, bias=config.biases)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.contract(F.silu(self.gate(x)) * self.expand(x))
+        activation = ACTIVATIONS[self.activation]
+        inner = activation(self.expand(x)) if self.gate is None else activation(self.gate(x)) * self.expand(x)
+        result: Tensor = self.contract(inner)
         return result
 
 
@@ -158,6 +247,22 @@ class SparseMixture(nn.Module):
         return F.pad(answers.transpose(0, 1).flatten(1, 2), (0, 0, 0, 1)).gather(1, index)
 
 
+class SharedMixture(nn.Module):
+    """Routed experts, and beside them a shared one, which needs nothing of the routing.
+
+    x [N, T, D] to the sum of both [N, T, D] and the load-balancing loss (a scalar).
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.routed = SparseMixture(config)
+        self.shared = FeedForward(config, config.shared_width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        routed, balance = self.routed(x)
+        return self.shared(x) + routed, balance
+
+
 class DecoderLayer(nn.Module):
     """Attention and a feed-forward network or a mixture, each on normalised inputs and added to them.
 
@@ -166,18 +271,19 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: DecoderConfig, attention: nn.Module, inner: nn.Module) -> None:
         super().__init__()
-        self.norm_attention = nn.RMSNorm(config.width, eps=config.epsilon)
+        self.norm_attention = _norm(config, config.width)
         self.attention = attention
-        self.norm_inner = nn.RMSNorm(config.width, eps=config.epsilon)
+        self.norm_inner = _norm(config, config.width)
         self.inner = inner
+        self.dropout = _dropout(config)
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor | None]:
-        x = x + self.attention(self.norm_attention(x), cosine, sine)
+        x = x + self.dropout(self.attention(self.norm_attention(x), cosine, sine))
         normed = self.norm_inner(x)
-        if isinstance(self.inner, SwiGLU):
-            return x + self.inner(normed), None
+        if isinstance(self.inner, FeedForward):
+            return x + self.dropout(self.inner(normed)), None
         mixed, balance = self.inner(normed)
-        return x + mixed, balance
+        return x + self.dropout(mixed), balance
 
 
 class Decoder(nn.Module):
@@ -193,23 +299,34 @@ class Decoder(nn.Module):
         super().__init__()
         self.balance_weight = config.balance_weight
         self.word_embedding = nn.Embedding(config.vocabulary, config.width)
+        is_learned = config.positions == "learned"
+        self.position_embedding = nn.Embedding(config.tokens, config.width) if is_learned else None
+        self.dropout = _dropout(config)
         self.layers = nn.ModuleList(self.layer(config, number) for number in range(config.layers))
-        self.norm = nn.RMSNorm(config.width, eps=config.epsilon)
+        self.norm = _norm(config, config.width)
         self.output = nn.Linear(config.width, config.vocabulary, bias=False)
         tables = rotary_tables(config.tokens, config.table_width, config.rotary_base)
         for name, table in zip(("cosine", "sine"), tables, strict=True):
             self.register_buffer(name, table, persistent=False)
         init_normal(self)
+        if config.tied:
+            self.output.weight = self.word_embedding.weight
         self.to(config.dtype)
 
     def layer(self, config: DecoderConfig, number: int) -> DecoderLayer:
         """A layer by its number."""
-        attention = GroupedAttention(config)
-        inner = SparseMixture(config) if config.experts else SwiGLU(config.width, config.inner_width)
+        attention = config.attention()  # before, as its weights are drawn first
+        if not config.experts or number < config.dense_layers:
+            inner: nn.Module = FeedForward(config, config.dense_width if config.experts else config.inner_width)
+        else:
+            inner = SharedMixture(config) if config.shared_width else SparseMixture(config)
         return DecoderLayer(config, attention, inner)
 
     def forward(self, words: Tensor, labels: Tensor | None = None) -> Tensor:
         x = self.word_embedding(words)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding.weight[: words.shape[1]]
+        x = self.dropout(x)
         cosine, sine = self.cosine.to(x.dtype), self.sine.to(x.dtype)  # tables are wide where numbers of layers are not
         balances: list[Tensor] = []
         for layer in self.layers:
@@ -222,19 +339,34 @@ class Decoder(nn.Module):
         return loss + self.balance_weight * torch.stack(balances).mean() if balances else loss
 
 
+def _norm(config: DecoderConfig, width: int) -> nn.Module:
+    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return kind(width, eps=config.epsilon)
+
+
+def _dropout(config: DecoderConfig) -> nn.Module:
+    return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+
+
+def decoder(config: DecoderConfig) -> ZooModel:
+    """A decoder of any sizes, with random words and labels."""
+    words = torch.randint(config.vocabulary, (config.batch_size, config.tokens))
+    return ZooModel(Decoder(config), (words,), (words, torch.randint_like(words, config.vocabulary)))
+
+
 _SMALL = DecoderConfig(2, 16, 2, 16, heads=4, key_value_heads=2, inner_width=32, vocabulary=20, dtype=torch.float32)
 
 
 def llama3_8b(small: bool, batch_size: int | None) -> ZooModel:
     """Llama 3 of 32 layers, on sequences of 8192 words."""
     config = DecoderConfig(8, 8192, 32, 4096, heads=32, key_value_heads=8, inner_width=14_336, vocabulary=128_256)
-    return _decoder(_SMALL if small else config, batch_size)
+    return decoder(in_batches(_SMALL if small else config, batch_size))
 
 
 def llama3_70b(small: bool, batch_size: int | None) -> ZooModel:
     """Llama 3 of 80 layers, on sequences of 8192 words."""
     config = DecoderConfig(8, 8192, 80, 8192, heads=64, key_value_heads=8, inner_width=28_672, vocabulary=128_256)
-    return _decoder(_SMALL if small else config, batch_size)
+    return decoder(in_batches(_SMALL if small else config, batch_size))
 
 
 def mixtral_8x7b(small: bool, batch_size: int | None) -> ZooModel:
@@ -251,10 +383,4 @@ def mixtral_8x7b(small: bool, batch_size: int | None) -> ZooModel:
         rotary_base=1e6,
         experts=8,
     )
-    return _decoder(replace(_SMALL, experts=4) if small else config, batch_size)
-
-
-def _decoder(config: DecoderConfig, batch_size: int | None) -> ZooModel:
-    config = in_batches(config, batch_size)
-    words = torch.randint(config.vocabulary, (config.batch_size, config.tokens))
-    return ZooModel(Decoder(config), (words,), (words, torch.randint_like(words, config.vocabulary)))
+    return decoder(in_batches(replace(_SMALL, experts=4) if small else config, batch_size))
