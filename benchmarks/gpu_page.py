@@ -17,13 +17,13 @@ from table import commit, machine
 from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster
 from env.gpus import under_torch
+from env.presets.known import known_device
 from graphs.capture import capture
 from graphs.disk import temporary_folder, write_atomically
 from graphs.formatting import format_bytes, format_seconds
 from graphs.opgraph import OpGraph
 from graphs.transforms.stacks import on_stack
 from graphs.transforms.strategy import Strategy
-from placement.calibrating.devices import known_device
 from placement.calibrating.records import Calibration
 
 

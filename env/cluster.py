@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import numpy as np
@@ -43,6 +43,9 @@ from graphs.arrays import frozen
 from graphs.disk import plain_reason, stem
 from graphs.errors import ClusterError, UnknownNameError
 from graphs.records import LANE
+
+if TYPE_CHECKING:
+    from env.presets import Preset
 
 __all__ = [
     "BLOCKING",
@@ -133,15 +136,28 @@ class Cluster:
         Raises:
             UnknownNameError: no such machine, or no such rates.
         """
-        from env.gpus import under_torch
         from env.presets import preset  # only where one is asked for by name
 
         if not isinstance(rates, str) or rates not in RATES:
             raise UnknownNameError("rates", rates, RATES)
-        made = preset(name)
-        devices = tuple(map(under_torch, made.devices))
-        found = Cluster(made.name, devices, made.links, made.summary, made.source, fabric=made.fabric)
+        found = _made(preset(name))
         return found.at_peak() if rates == PEAK else found
+
+    @staticmethod
+    def from_topology(path: str | Path) -> Cluster:
+        """Read what ``(nvidia-smi -L; nvidia-smi topo -m)`` prints: the GPUs of one host and how they are joined.
+
+        Raises:
+            ClusterError: unreadable, or no such output (`env.presets.topology`); the message names the file.
+        """
+        from env.presets.topology import preset_of
+
+        try:
+            return _made(preset_of(Path(path).read_text(encoding="utf-8-sig"), stem(path)))
+        except OSError as error:
+            raise ClusterError(f"cannot read {path}: {error.strerror}.") from None
+        except (ClusterError, UnicodeDecodeError) as error:
+            raise ClusterError(f"{path}: {plain_reason(error)}") from None
 
     def at_peak(self) -> Cluster:
         """This cluster at the rates of data sheets: devices by the roofline, collectives by algorithm over links."""
@@ -339,6 +355,14 @@ class Cluster:
 
     def __hash__(self) -> int:
         return hash(self.hash)
+
+
+def _made(preset: Preset) -> Cluster:
+    """A preset, as PyTorch uses its devices."""
+    from env.gpus import under_torch
+
+    devices = tuple(map(under_torch, preset.devices))
+    return Cluster(preset.name, devices, preset.links, preset.summary, preset.source, fabric=preset.fabric)
 
 
 def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:

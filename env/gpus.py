@@ -73,6 +73,7 @@ V100_SXM2 = replace(
     peak_flops={"float32": 15.7e12, "float16": 125e12, "float64": 7.8e12},
     rates=gpu_rates.V100_SXM2,
 )
+V100_SXM2_32 = replace(V100_SXM2, model="V100-SXM2-32GB", memory_bytes=32 * GIB)
 # NVIDIA T4 data sheet (2019).
 T4 = Device(
     name="gpu",

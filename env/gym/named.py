@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TypeVar, cast
 
 from env.cluster import Cluster
@@ -21,6 +22,7 @@ Name = str | os.PathLike[str]
 Graphs = OpGraph | Name | Sequence[OpGraph | Name]
 Clusters = Cluster | Name | Sequence[Cluster | Name]
 LOCAL = "local"  # the cluster that is this machine
+_TOPOLOGY_BYTES = 2**16  # within which a matrix begins
 
 
 def graphs_named(value: Graphs) -> tuple[OpGraph, ...]:
@@ -56,7 +58,9 @@ def check_cluster_name(name: str) -> None:
 
 
 def cluster_named(name: str) -> Cluster:
-    """A preset, a TOML file, or ``local``: this machine, measured if it has not been yet.
+    """A preset, a file, or ``local``: this machine, measured if it has not been yet.
+
+    A file is TOML, or what ``nvidia-smi topo -m`` prints, as its text says.
 
     Raises:
         UnknownNameError: neither a preset nor a file.
@@ -65,7 +69,18 @@ def cluster_named(name: str) -> Cluster:
     check_cluster_name(name)
     if name == LOCAL:
         return Cluster.local()
-    return Cluster.preset(name) if is_preset(name) else Cluster.from_toml(name)
+    if is_preset(name):
+        return Cluster.preset(name)
+    return Cluster.from_topology(name) if _is_topology(name) else Cluster.from_toml(name)
+
+
+def _is_topology(path: str) -> bool:
+    """Whether a file has a matrix of ``nvidia-smi topo -m``; not where it cannot be read."""
+    from env.presets.topology import is_topology
+
+    with suppress(OSError), open(path, "rb") as file:
+        return is_topology(file.read(_TOPOLOGY_BYTES).decode("utf-8", "replace"))
+    return False
 
 
 def _graph(value: OpGraph | Name) -> OpGraph:

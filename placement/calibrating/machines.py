@@ -11,10 +11,10 @@ import torch
 
 from env.cluster import Cluster
 from env.device import Device, Link, MeasuredCollective, both_ways
+from env.presets.known import known_device
 from graphs.formatting import format_seconds
 from placement.calibrating import ranks as torchrun
 from placement.calibrating.clock import TimeLeft
-from placement.calibrating.devices import known_device
 from placement.calibrating.fitting import PRODUCTS
 from placement.calibrating.kernels import MeasuredKernel, Shapes, measured_kernels, shapes_for, sustained_factor
 from placement.calibrating.launches import host_launch_s

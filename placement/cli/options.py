@@ -32,8 +32,8 @@ ClusterOption = Annotated[
         metavar="NAME|FILE",
         autocompletion=completion.list_of(completion.CLUSTERS),
         show_default=False,
-        help="A preset (see `placement clusters`), a TOML file, or local: this machine as measured; not needed where "
-        "GRAPH brings its own devices.",
+        help="A preset (see `placement clusters`), a TOML file, what `nvidia-smi topo -m` prints, or local: this "
+        "machine as measured; not needed where GRAPH brings its own devices.",
     ),
 ]
 ModelToRun = Annotated[

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from env.device import Device
-from env.gpus import A100_SXM4, H100, H200, T4, V100_PCIE, V100_SXM2
+from env.gpus import A100_SXM4, H100, H200, T4, V100_PCIE, V100_SXM2, V100_SXM2_32
+from env.presets.known import known_device
 from env.rates import AttentionRate, ProductRate, Rates
 from graphs.errors import ClusterError
 from graphs.records import Work
-from placement.calibrating.devices import known_device
 from placement.calibrating.fitting import fitted, seconds_of
 from placement.calibrating.kernels import MeasuredKernel, addition, attention, product
 from placement.calibrating.least_squares import least_squares
@@ -94,7 +94,8 @@ def test_rates_over_the_peak_are_refused() -> None:
         ("NVIDIA H200", H200),
         ("Tesla T4", T4),
         ("NVIDIA H100 PCIe", None),
-        ("Tesla V100-SXM2-32GB", None),
+        ("Tesla V100-SXM2-32GB", V100_SXM2_32),
+        ("NVIDIA H100 NVL", None),
         ("AMD EPYC 9354 32-Core Processor", None),
     ],
 )

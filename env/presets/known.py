@@ -1,4 +1,4 @@
-"""Facts about a device before it is measured: the model that its name says, and the peaks of its data sheet."""
+"""The device of `env.gpus` that a driver's name of a GPU means."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ def _words(name: str) -> set[str]:
 
 
 def _is_other_form(own: set[str], words: set[str]) -> bool:
-    """Whether one is a card for PCIe and the other is not, or they have unlike memories."""
+    """Whether one is a card for PCIe, or a pair of them, and the other is not, or they have unlike memories."""
     if "PCIE" in words and any(word.startswith("SXM") for word in own):
         return True
     if any(word.startswith("SXM") for word in words) and "PCIE" in own:
+        return True
+    if ("NVL" in words) != ("NVL" in own):
         return True
     sizes, wanted = ({word for word in some if re.fullmatch(r"\d+GB", word)} for some in (own, words))
     return bool(sizes and wanted and sizes != wanted)

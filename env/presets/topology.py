@@ -1,0 +1,306 @@
+"""How the GPUs of a host are joined, as ``nvidia-smi topo -m`` prints it: a matrix of links read as a preset.
+
+``(nvidia-smi -L; nvidia-smi topo -m) > topo.txt`` has all of it: which GPUs there are, and for each pair the best way
+between them.
+
+* NV# is so many NVLinks. Where each GPU has all of its own to each other one, an NVSwitch joins them; else each pair
+  has a link of its own.
+* PIX (one PCIe bridge), PXB (several), PHB (the host bridge of a CPU), NODE (host bridges of one NUMA node) and SYS
+  (from socket to socket) are a tree of switches: GPUs are below one switch as far as the matrix puts them there, and
+  each switch below the next one.
+* Columns of network adapters say nothing of their rates and are not read: the cluster is one host.
+
+Rates: NVLink and PCIe as in `env.presets.parts`; from socket to socket 6 GB/s beside PCIe 3.0 (Broadwell's QPI), 16
+beside PCIe 4.0 (AMD Rome and Milan), 22 beside PCIe 5.0 (Sapphire Rapids): NCCL 2.27, src/graph/topo.h. Which CPUs
+there are, the matrix does not say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import networkx as nx
+
+from env.device import Device, Link
+from env.gpus import A100_SXM4, A100_SXM4_40, B200, H100, H100_HBM2E, H200, V100_SXM2, V100_SXM2_32
+from env.presets.known import known_device
+from env.presets.machines import GPUS, Gpu
+from env.presets.parts import (
+    A100_PORT_BYTES_PER_S,
+    B200_PORT_BYTES_PER_S,
+    H100_PORT_BYTES_PER_S,
+    NVLINK2_BYTES_PER_S,
+    NVLINK_REACHED,
+    NVLINK_S,
+    PCIE3_BYTES_PER_S,
+    PCIE4_BYTES_PER_S,
+    PCIE5_BYTES_PER_S,
+    PCIE_HOP_S,
+    PCIE_PORT_S,
+    QPI_BYTES_PER_S,
+    Port,
+    Preset,
+    numbered,
+    switched_host,
+)
+from graphs.errors import ClusterError
+
+HOW = "(nvidia-smi -L; nvidia-smi topo -m) > topo.txt"
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_HEAD = re.compile(r"^\s*(GPU\d+\s+)+")
+_GPU = re.compile(r"GPU\d+")
+_LISTED = re.compile(r"^\s*GPU (\d+): (.+?)(?: \(UUID: .*)?\s*$")
+_NVLINKS = re.compile(r"NV(\d+)")
+_PCIE = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
+_OLD = {"SOC": "SYS"}  # as drivers before 2018 call it
+_SWITCHES = ("pcie", "bridge", "hostbridge", "socket")  # by which those of each class but the last are joined
+_READ = "NCCL 2.27 topo.h and tuning.cc"
+
+# NVLinks of a GPU, bytes per second that one of them carries (nominal), and the share of it that transfers reach.
+_LINKS = {
+    **dict.fromkeys((V100_SXM2.model, V100_SXM2_32.model), (6, NVLINK2_BYTES_PER_S, 1.0)),
+    **dict.fromkeys((A100_SXM4.model, A100_SXM4_40.model), (12, A100_PORT_BYTES_PER_S / 12, NVLINK_REACHED)),
+    **dict.fromkeys((H100.model, H100_HBM2E.model, H200.model), (18, H100_PORT_BYTES_PER_S / 18, NVLINK_REACHED)),
+    B200.model: (18, B200_PORT_BYTES_PER_S / 18, NVLINK_REACHED),
+}
+_BRIDGED = 12, A100_PORT_BYTES_PER_S / 12, NVLINK_REACHED  # three bridges between two cards, as of A100 PCIe
+_SLOTS = {
+    **dict.fromkeys((V100_SXM2.model, V100_SXM2_32.model), PCIE3_BYTES_PER_S),
+    **dict.fromkeys((A100_SXM4.model, A100_SXM4_40.model), PCIE4_BYTES_PER_S),
+    **dict.fromkeys((H100.model, H100_HBM2E.model, H200.model, B200.model), PCIE5_BYTES_PER_S),
+}
+_BETWEEN_SOCKETS = {PCIE3_BYTES_PER_S: QPI_BYTES_PER_S, PCIE4_BYTES_PER_S: 16e9, PCIE5_BYTES_PER_S: 22e9}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A matrix of ``nvidia-smi topo -m``.
+
+    Attributes:
+        names: of the GPUs, as ``nvidia-smi -L`` lists them; () where it was not given.
+        cells: [k][k], the words of the matrix, ``"X"`` on its diagonal.
+        affinities: [k], the CPUs near to each GPU, "" where that is not said.
+    """
+
+    names: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+    affinities: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """How many GPUs."""
+        return len(self.cells)
+
+    def nvlinks(self, a: int, b: int) -> int:
+        """NVLinks between two GPUs."""
+        found = _NVLINKS.fullmatch(self.cells[a][b])
+        return int(found[1]) if found else 0
+
+    def distance(self, a: int, b: int) -> int:
+        """Number in `_PCIE` of the way between two GPUs over PCIe.
+
+        Where the matrix tells of NVLinks instead, those near to the same CPUs are in one NUMA node.
+        """
+        cell = self.cells[a][b]
+        if cell in _PCIE:
+            return _PCIE.index(cell)
+        return len(_PCIE) - 1 - (self.affinities[a] == self.affinities[b])
+
+
+def is_topology(text: str) -> bool:
+    """Whether a text has a matrix of ``nvidia-smi topo -m``."""
+    return any(_HEAD.match(line) for line in _COLOURS.sub("", text).splitlines())
+
+
+def topology_of(text: str) -> Topology:
+    """The matrix in a text.
+
+    Raises:
+        ClusterError: none, an incomplete one, words that are none of its own, or one that contradicts itself.
+    """
+    lines = _COLOURS.sub("", text).splitlines()
+    head = next((k for k, line in enumerate(lines) if _HEAD.match(line)), None)
+    if head is None:
+        raise ClusterError(f"there is no matrix of `nvidia-smi topo -m`; make the file by {HOW}.")
+    count = next((k for k, word in enumerate(lines[head].split()) if not _GPU.fullmatch(word)), None)
+    gpus = lines[head].split()[:count]
+    rows = {words[0]: words[1:] for line in lines[head + 1 :] if (words := line.split()) and words[0] in gpus}
+    missing = next((gpu for gpu in gpus if len(rows.get(gpu, ())) < len(gpus)), None)
+    if missing is not None:
+        raise ClusterError(
+            f"the matrix of `nvidia-smi topo -m` has no complete row for {missing}; expected {len(gpus)} words behind "
+            f"it, copy all of the output: {HOW}."
+        )
+    cells = tuple(tuple(_OLD.get(word, word) for word in rows[gpu][: len(gpus)]) for gpu in gpus)
+    _check(gpus, cells)
+    listed = {int(found[1]): found[2] for line in lines if (found := _LISTED.match(line))}
+    others = len(lines[head].partition("CPU Affinity")[0].split()) - len(gpus)
+    affinities = tuple(next(iter(rows[gpu][len(gpus) + others :]), "") for gpu in gpus)
+    names = tuple(listed.get(int(gpu.removeprefix("GPU")), "") for gpu in gpus) if listed else ()
+    return Topology(names, cells, affinities)
+
+
+def _check(gpus: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """Raises: ClusterError: a word that is none, or two ways between one pair."""
+    for a, row in enumerate(cells):
+        for b, word in enumerate(row):
+            known = word == "X" if a == b else word in _PCIE or bool(_NVLINKS.fullmatch(word))
+            if not known:
+                raise ClusterError(
+                    f"`nvidia-smi topo -m` has {word!r} between {gpus[a]} and {gpus[b]}; expected "
+                    f"{'X' if a == b else 'NV#, ' + ', '.join(_PCIE)}."
+                )
+            if cells[b][a] != word:
+                raise ClusterError(
+                    f"`nvidia-smi topo -m` has {word} from {gpus[a]} to {gpus[b]} and {cells[b][a]} back; expected one "
+                    "way both ways, copy the output as it is."
+                )
+
+
+def preset_of(text: str, name: str) -> Preset:
+    """The host that a text of ``nvidia-smi -L`` and ``nvidia-smi topo -m`` is about.
+
+    Args:
+        name: of the cluster.
+
+    Raises:
+        ClusterError: as of `topology_of`; no names of GPUs, or one without figures; NVLinks that such a GPU has not.
+    """
+    found = topology_of(text)
+    models = _models(found)
+    _check_nvlinks(found, models)
+    counts = Counter(model.model for model in models)
+    about = ", ".join(f"{count} x {model}" for model, count in counts.items())
+    about = f"{about}, joined by {joined}" if (joined := _joined(found)) else about
+    source = (
+        f"nvidia-smi topo -m; {'; '.join(dict.fromkeys(map(_sheet, models)))}; links: NVLink, PCIe, sockets {_READ}"
+    )
+    kind = _kind(models[0]) if len(counts) == 1 else None
+    if kind is not None and kind.switch == "nvswitch" and found.size > 1 and _is_switched(found, models[0]):
+        devices, links = switched_host(kind.model, found.size, kind.port, "nvswitch")
+        return Preset(name, devices, tuple(links), about, source, kind.fabric)
+    gpus = numbered(models)
+    has_all = all(found.nvlinks(a, b) for a, b in combinations(range(found.size), 2))
+    links = [*_nvlinks(found, gpus), *(() if has_all else _tree(found, gpus))]
+    return Preset(name, gpus, tuple(links), about, source)
+
+
+def _models(found: Topology) -> list[Device]:
+    if not found.names or not all(found.names):
+        raise ClusterError(
+            "`nvidia-smi topo -m` says how GPUs are joined, not which they are; put the lines of `nvidia-smi -L` "
+            f"before it: {HOW}."
+        )
+    models = []
+    for name in found.names:
+        device = known_device(name)
+        if device is None:
+            known = ", ".join(dict.fromkeys(gpu.model.model for gpu in GPUS.values()))
+            raise ClusterError(
+                f"there are no figures of GPU {name!r}; known are {known}. Make a cluster file with its rates "
+                "(docs/files.md), or measure it by `placement calibrate -o mine.toml`."
+            )
+        models.append(device)
+    return models
+
+
+def _check_nvlinks(found: Topology, models: Sequence[Device]) -> None:
+    """Raises: ClusterError: more NVLinks than a GPU has, or none of one that is sold with them."""
+    for a, model in enumerate(models):
+        links, _, _ = _LINKS.get(model.model, _BRIDGED)
+        most = max((found.nvlinks(a, b) for b in range(found.size)), default=0)
+        if most > links:
+            raise ClusterError(
+                f"`nvidia-smi topo -m` has NV{most} at GPU{a}, and a {model.model} has at most {links} NVLinks; "
+                "correct the names of the GPUs, or the matrix."
+            )
+        if model.model in _LINKS and not most and found.size > 1:
+            raise ClusterError(
+                f"`nvidia-smi topo -m` shows no NVLink at GPU{a}, a {model.model}, which has {links}; `topo -mp` "
+                "leaves them out, give the output of `topo -m`."
+            )
+
+
+def _is_switched(found: Topology, model: Device) -> bool:
+    """Whether all pairs have all NVLinks of a GPU, as an NVSwitch gives them."""
+    links, _, _ = _LINKS.get(model.model, _BRIDGED)
+    return all(found.nvlinks(a, b) == links for a, b in combinations(range(found.size), 2))
+
+
+def _nvlinks(found: Topology, gpus: Sequence[Device]) -> Iterator[Link]:
+    """A link for each pair that has NVLinks; a port to a switch where a GPU has more in all pairs than it has links."""
+    for a, gpu in enumerate(gpus):
+        links, rate, reached = _LINKS.get(gpu.model, _BRIDGED)
+        counts = [found.nvlinks(a, b) for b in range(found.size)]
+        if sum(counts) > links:
+            yield from Port(max(counts) * rate, reached, NVLINK_S / 2).between(gpu.name, "nvswitch")
+            continue
+        for b in range(a + 1, found.size):
+            if counts[b]:
+                yield from Port(counts[b] * rate, reached, NVLINK_S).between(gpu.name, gpus[b].name)
+
+
+@dataclass(frozen=True)
+class _Below:
+    """A GPU or a switch, the port by which it is joined to what is above it, and the GPUs at or below it."""
+
+    name: str
+    port: Port
+    gpus: frozenset[int]
+
+
+def _tree(found: Topology, gpus: Sequence[Device]) -> Iterator[Link]:
+    """PCIe: each GPU below the switch of its nearest ones, each switch below that of the next class, sockets on top."""
+    below = [_Below(gpu.name, _slot(gpu), frozenset([k])) for k, gpu in enumerate(gpus)]
+    for level, switch in enumerate(_SWITCHES):
+        above = []
+        for group in _grouped(found, level):
+            members = [each for each in below if each.gpus <= group]
+            if len(members) == 1:
+                above.append(members[0])
+                continue
+            name = f"{switch}{len(above)}"
+            for each in members:
+                yield from each.port.between(each.name, name)
+            widest = max(each.port.nominal_bytes_per_s for each in members)
+            above.append(_Below(name, Port(widest, 1.0, PCIE_HOP_S), group))
+        below = above
+    between = min(_BETWEEN_SOCKETS.get(_slot(gpu).nominal_bytes_per_s, QPI_BYTES_PER_S) for gpu in gpus)
+    for each in below if len(below) > 1 else ():
+        yield from Port(between, 1.0, each.port.latency_s).between(each.name, "sockets")
+
+
+def _grouped(found: Topology, level: int) -> list[frozenset[int]]:
+    """GPUs that are no further apart than a class, or joined by others that are."""
+    near = nx.Graph()
+    near.add_nodes_from(range(found.size))
+    near.add_edges_from(pair for pair in combinations(range(found.size), 2) if found.distance(*pair) <= level)
+    return [frozenset(group) for group in nx.connected_components(near)]
+
+
+def _sheet(gpu: Device) -> str:
+    kind = _kind(gpu)
+    return "NVIDIA V100 data sheet, 2020" if kind is None else kind.sheet
+
+
+def _kind(gpu: Device) -> Gpu | None:
+    return next((kind for kind in GPUS.values() if kind.model.model == gpu.model), None)
+
+
+def _slot(gpu: Device) -> Port:
+    """The way of a GPU to its PCIe switch."""
+    kind = _kind(gpu)
+    if kind is not None and kind.switch == "pcie":
+        return kind.port
+    return Port(_SLOTS.get(gpu.model, PCIE3_BYTES_PER_S), 1.0, PCIE_PORT_S)
+
+
+def _joined(found: Topology) -> str:
+    """``"NV18"``, ``"NV1, NV2 and SYS"``: the words of the matrix, for people."""
+    words = sorted({found.cells[a][b] for a, b in combinations(range(found.size), 2)})
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
