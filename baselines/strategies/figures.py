@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from baselines.strategies.step_parts import StepParts, homes, step_parts, union
 from env.cluster import Cluster
 from env.simulation.simulator import Schedule, Score
 from graphs.arrays import FloatArray, IntArray, sums
@@ -29,6 +30,8 @@ class StrategyFigures:
         exchanged_bytes: by kind of collective, the bytes of the tensors exchanged, once a group of ranks.
         bubble: share of the devices' time, from the step's start to its end, in which they compute nothing.
         exposed_s: mean seconds in which a device computes nothing and communicates or is sent something.
+        room_bytes: that the device whose peak is highest may fill.
+        parts: of the step of the device that computes longest.
     """
 
     devices: int
@@ -37,19 +40,21 @@ class StrategyFigures:
     exchanged_bytes: Mapping[str, int]
     bubble: float
     exposed_s: float
+    room_bytes: int
+    parts: StepParts
 
 
-def figures(what: Applied, score: Score, schedule: Schedule) -> StrategyFigures:
-    """The figures of a strategy that was scored."""
+def figures(what: Applied, score: Score, schedule: Schedule, given: Cluster | None = None) -> StrategyFigures:
+    """The figures of a strategy that was scored.
+
+    Args:
+        given: the cluster before the strategy; None where no device stands for others.
+    """
     graph, cluster = what.derived.graph, what.problem.cluster
     is_aside = np.array([device.kind == LANE for device in cluster.devices], dtype=np.bool_)
     if what.strategy.offload:
         is_aside[cluster.host_devices[cluster.host_devices >= 0]] = True
-    home = np.arange(cluster.n_devices)
-    for lane_of in (cluster.lane_of, cluster.outer_lane_of):
-        has_one = np.flatnonzero(lane_of >= 0)
-        home[lane_of[has_one]] = has_one
-    op_home = home[what.plan.device]
+    op_home = homes(cluster)[what.plan.device]
     memory = _memory(what, score, op_home)
     busiest = int(np.argmax(np.where(is_aside, -1, score.peak_bytes)))
     exchanged: dict[str, int] = {}
@@ -69,6 +74,8 @@ def figures(what: Applied, score: Score, schedule: Schedule) -> StrategyFigures:
         exchanged_bytes=exchanged,
         bubble=1.0 - busy / total if total > 0 else 0.0,
         exposed_s=float(np.mean([_exposed(d, cluster, schedule) for d in used.tolist()])),
+        room_bytes=cluster.devices[busiest].usable_bytes,
+        parts=step_parts(what, score, schedule, used, cluster if given is None else given),
     )
 
 
@@ -102,7 +109,7 @@ def communicating(schedule: Schedule, cluster: Cluster, device: int) -> tuple[Fl
     members = device, *(lane for lane in lanes if lane >= 0)
     near = np.isin(schedule.transfer_source, members) ^ np.isin(schedule.transfer_target, members)
     lane = np.isin(schedule.device, members[1:])
-    return _union(
+    return union(
         np.concatenate([schedule.transfer_start_s[near], schedule.op_start_s[lane]]),
         np.concatenate([schedule.transfer_end_s[near], schedule.op_end_s[lane]]),
     )
@@ -111,17 +118,7 @@ def communicating(schedule: Schedule, cluster: Cluster, device: int) -> tuple[Fl
 def _exposed(device: int, cluster: Cluster, schedule: Schedule) -> float:
     """Seconds in which a device computes nothing and communicates."""
     mine = schedule.device == device
-    computing = _union(schedule.op_start_s[mine], schedule.op_end_s[mine])
+    computing = union(schedule.op_start_s[mine], schedule.op_end_s[mine])
     busy = communicating(schedule, cluster, device)
-    both = _union(*(np.concatenate(ends) for ends in zip(busy, computing, strict=True)))
+    both = union(*(np.concatenate(ends) for ends in zip(busy, computing, strict=True)))
     return float((both[1] - both[0]).sum() - (computing[1] - computing[0]).sum())
-
-
-def _union(start: FloatArray, end: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Intervals joined where they touch: ``(starts, ends)``, increasing."""
-    if not len(start):
-        return np.zeros(0), np.zeros(0)
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order])
-    first = np.concatenate([[True], start[1:] > end[:-1]])
-    return start[first], end[np.concatenate([first[1:], [True]])]

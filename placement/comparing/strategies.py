@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from placement.results.result import Result, versions
 from placement.results.result_json import comparison_row
 from placement.results.stacks import asked_for, beside_compiled, compiled_words
 from placement.results.utilisation import basis, rate_of
+from placement.results.why import spent, why_not
 from placement.runtime.checking.check import check
 from placement.solving.arguments import check_options, check_problem
 from placement.solving.best_of_all import solver_or_reason
@@ -94,6 +95,14 @@ class StrategyComparison(AsJson):
         rank = "" if len(self.rows) == 1 else " is the fastest of these"
         return f"{best.strategy.text}{rank}: {time}, {speedup:.2f}x one device."
 
+    def reasons(self) -> list[str]:
+        """Where the step of the best strategy goes, and why each other one is slower or does not fit, a line each."""
+        best = None if self.best is None else self.best.figures
+        if best is None:
+            return []
+        others = [(row.strategy.text, row.figures) for row in self.rows[1:] if row.figures is not None]
+        return [f"spent: {spent(best.parts)}", *(f"why: {why_not(name, best, other)}" for name, other in others)]
+
     def table(self) -> RowTable:
         """A row for each strategy, best first, and one for one device."""
         rate, per_s = rate_of(self.graph)
@@ -161,6 +170,7 @@ class StrategyComparison(AsJson):
             "exchanged_bytes": None if given is None else dict(given.exchanged_bytes),
             "bubble": None if given is None else given.bubble,
             "exposed_s": None if given is None else given.exposed_s,
+            "parts": None if given is None else asdict(given.parts),
         }
 
 

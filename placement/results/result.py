@@ -76,6 +76,8 @@ class Result:
             gains nothing or is not known.
         decisions: of a strategy of which no place stands for others: what carrying it out chose by costs, so that
             who runs it need not choose again.
+        spent: of a strategy, where its step goes, in words (`placement.results.why`); "" without one.
+        why: of a search over strategies, why the next best way is not the best, in words.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
     """
@@ -107,6 +109,8 @@ class Result:
     checked: str = ""
     compiled_s: float | None = None
     decisions: Decisions | None = field(default=None, repr=False)
+    spent: str = ""
+    why: str = ""
     command: str = field(default="", compare=False)
     solve_time_s: float = field(default=0.0, compare=False)
 

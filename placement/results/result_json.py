@@ -25,7 +25,7 @@ from placement.results.packed_answer import is_packed, packed_answer, unpacked_a
 from placement.results.result import Result
 
 SCHEMA = "placement.result"
-VERSION = 10
+VERSION = 11
 _PROBLEM = ("graph", "cluster")
 _ANSWER = tuple(f.name for f in fields(Answer))
 _DECISIONS = "decisions"
@@ -49,6 +49,7 @@ _ADDED: dict[int, dict[str, Any]] = {
     8: {"compiled_s": None, "stack": "eager"},
     9: {"decisions": None},
     10: {"ladder": []},
+    11: {"spent": "", "why": ""},
 }
 _WORDS: dict[Any, str] = {
     str: "a string",

@@ -59,8 +59,12 @@ def summary(result: Result) -> str:
         f"step time    {', '.join(filter(None, (f'{format_seconds(answer.step_time_s)} on {used}', rates)))}",
         f"lower bound  {format_seconds(result.lower_bound_s)}, gap {answer.gap:.1%} {result.scope}",
         f"peak memory  {', '.join(peaks)}{_room(result)}",
-        f"moved        {format_bytes(answer.bytes_moved)} between devices",
+        f"spent        {result.spent}"
+        if result.spent
+        else f"moved        {format_bytes(answer.bytes_moved)} between devices",
     ]
+    if result.why:
+        lines.append(f"why          {show_line(result.why)}")
     if result.objective == THROUGHPUT:
         lines.insert(1, f"largest load {format_seconds(answer.objective_s)} in steady state")
     if result.compiled_s is not None:

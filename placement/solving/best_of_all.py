@@ -36,8 +36,9 @@ from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SING
 from placement.solving.one_device import as_alternative
 from placement.solving.placing import placing
 from placement.solving.plainest import WITHIN, oddities, plainer
+from placement.solving.reasons import reason
 from placement.solving.solver import Solver
-from placement.solving.strategy_row import strategy_row, without_answer
+from placement.solving.strategy_row import StrategyRow, strategy_row, without_answer
 
 if TYPE_CHECKING:
     from baselines.budget import Search
@@ -215,43 +216,45 @@ def fastest(
 
     bounds = strategy_bounds(graph, cluster)
     saving = [] if single.answer is not None else _on_one_device(graph, cluster)
-    placements = [one for one in (placed, single) if one.answer is not None]
-    best = min(placements, key=lambda one: one.objective_s or 0.0, default=None)
+    placements = [StrategyRow(one, None) for one in (placed, single) if one.answer is not None]
+    best = min(placements, key=_objective_s, default=None)
     left_out: dict[str, str] = {}
     candidates = {one.strategy.text: one for one in (*outcome.best_of.values(), *outcome.front)}
     for one in _plainer_forms(candidates.values(), graph, cluster):
         candidates.setdefault(one.strategy.text, one)
     for found in _plain_first(candidates.values()):
-        if best is not None and best.objective_s is not None and best.objective_s <= found.step_time_s:
+        if best is not None and _objective_s(best) <= found.step_time_s:
             break
-        row = None if found.strategy.is_none else strategy_row(graph, cluster, found.strategy, seed, bounds).result
-        if row is None or row.answer is None:
+        row = None if found.strategy.is_none else strategy_row(graph, cluster, found.strategy, seed, bounds)
+        if row is None or row.result.answer is None:
             continue
-        checked = check(graph, cluster, row)
+        checked = check(graph, cluster, row.result)
         if not checked.problem:
             limit_s = (1 + WITHIN) * min(one.step_time_s for one in candidates.values())
-            if best is not None and best.objective_s is not None:
-                limit_s = min(limit_s, best.objective_s)
-            best = _plainer(dataclasses.replace(row, checked=checked.words), graph, cluster, check, bounds, limit_s)
+            limit_s = limit_s if best is None else min(limit_s, _objective_s(best))
+            best = _plainer(row.checked(checked.words), graph, cluster, check, bounds, limit_s)
             break
         left_out[found.strategy.text] = checked.problem
     if best is None:
-        reason = nothing_fits(graph, cluster, seed, placed, outcome)
-        best = without_answer(graph, cluster, seed, AUTO, reason)
-    else:
-        best = best if best.bounds else best.among_strategies(bounds)
-    said = _faster(best, candidates, left_out), few_samples(graph, cluster), *_said(left_out), counted(outcome)
+        nothing = nothing_fits(graph, cluster, seed, placed, outcome)
+        best = StrategyRow(without_answer(graph, cluster, seed, AUTO, nothing), None)
+    elif not best.result.bounds:
+        best = dataclasses.replace(best, result=best.result.among_strategies(bounds))
+    answer = best.result
+    alternatives = listed(
+        one
+        for one in (*_alternatives(placed, single, outcome), *saving, *_own(answer))
+        if one.strategy.text not in left_out and not _is_passed_over(one, answer)
+    )
+    said = _faster(answer, candidates, left_out), few_samples(graph, cluster), *_said(left_out), counted(outcome)
     cannot = unshared(graph)
-    rest = best.note.replace(cannot, "", 1).strip() if cannot else best.note  # a strategy's own note says it, too
+    rest = answer.note.replace(cannot, "", 1).strip() if cannot else answer.note  # a strategy's own note says it, too
     remarks = dict.fromkeys((cannot, rest, *said, *impossible(outcome.refused)))
     return dataclasses.replace(
-        best,
+        answer,
         method=AUTO,
-        alternatives=listed(
-            one
-            for one in (*_alternatives(placed, single, outcome), *saving, *_own(best))
-            if one.strategy.text not in left_out and not _is_passed_over(one, best)
-        ),
+        alternatives=alternatives,
+        why=reason(graph, cluster, best, alternatives),
         ladder=tuple(
             Rung(name, one.strategy, one.step_time_s, one.peak_bytes, one.fits, isinstance(one, Estimate))
             for name, one in outcome.ladder.items()
@@ -282,20 +285,24 @@ def _plain_first(found: Iterable[Scored]) -> list[Scored]:
 
 
 def _plainer(
-    result: Result, graph: OpGraph, cluster: Cluster, check: Check, bounds: Mapping[str, float], limit_s: float
-) -> Result:
-    """The result, or that of a plainer form of its strategy that takes no longer than a limit."""
-    for plain in plainer(result.strategy):
+    row: StrategyRow, graph: OpGraph, cluster: Cluster, check: Check, bounds: Mapping[str, float], limit_s: float
+) -> StrategyRow:
+    """The row, or that of a plainer form of its strategy that takes no longer than a limit."""
+    for plain in plainer(row.strategy):
         try:
-            row = strategy_row(graph, cluster, plain, result.seed, bounds).result
+            other = strategy_row(graph, cluster, plain, row.result.seed, bounds)
         except StrategyError:
             continue
-        if row.answer is None or row.answer.objective_s > limit_s:
+        if other.result.answer is None or other.result.answer.objective_s > limit_s:
             continue
-        checked = check(graph, cluster, row)
+        checked = check(graph, cluster, other.result)
         if not checked.problem:
-            return dataclasses.replace(row, checked=checked.words)
-    return result
+            return other.checked(checked.words)
+    return row
+
+
+def _objective_s(row: StrategyRow) -> float:
+    return row.result.objective_s or 0.0
 
 
 def _own(best: Result) -> Iterator[Alternative]:

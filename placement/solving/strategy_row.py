@@ -23,6 +23,7 @@ from graphs.transforms.strategy import Strategy
 from placement.results.experts import with_load_of
 from placement.results.result import Result, versions
 from placement.results.utilisation import step_size
+from placement.results.why import spent
 from placement.solving.methods import STRATEGY
 from placement.solving.solver import Attempt, Finding, Solver
 
@@ -54,6 +55,10 @@ class StrategyRow:
     @property
     def strategy(self) -> Strategy:
         return self.result.strategy
+
+    def checked(self, words: str) -> StrategyRow:
+        """The same, whose result says what was computed of it before it was advised."""
+        return dataclasses.replace(self, result=dataclasses.replace(self.result, checked=words))
 
     @property
     def without_answer(self) -> str:
@@ -89,13 +94,30 @@ def strategy_row(
         refused = without_answer(graph, cluster, seed, STRATEGY, str(error))
         return StrategyRow(dataclasses.replace(refused, strategy=strategy), None)
     score, schedule = Simulator(what.problem).schedule(what.plan)
+    found = figures(what, score, schedule, cluster)
     result = _result(graph, cluster, what, seed, began_s, None if bounds is None else bounds.get(ALL))
     if result.answer is not None:
         decided = None if what.is_folded else decisions_of(what, schedule.op_start_s)
-        result = dataclasses.replace(result, decisions=decided)
+        result = dataclasses.replace(result, decisions=decided, spent=spent(found.parts))
         known = strategy_bounds(graph, cluster, keeps_statistics) if bounds is None else bounds
         result = result.among_strategies(known)
-    return StrategyRow(result, figures(what, score, schedule), what)
+    return StrategyRow(result, found, what)
+
+
+def figures_of(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> StrategyFigures:
+    """Where time and memory of a strategy go: `strategy_row` without a result.
+
+    Raises:
+        StrategyError: graph or cluster do not allow it.
+        InfeasibleError: no order of its pipeline keeps to the memory.
+    """
+    from baselines.strategies.applied import applied  # these load all transforms and the simulator
+    from baselines.strategies.figures import figures
+    from baselines.strategies.folding import is_to_be_folded
+    from env.simulation.simulator import Simulator
+
+    what = applied(graph, cluster, strategy, folded=is_to_be_folded(graph, cluster, strategy))
+    return figures(what, *Simulator(what.problem).schedule(what.plan), cluster)
 
 
 def cut_as_found(result: Result) -> Strategy:

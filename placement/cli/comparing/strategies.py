@@ -60,7 +60,7 @@ def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) 
 
 
 def _text(found: StrategyComparison, given: CompareOptions) -> list[RenderableType]:
-    last = [found.headline(), *compiled_line(found.compiled_words())]
+    last = [found.headline(), *map(show_line, found.reasons()), *compiled_line(found.compiled_words())]
     return [*_advice(found, given), *strategy_tables(found), *last]
 
 
