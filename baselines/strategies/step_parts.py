@@ -29,7 +29,7 @@ _OF_HOST = re.compile(r"^.*?\d+/")
 
 
 @dataclass(frozen=True)
-class Exchange:
+class AxisTraffic:
     """Exchanges of one kind along one axis, in which the device takes part.
 
     Attributes:
@@ -70,7 +70,7 @@ class StepParts:
     device: str
     computing_s: Mapping[str, float]
     host_s: float
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[AxisTraffic, ...]
     idle_s: float
 
     @property
@@ -110,7 +110,7 @@ def step_parts(what: Applied, score: Score, schedule: Schedule, used: IntArray, 
             moved = what.derived.graph.tensor_bytes[schedule.transfer_tensor[transfers]]
             count, size = size_of.get(key, (len(transfers), int(moved.sum())))
             link, hosts = _link(what, schedule, device, cluster, key, transfers)
-            exchanges.append(Exchange(*key, count, size, length(own), exposed_s, link, hosts))
+            exchanges.append(AxisTraffic(*key, count, size, length(own), exposed_s, link, hosts))
     return StepParts(
         device=what.problem.cluster.devices[device].name,
         computing_s=by_phase,

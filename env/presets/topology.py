@@ -11,8 +11,8 @@ between them.
 * Columns of network adapters say nothing of their rates and are not read: the cluster is one host.
 
 Rates: NVLink and PCIe as in `env.presets.parts`; from socket to socket 6 GB/s beside PCIe 3.0 (Broadwell's QPI), 16
-beside PCIe 4.0 (AMD Rome and Milan), 22 beside PCIe 5.0 (Sapphire Rapids): NCCL 2.27, src/graph/topo.h. Which CPUs
-there are, the matrix does not say.
+beside PCIe 4.0 (AMD Rome and Milan), 22 beside PCIe 5.0 (Sapphire Rapids): NCCL 2.27, src/graph/topo.h. The matrix
+does not tell which CPUs there are.
 """
 
 from __future__ import annotations

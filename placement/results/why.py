@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from baselines.strategies.figures import StrategyFigures
-from baselines.strategies.step_parts import HOST, RECOMPUTED, STAGES, UPDATE, Exchange, StepParts
+from baselines.strategies.step_parts import HOST, RECOMPUTED, STAGES, UPDATE, AxisTraffic, StepParts
 from graphs.formatting import format_bytes, format_seconds
 
 _LEAST = 0.1  # share of the larger one of two sums: smaller differences are told together
@@ -20,7 +20,7 @@ _ALONG = {STAGES: "between stages", HOST: "to and from the host"}
 
 
 @dataclass(frozen=True)
-class Difference:
+class PartDifference:
     """A part of the step in which two strategies differ.
 
     Attributes:
@@ -76,8 +76,8 @@ def why_not(name: str, best: StrategyFigures, other: StrategyFigures) -> str:
     return f"{name} takes {format_seconds(other.parts.step_s)}, {words}: {told}"
 
 
-def differences(best: StepParts, other: StepParts) -> list[Difference]:
-    """What the other takes longer, part by part; they add up to the difference of the step times."""
+def differences(best: StepParts, other: StepParts) -> list[PartDifference]:
+    """Seconds that the other takes longer, part by part; they add up to the difference of the step times."""
 
     def of(parts: StepParts, name: str) -> float:
         return parts.computing_s.get(name, 0.0)
@@ -85,27 +85,27 @@ def differences(best: StepParts, other: StepParts) -> list[Difference]:
     again_s = of(other, RECOMPUTED) - of(best, RECOMPUTED)
     computing_s = sum(other.computing_s.values()) - sum(best.computing_s.values()) - again_s
     found = [
-        Difference("computing", computing_s),
-        Difference("recomputing", again_s),
-        Difference("waiting for launches", other.host_s - best.host_s),
+        PartDifference("computing", computing_s),
+        PartDifference("recomputing", again_s),
+        PartDifference("waiting for launches", other.host_s - best.host_s),
     ]
     mine, theirs = _by_axis(best.exchanges), _by_axis(other.exchanges)
     for axis in dict.fromkeys((*theirs, *mine)):
         a, b = mine.get(axis, _NOTHING), theirs.get(axis, _NOTHING)
         seconds = b.exposed_s - a.exposed_s
         more = b if seconds >= 0 else a
-        found.append(Difference(f"exposed {_along(axis)}", seconds, more.detail))
+        found.append(PartDifference(f"exposed {_along(axis)}", seconds, more.detail))
     idling = _idling(other if other.idle_s >= best.idle_s else best)
-    return [*found, Difference(idling, other.idle_s - best.idle_s)]
+    return [*found, PartDifference(idling, other.idle_s - best.idle_s)]
 
 
-def _largest(found: Iterable[Difference]) -> list[Difference]:
+def _largest(found: Iterable[PartDifference]) -> list[PartDifference]:
     """The largest ones, largest first, and what is left as one."""
     ordered = sorted(found, key=lambda one: -abs(one.seconds))
     least = _LEAST * max(sum(max(sign * one.seconds, 0.0) for one in ordered) for sign in (1, -1))
     told = [one for one in ordered[:_MOST] if abs(one.seconds) >= least]
     rest_s = sum(one.seconds for one in ordered if one not in told)
-    return [*told, Difference("the rest", rest_s)] if abs(rest_s) >= _LEAST * least else told
+    return [*told, PartDifference("the rest", rest_s)] if abs(rest_s) >= _LEAST * least else told
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class _Axis:
 _NOTHING = _Axis()
 
 
-def _by_axis(exchanges: Iterable[Exchange]) -> dict[str, _Axis]:
+def _by_axis(exchanges: Iterable[AxisTraffic]) -> dict[str, _Axis]:
     found: dict[str, _Axis] = {}
     for each in exchanges:
         before = found.get(each.axis, _NOTHING)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from baselines.strategies.figures import StrategyFigures
-from baselines.strategies.step_parts import STAGES, Exchange, StepParts
+from baselines.strategies.step_parts import STAGES, AxisTraffic, StepParts
 from placement.results.why import differences, spent, why_not
 
 
 def figures(
-    computing_s: float, *exchanges: Exchange, idle_s: float = 0.0, again_s: float = 0.0, activations: int = 10**9
+    computing_s: float, *exchanges: AxisTraffic, idle_s: float = 0.0, again_s: float = 0.0, activations: int = 10**9
 ) -> StrategyFigures:
     computing = {"forward": computing_s, **({"recomputed": again_s} if again_s else {})}
     return StrategyFigures(
@@ -25,8 +25,8 @@ def figures(
     )
 
 
-def exchange(kind: str, axis: str, busy_s: float, exposed_s: float, size: int = 10**9) -> Exchange:
-    return Exchange(kind, axis, 4, size, busy_s, exposed_s, "nvswitch", 1)
+def exchange(kind: str, axis: str, busy_s: float, exposed_s: float, size: int = 10**9) -> AxisTraffic:
+    return AxisTraffic(kind, axis, 4, size, busy_s, exposed_s, "nvswitch", 1)
 
 
 BEST = figures(0.9, exchange("all_gather", "dp", 0.4, 0.04), again_s=0.06)
