@@ -12,6 +12,8 @@
     ├── MethodError           a heuristic of one's own that failed, or returned what is no plan (also a ValueError)
     ├── InfeasibleError       no placement can satisfy memory and pins
     │   └── NotFoundError     none that does was found, which proves nothing
+    ├── ConfigurationError    a configuration of a training tool that cannot be read, or that model or cluster
+    │                         contradict (also a ValueError)
     ├── BoundError            a lower bound above a value that was reached: one of the two is wrong
     ├── MissingPackageError   an optional package that is needed and not installed (also an ImportError)
     ├── CheckpointError       a file of a run that cannot be written (also an OSError)
@@ -121,6 +123,10 @@ class BoundError(PlacementError):
 
 class StrategyError(PlacementError):
     """A strategy that cannot be read, or that a graph or a cluster does not allow."""
+
+
+class ConfigurationError(PlacementError, ValueError):
+    """A configuration of a training tool that cannot be read, or that model or cluster contradict; names the line."""
 
 
 class FitError(PlacementError, ValueError):

@@ -57,7 +57,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "solving",
         "workers",
         "learning runtime exporters",
-        "verification measured_best",
+        "verification measured_best configurations",
         "optimization",
         "comparing",
         "measuring memory_estimate",

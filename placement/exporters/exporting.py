@@ -24,6 +24,8 @@ def export(
 @overload
 def export(result: Result, to: Literal["json", "accelerate", "deepspeed"]) -> dict[str, Any]: ...
 @overload
+def export(result: Result, to: Literal["torchtitan", "megatron"]) -> str: ...
+@overload
 def export(
     result: Result,
     to: Literal["torch"],
@@ -61,7 +63,7 @@ def export(
             accelerate, with one stretch of the modules on each device, within its memory.
             ``"json"``: everything, under a documented schema.
             For a strategy, ``"torch"``: a script of plain PyTorch. ``"accelerate"``: a configuration file.
-            ``"deepspeed"``: a configuration.
+            ``"deepspeed"``: a configuration. ``"torchtitan"``: a TOML job configuration. ``"megatron"``: a command.
         model: the model that was placed, on any device or ``meta``. A device map then covers parameters that the step
             does not use, too.
         no_split: for a device map: names of classes whose modules must stay whole, by default the model's own

@@ -36,7 +36,11 @@ EXPORTERS: Mapping[str, Exporter] = {
         takes=("graph", "model", "source"),
         text="script",
     ),
-    "accelerate": Exporter("placement.exporters.configurations:accelerate", "configurations of accelerate"),
-    "deepspeed": Exporter("placement.exporters.configurations:deepspeed", "configurations of DeepSpeed"),
+    "torchtitan": Exporter(
+        "placement.configurations.torchtitan:torchtitan", "configurations of torchtitan", text="configuration"
+    ),
+    "megatron": Exporter("placement.configurations.megatron:megatron", "flags of Megatron-LM", text="flags"),
+    "accelerate": Exporter("placement.configurations.accelerate:accelerate", "configurations of accelerate"),
+    "deepspeed": Exporter("placement.configurations.deepspeed:deepspeed", "configurations of DeepSpeed"),
 }
 TARGETS = tuple(EXPORTERS)

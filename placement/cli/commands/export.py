@@ -33,7 +33,7 @@ class ExportOptions:
             autocompletion=completion.one_of(completion.TARGETS),
             show_default=False,
             help="For a placement, device_map for transformers and accelerate, or json; for a strategy, torch for a "
-            "script of plain PyTorch, or a configuration for accelerate or deepspeed.",
+            "script of plain PyTorch, or a configuration for torchtitan, megatron, accelerate or deepspeed.",
         ),
     ]
     model: Annotated[

@@ -1,8 +1,9 @@
-"""Strategies as configurations of accelerate and DeepSpeed."""
+"""Strategies as configurations of torchtitan, Megatron-LM, accelerate and DeepSpeed."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -206,3 +207,45 @@ def test_updates_on_hosts_become_deepspeed_s_and_nobody_else_s() -> None:
             placement.export(offloaded(strategy), to)
     text = placement.export(offloaded("dp4 zero2"), "torch", model=exported_models.decoder()[0])
     assert 'local(p.detach()).to("cpu", copy=True)' in text
+
+
+def test_torchtitan_has_degrees_and_batch() -> None:
+    text = placement.export(found("dp2 zero3 | tp2 sp | recompute=layers.*"), "torchtitan")
+    document = tomllib.loads(text)
+    assert document["parallelism"]["data_parallel_shard_degree"] == 2
+    assert document["parallelism"]["tensor_parallel_degree"] == 2
+    assert document["training"]["local_batch_size"] == 4
+    assert document["activation_checkpoint"] == {"mode": "full"}
+    hybrid = tomllib.loads(placement.export(found("dp2 | dp2 zero2"), "torchtitan"))["parallelism"]
+    assert (hybrid["data_parallel_replicate_degree"], hybrid["fsdp_reshard_after_forward"]) == (2, "never")
+    stages = tomllib.loads(placement.export(found("dp2 zero3 | pp2 1f1b mb4"), "torchtitan"))
+    assert stages["parallelism"]["fsdp_reshard_after_forward"] == "always"
+    assert stages["training"]["local_batch_size"] == 4
+    accumulated = tomllib.loads(placement.export(found("dp2 zero3 | mb2"), "torchtitan"))["training"]
+    assert (accumulated["local_batch_size"], accumulated["global_batch_size"]) == (2, 8)
+
+
+def test_megatron_has_a_command() -> None:
+    text = placement.export(found("dp2 zero1 | tp2 sp | mb2"), "megatron")
+    assert text.startswith("torchrun --nproc-per-node 4 --nnodes 1 pretrain_gpt.py \\\n")
+    flags = ("--tensor-model-parallel-size 2", "--sequence-parallel", "--use-distributed-optimizer")
+    for flag in (*flags, "--overlap-grad-reduce", "--micro-batch-size 2", "--global-batch-size 8"):
+        assert f" {flag} \\\n" in f"{text.rstrip()} \\\n"
+    block = placement.export(found("dp2 | recompute=layers.0"), "megatron")
+    assert "--recompute-granularity full" in block
+
+
+@pytest.mark.parametrize(
+    ("to", "strategy", "reason"),
+    [
+        ("torchtitan", "dp4 zero1", "as zero2 does"),
+        ("torchtitan", "tp2", "as tp sp does"),
+        ("torchtitan", "dp2 zero3 | recompute=layers.0", "every so many of them"),
+        ("megatron", "dp2 | dp2 zero3", "in 2 groups of replicas"),
+        ("megatron", "pp2 gpipe mb2", "no schedule for gpipe"),
+        ("megatron", "dp3", "parts of the batch of the same size"),
+    ],
+)
+def test_what_a_tool_cannot_say_is_named(to: str, strategy: str, reason: str) -> None:
+    with pytest.raises(MismatchError, match=reason):
+        placement.export(found(strategy), to)

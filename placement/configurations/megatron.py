@@ -1,0 +1,327 @@
+"""Arguments of Megatron-LM: a shell script, the arguments alone, or YAML of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from graphs.errors import ConfigurationError
+from placement.configurations.configuration import ATTENTION, FIRST, FULL, LAYERS_PER_STAGE, NONE, Configuration
+from placement.configurations.documents import Entries, read_yaml
+from placement.configurations.keys import Key, FileValues, said
+from placement.configurations.megatron_keys import (
+    BATCH,
+    COUNT,
+    CP,
+    EMBEDDING_COUNTS,
+    EP,
+    FORMAT,
+    FSDP,
+    FSDP2,
+    GRANULARITY,
+    KEYS,
+    LAUNCHER,
+    LAYERS_EACH,
+    LOSS_COUNTS,
+    METHOD,
+    MICRO,
+    NODES,
+    PP,
+    PROCESSES,
+    SIZES,
+    SP,
+    STRATEGIES,
+    STRATEGY,
+    TP,
+    VPP,
+    WAYS,
+)
+from placement.configurations.results import (
+    configuration_of,
+    irregular,
+    other_weights,
+    refuse,
+    refuse_unsaid,
+)
+from placement.configurations.shell import SCRIPT, flags_of
+from placement.exporters.hosts import hosts_of
+
+if TYPE_CHECKING:
+    from placement.results.result import Result
+
+
+def read_megatron(text: str) -> Configuration:
+    """A shell script, arguments alone, or YAML of them.
+
+    Raises:
+        ConfigurationError: a flag or value that is not understood.
+    """
+    values = FORMAT.values(_entries(text))
+    for name, key in KEYS.items():
+        if key.kind is int:
+            values.at_least(name)
+    stages, others = values[PP], dict(values.others)
+    sizes = {name.removeprefix("--"): values[name] for name in SIZES if name in values.given}
+    if values[LAYERS_EACH] is not None:
+        if VPP in values.given:
+            raise values.error(f"{LAYERS_EACH} and {VPP} both say how many stages a device has.", VPP)
+        sizes[LAYERS_PER_STAGE] = values[LAYERS_EACH]
+    is_interleaved = LAYERS_PER_STAGE in sizes or values[VPP] > 1
+    if is_interleaved and stages == 1:
+        raise values.error(f"virtual stages need a pipeline, and {PP} is 1.", LAYERS_EACH, VPP)
+    if NODES in values.given:
+        others[NODES] = values[NODES]
+    return Configuration(
+        tool="megatron",
+        devices=None if values[PROCESSES] is None else values[PROCESSES] * values[NODES],
+        zero=_zero(values),
+        tensor=values[TP],
+        sequence_parallel=values[SP] and values[TP] > 1,
+        context=values[CP],
+        context_by=WAYS[values["--cp-comm-type"]] if values[CP] > 1 else "",
+        experts=values[EP],
+        stages=stages,
+        order="interleaved" if is_interleaved else "1f1b",
+        chunks=values[VPP],
+        edge_layers=(int(values[EMBEDDING_COUNTS]), int(values[LOSS_COUNTS])),
+        micro_batch=values[MICRO],
+        batch=values[BATCH],
+        sequence=values["--seq-length"],
+        precision=_precision(values),
+        is_float16=values["--fp16"],
+        stack="fused",
+        optimizer=values["--optimizer"],
+        recompute=_recompute(values),
+        offload=("optimizer",) if values["--optimizer-cpu-offload"] else (),
+        bucket_bytes=None if values["--ddp-bucket-size"] is None else values["--ddp-bucket-size"] * _bytes(values),
+        overlaps=values["--overlap-grad-reduce"],
+        sizes=sizes,
+        others=others,
+        notes=tuple(_notes(values)),
+        lines=values.lines,
+    )
+
+
+def _entries(text: str) -> Entries:
+    """FileValues by flag: of a script, or of YAML, where flags may stand without dashes, and in sections."""
+    if _is_yaml(text):
+        return dict(_of_yaml(text))
+    found: Entries = {}
+    for name, (given, word) in flags_of(text).items():
+        key = FORMAT.key(name)
+        if key is not None and key.use != "inert" and word.in_branch:
+            raise ConfigurationError(
+                f"line {word.line}: {name} stands in a branch of the script, which is not followed; give the arguments "
+                "of one run."
+            )
+        found[name] = (_value(name, key, given, word.line), word.line)
+    return found
+
+
+def _is_yaml(text: str) -> bool:
+    rows = [row for row in text.splitlines() if row.strip() and not row.lstrip().startswith("#")]
+    return bool(rows) and all(re.match(r"\s*(?:-\s)?[\w.\-\"']+:(?:\s|$)", row) for row in rows)
+
+
+def _of_yaml(text: str) -> Iterator[tuple[str, tuple[Any, int]]]:
+    for name, (value, line) in read_yaml(text).items():
+        flag = f"--{name.rpartition('.')[2].removeprefix('--').replace('_', '-')}"
+        key = FORMAT.key(flag)
+        if flag.isupper() or (key is not None and key.use == "inert" and value in (False, None)):
+            continue  # variables of the environment, and flags that are not given
+        if key is not None and key.use == "inert":
+            value = "" if value is True else str(value)
+        yield flag, (value, line)
+
+
+def _value(name: str, key: Key | None, given: list[str], line: int) -> Any:
+    """The words after a flag as the kind of value that it takes."""
+    if key is None or key.use == "inert":
+        return " ".join(given)
+    if key.kind is bool or (key.use == "only" and key.values == (False,)):
+        return True
+    if not given:
+        raise ConfigurationError(f"line {line}: {name} has no value; expected one.")
+    if "$" in given[0]:
+        raise ConfigurationError(f"line {line}: {name} is {given[0]}, which the script does not set; give the value.")
+    if key.kind is int or any(isinstance(each, float | int) for each in key.values):
+        try:
+            return int(given[0]) if re.fullmatch(r"[+-]?\d+", given[0]) else float(given[0])
+        except ValueError:
+            raise ConfigurationError(f"line {line}: {name} is {given[0]!r:.60}; expected a number.") from None
+    return given[0] if key.use == "read" else " ".join(given)
+
+
+def _zero(values: FileValues) -> int:
+    if values[FSDP2]:
+        return 3
+    if values[FSDP]:
+        return STRATEGIES[values[STRATEGY]]
+    return 1 if values["--use-distributed-optimizer"] else 0
+
+
+def _precision(values: FileValues) -> str:
+    if values["--bf16"] and values["--fp16"]:
+        raise values.error("--bf16 and --fp16 are both given; expected one of them.", "--fp16")
+    if not values["--bf16"] and not values["--fp16"]:
+        return "float32"
+    if values[FSDP2]:
+        return "mixed"
+    return "master-bf16-reduce" if values["--grad-reduce-in-bf16"] or values["--fp16"] else "master"
+
+
+def _bytes(values: FileValues) -> int:
+    """Bytes of a number of a gradient."""
+    return 4 if _precision(values) in ("float32", "master", "mixed") else 2
+
+
+def _recompute(values: FileValues) -> str:
+    granularity, method = values[GRANULARITY], values[METHOD]
+    if granularity is None:
+        return ATTENTION if values["--recompute-activations"] else NONE
+    if granularity == "selective":
+        return ATTENTION
+    if method is None:
+        raise values.error(f"{GRANULARITY} full needs {METHOD}; expected uniform or block.", GRANULARITY)
+    if method == "block":
+        return f"{FIRST}{values[COUNT]}"
+    if values[COUNT] > 1:
+        raise values.error(
+            f"{COUNT} = {values[COUNT]} with {METHOD} uniform is not predicted: each layer is made again for itself; "
+            "expected 1.",
+            COUNT,
+        )
+    return FULL
+
+
+def _notes(values: FileValues) -> Iterator[str]:
+    if values["--tp-comm-overlap"]:
+        yield "exchanges of tensor parallelism are predicted without the overlap of Transformer Engine"
+    if values[CP] > 1 and _zero(values):
+        yield "Megatron-LM cuts the optimizer along context parallelism, too: its memory is less than told"
+    if values[EP] > 1 and _zero(values):
+        yield "all but experts is cut over all replicas, not over those beside experts: its memory is less than told"
+
+
+# -- written -----------------------------------------------------------------------------------------------------
+
+
+def write_megatron(configuration: Configuration) -> str:
+    """A command of ``torchrun`` where the number of processes is known, else the arguments alone.
+
+    Raises:
+        MismatchError: a configuration that Megatron-LM has no words for.
+    """
+    found = configuration
+    refuse_unsaid("flags of Megatron-LM", _unsaid(found))
+    nodes = found.others.get(NODES, 1)
+    gradient_bytes = 4 if found.precision in (None, "float32", "master", "mixed") else 2
+    given: dict[str, Any] = {
+        PROCESSES: None if found.devices is None else found.devices // nodes,
+        TP: found.tensor,
+        PP: found.stages,
+        CP: found.context,
+        "--cp-comm-type": _CP_TYPES[found.context_by] if found.context > 1 else None,
+        EP: found.experts,
+        SP: found.sequence_parallel,
+        LAYERS_EACH: found.sizes.get(LAYERS_PER_STAGE),
+        VPP: _chunks(found),
+        **{f"--{name}": size for name, size in found.sizes.items() if name != LAYERS_PER_STAGE},
+        EMBEDDING_COUNTS: bool(found.edge_layers and found.edge_layers[0]),
+        LOSS_COUNTS: bool(found.edge_layers and found.edge_layers[1]),
+        MICRO: found.micro_batch,
+        BATCH: found.batch,
+        "--seq-length": found.sequence,
+        "--bf16": found.precision not in (None, "float32") and not found.is_float16,
+        "--fp16": found.is_float16,
+        "--grad-reduce-in-bf16": found.precision == "master-bf16-reduce" and not found.is_float16,
+        **_zero_keys(found),
+        "--overlap-grad-reduce": found.overlaps,
+        "--ddp-bucket-size": None if found.bucket_bytes is None else found.bucket_bytes // gradient_bytes,
+        **_recompute_keys(found.recompute),
+        "--optimizer": found.optimizer,
+        "--optimizer-cpu-offload": bool(found.offload),
+    }
+    told = said(FORMAT, given, found.others, (COUNT,))
+    script = told.pop(SCRIPT, "pretrain_gpt.py")
+    launcher = {name: told.pop(name) for name in list(told) if name.startswith(LAUNCHER)}
+    rows = [_row(name, value) for name, value in told.items()]
+    if found.devices is None and not launcher:
+        return "".join(f"{row}\n" for row in rows)
+    command = " ".join(["torchrun", *(_row(name, value) for name, value in launcher.items()), script])
+    return " \\\n    ".join([command, *rows]) + "\n"
+
+
+_CP_TYPES = {way: name for name, way in WAYS.items()}
+
+
+def _row(name: str, value: Any) -> str:
+    return name if value is True or value == "" else f"{name} {value}"
+
+
+def _chunks(found: Configuration) -> int | None:
+    if found.order != "interleaved" or LAYERS_PER_STAGE in found.sizes:
+        return None
+    return max(found.chunks, 2)
+
+
+def _zero_keys(found: Configuration) -> Mapping[str, Any]:
+    if found.zero == 3 and found.precision == "mixed":
+        return {FSDP2: True}
+    if found.zero > 1:
+        return {FSDP: True, STRATEGY: next(name for name, zero in STRATEGIES.items() if zero == found.zero)}
+    return {"--use-distributed-optimizer": found.zero == 1}
+
+
+def _recompute_keys(recompute: str) -> Mapping[str, Any]:
+    if recompute in (NONE, ATTENTION):
+        return {GRANULARITY: "selective" if recompute == ATTENTION else None}
+    is_full = recompute == FULL
+    count = 1 if is_full else int(recompute.removeprefix(FIRST))
+    return {GRANULARITY: "full", METHOD: "uniform" if is_full else "block", COUNT: count}
+
+
+def _unsaid(found: Configuration) -> Iterator[str]:
+    """Reasons why Megatron-LM cannot say it."""
+    if found.precision not in (None, "float32", "master", "master-bf16-reduce", "mixed"):
+        yield f"it has no precision {found.precision}"
+    if found.precision == "mixed" and found.zero != 3:
+        yield "weights in float32 are those of FSDP2 alone, as zero3 is"
+    if found.groups > 1:
+        yield f"it splits storage in {found.groups} groups of replicas, each for itself"
+    if found.stages > 1 and found.order not in ("1f1b", "interleaved"):
+        yield f"it has no schedule for {found.order}"
+    if found.recompute not in (NONE, FULL, ATTENTION) and not found.recompute.startswith(FIRST):
+        yield "it recomputes the core of attentions, or the first layers of each stage, or all of them"
+    if found.optimizer not in (None, "adam", "sgd"):
+        yield f"it has no optimizer {found.optimizer}"
+    if set(found.offload) - {"optimizer"}:
+        yield "it has no setting for activations on hosts that is read"
+    if found.micro_batch is None:
+        yield "it needs parts of the batch of the same size"
+
+
+def megatron(result: Result) -> str:
+    """A strategy as a command with the arguments of Megatron-LM.
+
+    Raises:
+        MismatchError: a strategy that Megatron-LM has no words for.
+    """
+    graph, strategy, found = result.graph, result.strategy, planned(configuration_of(result, "megatron"))
+    kept = chain(irregular(graph, strategy, ("cp", "ep")), other_weights("Megatron-LM", graph))
+    cut = ("Megatron-LM runs stages of equally many layers",) if strategy.cuts else ()
+    refuse("flags of Megatron-LM", strategy, chain(kept, cut, _unsaid(found)))
+    return write_megatron(replace(found, others={NODES: len(hosts_of(result, strategy))}))
+
+
+def planned(found: Configuration) -> Configuration:
+    """A strategy's configuration in Megatron-LM's own formats."""
+    precision = found.precision
+    if precision in ("mixed", "mixed-bf16-reduce") and not (found.zero == 3 and precision == "mixed"):
+        precision = "master" if precision == "mixed" else "master-bf16-reduce"
+    bucket = found.bucket_bytes if (found.shards or 1) > 1 else None
+    optimizer = "adam" if found.optimizer == "adamw" else found.optimizer  # which Megatron-LM's is
+    return replace(found, precision=precision, edge_layers=(0, 0), bucket_bytes=bucket, optimizer=optimizer)

@@ -1,0 +1,94 @@
+"""`TOOLS`: the tools whose configurations are read and written. A new one is a module and an entry here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from graphs.entry_points import imported
+from graphs.errors import ConfigurationError, UnknownNameError
+
+if TYPE_CHECKING:
+    from placement.configurations.configuration import Configuration
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One tool.
+
+    Attributes:
+        label: as sentences name it.
+        module: with ``read_NAME`` and ``write_NAME``, from and to text.
+    """
+
+    label: str
+    module: str
+
+
+TOOLS: Mapping[str, Tool] = {
+    "torchtitan": Tool("torchtitan", "placement.configurations.torchtitan"),
+    "megatron": Tool("Megatron-LM", "placement.configurations.megatron"),
+    "deepspeed": Tool("DeepSpeed", "placement.configurations.deepspeed"),
+    "accelerate": Tool("accelerate", "placement.configurations.accelerate"),
+}
+
+
+def read_configuration(text: str, tool: str | None = None) -> Configuration:
+    """A configuration of a tool.
+
+    Args:
+        tool: a name of `TOOLS`; None to tell by the text.
+
+    Raises:
+        UnknownNameError: no such tool.
+        ConfigurationError: a text that is none of the tool's, or of no tool, or with what is not understood.
+    """
+    name = tool_of(text) if tool is None else tool
+    return cast("Configuration", imported(f"{_tool(name).module}:read_{name}")(text))
+
+
+def write_configuration(configuration: Configuration) -> str:
+    """The text of a configuration, of which `read_configuration` makes it again.
+
+    Raises:
+        MismatchError: the tool has no words for it.
+    """
+    name = configuration.tool
+    return cast("str", imported(f"{_tool(name).module}:write_{name}")(configuration))
+
+
+def tool_of(text: str) -> str:
+    """The tool whose configuration a text is, by its form and its first keys.
+
+    Raises:
+        ConfigurationError: it looks like that of no tool.
+    """
+    if text.lstrip().startswith("{"):
+        try:
+            values = json.loads(text)
+        except ValueError:
+            return "deepspeed"  # whose reader says what is wrong
+        return "accelerate" if isinstance(values, dict) and "distributed_type" in values else "deepspeed"
+    if re.search(r"^\s*\[[\w.]+\]\s*(#.*)?$", text, re.MULTILINE) and re.search(r"^\s*\w+\s*=", text, re.MULTILINE):
+        return "torchtitan"
+    if re.search(r"^(distributed_type|compute_environment|num_processes|mixed_precision):", text, re.MULTILINE):
+        return "accelerate"
+    if re.search(r"--[a-z][\w-]+", text) or re.search(
+        r"^\s*(num[_-]layers|tensor[_-]model)[\w-]*:", text, re.MULTILINE
+    ):
+        return "megatron"
+    if "Trainer.Config" in text or "ParallelismConfig(" in text:
+        return "torchtitan"  # whose reader says that it is of another version
+    raise ConfigurationError(
+        "the file looks like a configuration of no tool; expected TOML of torchtitan, arguments of Megatron-LM, JSON "
+        f"of DeepSpeed or YAML of accelerate. With --format NAME it is read as that: {', '.join(TOOLS)}."
+    )
+
+
+def _tool(name: str) -> Tool:
+    if name not in TOOLS:
+        raise UnknownNameError("tool", name, TOOLS)
+    return TOOLS[name]

@@ -1,0 +1,169 @@
+"""From a result to a `Configuration`, and the reasons why a tool has no words for a strategy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from graphs.errors import MismatchError
+from graphs.formatting import show
+from graphs.opgraph import OpGraph
+from graphs.records import Phase
+from graphs.transforms.axes import AXES, GROUPS
+from graphs.transforms.strategy import MeshRule, Strategy
+from placement.configurations.configuration import Configuration
+from placement.configurations.recomputing import recompute_of
+from placement.exporters.whole_batch import no_mean_of_parts
+
+if TYPE_CHECKING:
+    from placement.results.result import Result
+
+NARROW = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+def configuration_of(result: Result, tool: str) -> Configuration:
+    """A result's strategy in words that all tools share, whether or not the tool has them.
+
+    Raises:
+        MismatchError: a result of inference.
+    """
+    graph, strategy = result.graph, result.strategy
+    if graph.origin.train is False:
+        raise MismatchError(
+            f"strategy {show(strategy.text)} was found for inference, and these configurations are for training; find "
+            "one for the training step, with train=True."
+        )
+    sizes = {rule.name: rule for rule in strategy.mesh}
+    experts = 1 if "ep" not in sizes else sizes["ep"].size
+    replicas = 1 if "dp" not in sizes else sizes["dp"].size
+    batch, parts = graph.origin.batch_size, strategy.replicas * experts * strategy.micro_batches
+    is_even = batch is not None and batch % parts == 0
+    return Configuration(
+        tool=tool,
+        devices=strategy.devices,
+        groups=1 if GROUPS not in sizes else sizes[GROUPS].size,
+        shards=replicas * experts,
+        zero=strategy.zero,
+        tensor=1 if "tp" not in sizes else sizes["tp"].size,
+        sequence_parallel=any(rule.sequence for rule in strategy.mesh),
+        context=1 if "cp" not in sizes else sizes["cp"].size,
+        context_by="" if "cp" not in sizes else {(1, 0): "ulysses", (0, 1): "ring"}.get(_way(sizes["cp"]), ""),
+        experts=experts,
+        stages=strategy.stages,
+        order=strategy.order,
+        chunks=strategy.chunks,
+        micro_batch=batch // parts if batch is not None and is_even else None,
+        accumulation=strategy.micro_batches,
+        batch=batch,
+        sequence=_sequence(result),
+        precision=graph.origin.precision or _precision(graph),
+        is_float16="float16" in (kept_in(graph), computed_in(graph)),
+        stack=result.stack,
+        optimizer=graph.origin.optimizer,
+        recompute=recompute_of(graph, strategy),
+        offload=strategy.offload,
+        bucket_bytes=strategy.bucket_bytes,
+    )
+
+
+def _way(rule: MeshRule) -> tuple[bool, bool]:
+    return rule.by_heads, rule.is_ring
+
+
+def _sequence(result: Result) -> int | None:
+    """Words of a sample; None where samples have none, or nobody said how many there are."""
+    tokens, samples = result.tokens, result.samples
+    return tokens // samples if tokens and samples else None
+
+
+def computed_in(graph: OpGraph) -> str:
+    """The number format of most FLOPs of the forward pass."""
+    flops: Counter[str] = Counter()
+    for dtype, phase, amount in zip(graph.dtypes, graph.phase.tolist(), graph.flops.tolist(), strict=True):
+        if phase == Phase.FORWARD:
+            flops[dtype] += amount
+    return flops.most_common(1)[0][0] if flops else "float32"
+
+
+def kept_in(graph: OpGraph) -> str:
+    """The number format in which most weights are kept and updated."""
+    kept = Counter(
+        dtype for dtype, phase in zip(graph.dtypes, graph.phase.tolist(), strict=True) if phase == Phase.UPDATE
+    )
+    return kept.most_common(1)[0][0] if kept else "float32"
+
+
+def autocast(graph: OpGraph) -> str | None:
+    """The format in which weights of float32 are computed with, in the tools' word for it; None without autocast."""
+    return NARROW.get(computed_in(graph)) if kept_in(graph) not in NARROW else None
+
+
+def _precision(graph: OpGraph) -> str:
+    """The precision of a graph that was captured in that of its model."""
+    if kept_in(graph) in NARROW:
+        return "bfloat16"
+    return "mixed" if computed_in(graph) in NARROW else "float32"
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------
+
+
+def refuse(what: str, strategy: Strategy, reasons: Iterator[str]) -> None:
+    """Raises: MismatchError: there is a reason why a tool cannot say a strategy; `what` it is to be written as."""
+    reason = next(reasons, None)
+    if reason is not None:
+        raise (
+            MismatchError(
+                f"strategy {show(strategy.text)} cannot be written as {what}: {reason}; --to torch writes a script."
+            )
+            if not strategy.is_none
+            else MismatchError(
+                f"this result is a placement and no strategy, which {what} could say; export it as a device_map."
+            )
+        )
+
+
+def refuse_unsaid(what: str, reasons: Iterator[str]) -> None:
+    """Raises: MismatchError: there is a reason why a tool cannot say a configuration."""
+    reason = next(reasons, None)
+    if reason is not None:
+        raise MismatchError(f"this configuration cannot be written as {what}: {reason}.")
+
+
+def irregular(graph: OpGraph, strategy: Strategy, axes: tuple[str, ...] = ()) -> Iterator[str]:
+    """Parts of a strategy that no tool has, in words.
+
+    Args:
+        axes: of the mesh that the tool has beside those that every tool has.
+    """
+    if strategy.is_none:
+        yield "it has nothing to say"
+    for rule in strategy.mesh:
+        if not AXES[rule.name].in_torch and rule.name not in axes and rule.size > 1:
+            yield f"there is no setting for {AXES[rule.name].label} ({rule.name}{rule.size})"
+        if rule.name == GROUPS and rule.name not in axes:
+            yield f"it splits storage in {rule.size} groups of replicas, each for itself"
+        if len(set(rule.shares)) > 1 or rule.modules or rule.tensor_modules:
+            yield f"{rule} is not the same for all replicas and modules"
+    reason = no_mean_of_parts(graph, strategy)
+    if reason is not None:
+        yield reason
+
+
+def not_offloaded(strategy: Strategy) -> Iterator[str]:
+    """Reasons of a tool that has no hosts."""
+    if strategy.offloads_optimizer:
+        yield "there is no setting for updates on hosts, which deepspeed has"
+    if strategy.offloaded_activations:
+        yield "there is no setting for activations on hosts"
+
+
+def other_weights(what: str, graph: OpGraph) -> Iterator[str]:
+    """A warning where the tool keeps other weights than were planned."""
+    kept = kept_in(graph)
+    if kept in NARROW:
+        yield (
+            f"{what} keeps weights and optimizer state of {kept} models in float32, about twice the memory that was "
+            "planned; place the model in float32 under torch.autocast"
+        )

@@ -1,0 +1,202 @@
+"""Flags of a command in a shell script, each with its value and line, as far as that needs no shell."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graphs.errors import ConfigurationError
+
+SCRIPT = "script"  # the entry that has the name of the Python file
+_TOKEN = re.compile(
+    r"""(?P<comment>(?<!\S)\#[^\n]*)
+    |(?P<joined>\\\n)
+    |(?P<end>&&|\|\||(?<!\S)\d*>>?(?:&\d)?|<<<?|[;|&><\n])
+    |(?P<open>\()|(?P<close>\))
+    |(?P<space>[ \t\r]+)
+    |(?P<word>(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\([^()]*\)|`[^`]*`|\$\{[^}]*\}
+        |\[[^\]\s]*\]|[^\s"'();|&><\\`])+)
+    |(?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)", re.DOTALL)
+_USED = re.compile(r"\$\(\((?P<sum>.*?)\)\)|\$\{(?P<braced>[^}]*)\}|\$(?P<plain>[A-Za-z_]\w*|[0-9@*#?])", re.DOTALL)
+_QUOTED = re.compile(r"\"((?:\\.|[^\"\\])*)\"|'([^']*)'|\\(.)", re.DOTALL)
+_OPENS, _CLOSES = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
+_MOST_DEPTH = 20
+_SKIPPED = {"export", "declare", "local", "readonly", "then", "else", "do", "srun", "exec"}
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word.
+
+    Attributes:
+        text: without its quotes.
+        line: on which it begins.
+        in_branch: it stands in a branch or loop of the script.
+        ends: it ends a command.
+    """
+
+    text: str
+    line: int
+    in_branch: bool = False
+    ends: bool = False
+
+
+def flags_of(text: str) -> dict[str, tuple[Any, Word]]:
+    """By flag, its values as a list of words, and the word of the flag itself; `SCRIPT` has the Python file.
+
+    Flags of a variable count where a command uses it; without any command, those of all variables do.
+
+    Raises:
+        ConfigurationError: a flag that stands in the script twice with different values.
+    """
+    variables: dict[str, list[Word]] = {}
+    command = list(_command(list(_words(text, 1)), variables))
+    words = [each for word in command for each in _expanded(word, variables, 0)]
+    if not any(word.text.startswith("--") for word in words):
+        words = [each for several in variables.values() for word in several for each in _expanded(word, variables, 0)]
+    return _collected(words)
+
+
+def _words(text: str, line: int) -> Iterator[Word]:
+    """Words, and ends of commands, with their lines; a bracket is a word."""
+    depth = 0
+    first = True
+    for match in _TOKEN.finditer(text):
+        kind, found = match.lastgroup, match[0]
+        if kind in ("word", "open", "close", "other"):
+            if first and found in _OPENS:
+                depth += 1
+            yield Word(found, line, depth > 0)
+            if first and found in _CLOSES:
+                depth -= 1
+            first = first and found in _SKIPPED
+        elif kind == "end":
+            yield Word(found, line, depth > 0, ends=True)
+            first = True
+        line += found.count("\n")
+
+
+def _command(words: Sequence[Word], variables: dict[str, list[Word]]) -> Iterator[Word]:
+    """The words of commands; assignments go to `variables`."""
+    k, first = 0, True
+    while k < len(words):
+        word = words[k]
+        assigned = _ASSIGNED.fullmatch(word.text) if first and not word.ends else None
+        if assigned is None:
+            first = word.ends or (first and word.text in _SKIPPED)
+            yield word
+            k += 1
+            continue
+        name, value = assigned["name"], assigned["value"]
+        before = variables.get(name, []) if assigned["more"] else []
+        if not value and k + 1 < len(words) and words[k + 1].text == "(":
+            end = next((j for j in range(k + 2, len(words)) if words[j].text == ")"), len(words))
+            variables[name] = [*before, *(each for each in words[k + 2 : end] if not each.ends)]
+            k = end + 1
+        else:
+            variables[name] = [*before, replace(word, text=value)]
+            k += 1
+
+
+def _expanded(word: Word, variables: dict[str, list[Word]], depth: int) -> Iterator[Word]:
+    """A word with its variables in their places, cut at spaces where it is one variable or a quoted text of flags."""
+    if word.ends or depth > _MOST_DEPTH:
+        yield word
+        return
+    bare = word.text[1:-1] if re.fullmatch(r'"\$\{?\w+(?:\[[@*]\])?\}?"', word.text) else word.text
+    whole = re.fullmatch(r"\$\{?(\w+)(?:\[[@*]\])?\}?", bare)
+    if whole is not None and whole[1] in variables:
+        for each in variables[whole[1]]:
+            yield from _expanded(replace(each, in_branch=each.in_branch or word.in_branch), variables, depth + 1)
+        return
+    text = _unquoted(word.text)
+    if text != word.text and re.search(r"(?:^|\s)--\w", text) and re.search(r"\s", text):
+        first = word.line
+        for inside in _words(text.replace("\\\n", " \n"), first):
+            if not inside.ends:
+                yield from _expanded(replace(inside, in_branch=word.in_branch), variables, depth + 1)
+        return
+    yield replace(word, text=_filled(text, variables, depth))
+
+
+def _unquoted(text: str) -> str:
+    return _QUOTED.sub(lambda found: next(group for group in found.groups() if group is not None), text)
+
+
+def _filled(text: str, variables: dict[str, list[Word]], depth: int) -> str:
+    """Variables and sums in a word by their values; those that nobody sets stay."""
+    if "$" not in text or depth > _MOST_DEPTH:
+        return text
+
+    def value(found: re.Match[str]) -> str:
+        if found["sum"] is not None:
+            names = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", r"${\1}", found["sum"])
+            total = _sum(_filled(names, variables, depth + 1))
+            return found[0] if total is None else str(total)
+        name, _, default = (found["braced"] or found["plain"]).partition(":-")
+        if name in variables and len(variables[name]) == 1:
+            return _filled(_unquoted(variables[name][0].text), variables, depth + 1)
+        return _filled(_unquoted(default), variables, depth + 1) if default else found[0]
+
+    return _USED.sub(value, text)
+
+
+def _sum(text: str) -> int | None:
+    """A whole number by +, -, *, / and brackets; None where the text is none."""
+    try:
+        return _number(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def _number(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10**12:
+        return node.value
+    if isinstance(node, ast.BinOp):
+        left, right = _number(node.left), _number(node.right)
+        if isinstance(node.op, ast.Add):
+            return left + right
+        if isinstance(node.op, ast.Sub):
+            return left - right
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        if isinstance(node.op, ast.Div | ast.FloorDiv):
+            return left // right
+    raise ValueError("no number")
+
+
+def _collected(words: Sequence[Word]) -> dict[str, tuple[Any, Word]]:
+    found: dict[str, tuple[list[str], Word]] = {}
+    values: list[str] | None = None
+    for word in words:
+        if word.ends:
+            values = None
+        elif re.match(r"--[A-Za-z]", word.text):
+            name, has_value, value = word.text.partition("=")
+            name = name.replace("_", "-")
+            before, values = found.get(name), ([value] if has_value else [])
+            found[name] = (values, word)
+            if before is not None:
+                found[f"{name}#{before[1].line}"] = before
+        elif word.text.endswith(".py"):
+            found.setdefault(SCRIPT, ([word.text], word))
+            values = None
+        elif values is not None:
+            values.append(word.text)
+    for name, (given, word) in list(found.items()):
+        if "#" in name:
+            flag = name.partition("#")[0]
+            now, last = found[flag]
+            if now != given:
+                raise ConfigurationError(
+                    f"line {last.line}: {flag} is {' '.join(now) or 'given'}, and on line {word.line} it is "
+                    f"{' '.join(given) or 'given'}; expected one value."
+                )
+            del found[name]
+    return dict(found)
