@@ -10,7 +10,7 @@ from graphs.errors import MismatchError
 from graphs.formatting import show
 from placement.configurations.configuration import ATTENTION, FULL, NONE, Configuration
 from placement.configurations.documents import nested, read_yaml, write_yaml
-from placement.configurations.keys import Format, Key, FileValues, inert, inert_keys, only, read, said
+from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, said
 from placement.configurations.results import (
     autocast,
     configuration_of,
@@ -151,7 +151,7 @@ _SECTIONS = {
 
 
 def _plain(entries: dict[str, tuple[Any, int]]) -> dict[str, tuple[Any, int]]:
-    """FileValues in one spelling: ``no`` is a truth value in YAML, shardings have numbers, truth values may be quoted."""
+    """Values in one spelling: ``no`` is a truth value in YAML, shardings have numbers, truth values may be quoted."""
     found = dict(entries)
     for name, (value, line) in entries.items():
         if name in ("mixed_precision", "dynamo_backend", _TYPE) and value in (False, None):

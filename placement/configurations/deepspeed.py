@@ -12,7 +12,7 @@ from graphs.errors import MismatchError
 from graphs.recipes import PRECISIONS, number_bytes
 from placement.configurations.configuration import NONE, Configuration
 from placement.configurations.documents import nested, read_json
-from placement.configurations.keys import Format, Key, FileValues, inert, inert_keys, only, read, refused, said
+from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, refused, said
 from placement.configurations.results import configuration_of, irregular, other_weights, refuse, refuse_unsaid
 
 if TYPE_CHECKING:

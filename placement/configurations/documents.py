@@ -45,7 +45,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_toml(text: str) -> Entries:
-    """FileValues of a TOML text.
+    """Values of a TOML text.
 
     Raises:
         ConfigurationError: it is none.
@@ -102,7 +102,7 @@ def _toml(value: Any) -> str:
 
 
 def read_json(text: str) -> Entries:
-    """FileValues of a JSON text that is an object.
+    """Values of a JSON text that is an object.
 
     Raises:
         ConfigurationError: it is none.
@@ -142,7 +142,7 @@ def _json_lines(text: str) -> dict[str, int]:
 
 
 def read_yaml(text: str) -> Entries:
-    """FileValues of a YAML text that is a mapping.
+    """Values of a YAML text that is a mapping.
 
     Raises:
         ConfigurationError: it is none.

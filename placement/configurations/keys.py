@@ -155,8 +155,9 @@ class FileValues:
 def said(
     found: Format, given: Mapping[str, Any], others: Mapping[str, Any], always: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The keys that a file needs: values that are not the tool's defaults, those of `always`, and all else as it stood, in
-    the order of the format.
+    """All that a file needs, in the order of the format.
+
+    That is values that are not the tool's defaults, those of `always`, and the other keys as they stood.
     """
     told = {
         name: value

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graphs.errors import ConfigurationError
 from placement.configurations.configuration import ATTENTION, FIRST, FULL, LAYERS_PER_STAGE, NONE, Configuration
 from placement.configurations.documents import Entries, read_yaml
-from placement.configurations.keys import Key, FileValues, said
+from placement.configurations.keys import FileValues, Key, said
 from placement.configurations.megatron_keys import (
     BATCH,
     COUNT,
@@ -106,7 +106,7 @@ def read_megatron(text: str) -> Configuration:
 
 
 def _entries(text: str) -> Entries:
-    """FileValues by flag: of a script, or of YAML, where flags may stand without dashes, and in sections."""
+    """Values by flag: of a script, or of YAML, where flags may stand without dashes, and in sections."""
     if _is_yaml(text):
         return dict(_of_yaml(text))
     found: Entries = {}

@@ -11,7 +11,7 @@ from graphs.errors import ConfigurationError
 from graphs.transforms.axes import GROUPS
 from placement.configurations.configuration import EVERY, FULL, LAYERS_PER_STAGE, NONE, OPS, Configuration
 from placement.configurations.documents import read_toml, write_toml
-from placement.configurations.keys import Format, Key, FileValues, inert, inert_keys, only, read, said
+from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, said
 from placement.configurations.results import configuration_of, irregular, refuse, refuse_unsaid
 
 if TYPE_CHECKING:
