@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from placement.cli.output import command_line, usage_errors
 
 if TYPE_CHECKING:
+    from graphs.transforms.strategy import Strategy
     from placement.results.result import Result
 
 # Options that an answer depends on beside graph, cluster and method, as its command line names them.
@@ -49,18 +50,33 @@ def compiled_line(words: str) -> list[str]:
     return [f"compiled: {words}"] if words else []
 
 
-def do_it(given: Any, result: Result, on_one_device: bool = False) -> str:
+def against(given: Any, result: Result) -> list[str]:
+    """The line of the command to try beside `do_it`, where predictions cannot tell the two apart; else none.
+
+    Args:
+        given: the options record of the command that searched.
+        result: with alternatives.
+    """
+    from placement.results.advice import tied
+
+    near = tied(result)
+    return [f"against      {do_it(given, result, other=near[0].strategy)}"] if near else []
+
+
+def do_it(given: Any, result: Result, on_one_device: bool = False, other: Strategy | None = None) -> str:
     """The command line that gives a result without searching strategies again, or the best single device instead.
 
     A model on the devices of this machine is run by it, as far as `placement apply` has the options for that.
 
     Args:
         given: the options record of the command that searched.
+        other: a strategy to take instead.
     """
     from placement.cli.records import is_default, option_of
     from placement.solving.methods import HEURISTICS, SINGLE
 
-    strategy, method = result.strategy.text, result.chosen if result.chosen in HEURISTICS else result.method
+    strategy = (result.strategy if other is None else other).text
+    method = result.chosen if result.chosen in HEURISTICS else result.method
     if on_one_device:
         strategy, method = "none", SINGLE
     words = {"--cluster": given.cluster}

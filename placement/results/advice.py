@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baselines.registry import AUTO
+from env.cluster import UNLIMITED_BYTES
 from env.objectives import THROUGHPUT
 from graphs.formatting import format_bytes, format_seconds, show_line
 from placement.results.alternatives import (
@@ -21,6 +22,8 @@ from placement.results.strategy_words import family_in_words, in_words
 _OTHERS = 2  # next best ways that are told
 _FAR = 4.0  # times the answer: slower ways are none to choose from
 _SAFER = 0.1  # share of the memory that a safer way needs less
+_TIGHT = 0.1  # share of the memory: with less left, a safer way is told (peaks of FSDP runs are off by so much)
+_WIDE = 72  # characters of a strategy in a table
 _STEPS = 5  # that tell which of two ways is faster
 _SAME = 1.01  # speed-ups below are none, for a reader: the plainest way within 1 % is the advice
 FIRST_LINE = 100  # characters of an answer's first line at most
@@ -148,16 +151,16 @@ def _one_device(result: Result, which: str) -> str:
     return f"one device takes {format_seconds(one.step_time_s)}{how}"
 
 
-def ties(result: Result) -> str:
-    """The next best ways that predictions cannot tell from the answer, and what would; empty where there are none.
+def tied(result: Result) -> list[Alternative]:
+    """The best of other families that predictions cannot tell from the answer, fastest first.
 
     Args:
         result: as of `advice`.
     """
     answer, off = result.answer, result.uncertainty
     if answer is None or off is None:
-        return ""
-    near = [
+        return []
+    return [
         one
         for one in best_of_each(result.alternatives)
         if not _is_same(one, result)
@@ -165,11 +168,24 @@ def ties(result: Result) -> str:
         and one.step_time_s is not None
         and abs(one.step_time_s / answer.objective_s - 1.0) <= off
     ]
-    if not near:
+
+
+def ties(result: Result) -> str:
+    """The answer and the ways that are within the error of predictions, and how long it takes to tell; else empty.
+
+    Two are enough to try: the answer, and the fastest of the others.
+
+    Args:
+        result: as of `advice`.
+    """
+    near, off = tied(result), result.uncertainty
+    if not near or off is None:
         return ""
+    answer_s = result.answered().objective_s
     told = ", ".join(f"{one.strategy.text} {format_seconds(one.step_time_s or 0.0)}" for one in near)
-    steps_s = _STEPS * (answer.objective_s + sum(one.step_time_s or 0.0 for one in near))
-    return f"{told}: within {off:.0%}; {_STEPS} steps of each tell, {format_seconds(steps_s)} in all"
+    seconds = _STEPS * (answer_s + (near[0].step_time_s or 0.0))
+    tell = f"{_STEPS} steps of it and of {'the first' if near[1:] else 'this'} tell, {format_seconds(seconds)} in all"
+    return f"within {off:.0%} of the answer: {told}; {tell}"
 
 
 def beside(result: Result) -> list[str]:
@@ -193,7 +209,7 @@ def ladder_rows(result: Result) -> list[str]:
         about = "about " if one.is_estimated else ""
         took = f"{about}{format_seconds(one.step_time_s)}"
         needs = format_bytes(one.peak_bytes) + ("" if one.fits else ", does not fit")
-        rows.append((one.name, show_line(one.strategy.text), took, needs, _bought(before, one)))
+        rows.append((one.name, _short(one.strategy.text), took, needs, _bought(before, one)))
         before = one
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -209,13 +225,13 @@ def _bought(before: Rung | None, one: Rung) -> str:
 
 
 def safer(result: Result) -> str:
-    """The fastest way that needs clearly less memory than the answer, and its cost; empty where there is none.
+    """The fastest way that needs clearly less memory than an answer that leaves little, and its cost; else empty.
 
     Args:
         result: as of `advice`.
     """
     answer = result.answer
-    if answer is None:
+    if answer is None or not _leaves_little(result):
         return ""
     held = result.fullest_bytes or 0
     enough = [
@@ -225,15 +241,31 @@ def safer(result: Result) -> str:
     ]
     one = min(enough, key=lambda one: one.step_time_s or 0.0, default=None)
     if one is None:
-        return ""
+        return f"nothing scored needs {_SAFER:.0%} less; --memory-fraction 0.8 looks for what does"
     what = family_in_words(one.name) if one.strategy.is_none else one.strategy.text
     cost = (one.step_time_s or 0.0) / answer.objective_s - 1
     much = f"{cost:.0%} slower" if cost >= _SAME - 1 else "as fast"
     return f"{what} needs {format_bytes(one.peak_bytes or 0)}, {much}"
 
 
+def _leaves_little(result: Result) -> bool:
+    """Whether a device has less left than memory predictions are known to be off."""
+    peaks = result.answered().peak_bytes
+    devices = (device for device in result.cluster.devices if device.name in peaks)
+    return any(
+        device.memory_bytes < UNLIMITED_BYTES and peaks[device.name] > (1 - _TIGHT) * device.usable_bytes
+        for device in devices
+    )
+
+
+def _short(text: str) -> str:
+    """A strategy's text in a table: its beginning, which has the axes; a file or ``--json`` has all of it."""
+    line = show_line(text)
+    return line if len(line) <= _WIDE else f"{line[: _WIDE - 4]} ..."
+
+
 def _row(one: Alternative, one_s: float | None) -> tuple[str, ...]:
-    text = "" if one.strategy.is_none else show_line(one.strategy.text)
+    text = "" if one.strategy.is_none else _short(one.strategy.text)
     if one.step_time_s is None:
         return family_in_words(one.name), text, "does not fit", "", ""
     speedup, peak = one.speedup(one_s), format_bytes(one.peak_bytes or 0)

@@ -32,6 +32,7 @@ _FAMILIES = {
     "spatial": "spatial parallel",
     "hybrid": "hybrid",
 }
+_PLAIN = Strategy()
 _QUOTED = re.compile(r"'[^']*'")
 _FEW = 4  # names of devices that are told
 _SHORT = 30  # letters of a list of modules in a line
@@ -44,6 +45,16 @@ _STATISTICS = {
 def in_words(strategy: Strategy) -> str:
     """``dp4 zero1 | pp2 1f1b mb8``: "data parallel on 4 with ZeRO-1, pipeline of 2 stages (1F1B, 8 micro-batches)"."""
     return ", ".join(_parts(strategy)) or "the graph as it is"
+
+
+def in_brief(strategy: Strategy) -> str:
+    """``dp4 zero3 | tp2 | recompute``: the axes and the pipeline in their text, what else costs time by its word."""
+    bare = replace(
+        strategy, recompute=(), offload=(), bucket_bytes=_PLAIN.bucket_bytes, fused_updates=False, reduce="", cuts=()
+    )
+    extra = [name for name, has in (("recompute", strategy.recompute), ("offload", strategy.offload)) if has]
+    shown = [] if bare.is_none and extra else [replace(bare, device_names=()).text]
+    return " | ".join([*shown, *extra])
 
 
 def family_in_words(name: str) -> str:

@@ -11,6 +11,7 @@ from graphs.records import LANE
 from graphs.transforms.coverage import repeats_first
 from placement.results.advice import advice_lines, beside, ladder_rows, safer, ties
 from placement.results.experts import experts_words
+from placement.results.ranks import rank_map
 from placement.results.stacks import compiled_words
 
 if TYPE_CHECKING:
@@ -63,8 +64,9 @@ def summary(result: Result) -> str:
         if result.spent
         else f"moved        {format_bytes(answer.bytes_moved)} between devices",
     ]
-    if result.why:
-        lines.append(f"why          {show_line(result.why)}")
+    lines += [
+        f"{name:<13}{show_line(line)}" for name, line in (("why", result.why), ("ranks", rank_map(result))) if line
+    ]
     if result.objective == THROUGHPUT:
         lines.insert(1, f"largest load {format_seconds(answer.objective_s)} in steady state")
     if result.compiled_s is not None:

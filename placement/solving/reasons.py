@@ -12,6 +12,7 @@ from graphs.transforms.axes import GROUPS
 from graphs.transforms.strategy import Strategy
 from placement.results.alternatives import Alternative, best_of_each
 from placement.results.result import Result
+from placement.results.strategy_words import in_brief
 from placement.results.why import why_not
 from placement.solving.strategy_row import StrategyRow, figures_of
 
@@ -52,7 +53,7 @@ def _next_best(result: Result, alternatives: Sequence[Alternative]) -> Iterator[
     ]
     apart = [(took_s, one) for took_s, one in others if took_s > (1 + max(result.uncertainty or 0.0, _TIED)) * step_s]
     for _, one in (apart or others)[:1]:
-        yield one.text, one
+        yield in_brief(one), one
 
 
 def _without(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:

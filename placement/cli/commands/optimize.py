@@ -14,7 +14,7 @@ from placement.cli.executing import check_scorer, profiled
 from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json
 from placement.cli.reading import read_graph
 from placement.cli.records import is_default, option_of
-from placement.cli.searching import checked_search, first_lines
+from placement.cli.searching import against, checked_search, first_lines
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -59,7 +59,7 @@ def optimize(given: OptimizeOptions) -> None:
         lines = summary.splitlines()
         if result.alternatives:  # it begins with the advice itself
             lines = lines[len(advice_lines(result)) :]
-        emit("\n".join([*first, *lines, *written]))
+        emit("\n".join([*first, *lines, *against(given, result), *written]))
     if not result.feasible:
         _refuse(given, result)
 

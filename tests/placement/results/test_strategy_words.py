@@ -7,7 +7,7 @@ import pytest
 from baselines.strategies.searching.families import FAMILIES
 from graphs.transforms.axes import AXES
 from graphs.transforms.strategy import ORDERS, Strategy
-from placement.results.strategy_words import family_in_words, impossible, in_words
+from placement.results.strategy_words import family_in_words, impossible, in_brief, in_words
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,17 @@ def test_families_that_fail_alike_share_a_sentence() -> None:
         "Not possible here: data parallel (strategy 'dp2' changes statistics).",
         "Not possible here: pipeline, interleaved 1F1B; pipeline, ZB-V (strategy 'pp2 interleaved mb2' needs gpipe).",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "brief"),
+    [
+        ("dp4 zero3 | tp2 | recompute=a.*+!kind:*mm@a.* | updates=fused", "dp4 zero3 | tp2 | recompute"),
+        ("dp2 | pp2 1f1b mb4 | bucket=0 | offload=optimizer", "dp2 | pp2 1f1b mb4 | offload"),
+        ("dp2 | devices=x+y", "dp2"),
+        ("recompute=*", "recompute"),
+        ("none", "none"),
+    ],
+)
+def test_a_strategy_in_brief_has_its_axes(text: str, brief: str) -> None:
+    assert in_brief(Strategy.parse(text)) == brief

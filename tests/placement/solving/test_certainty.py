@@ -7,10 +7,11 @@ from dataclasses import replace
 import placement
 from env.cluster import Cluster
 from env.presets.compared import COMPARED, NOT_COMPARED
+from graphs.formatting import format_seconds
 from graphs.opgraph import Op, OpGraph
 from graphs.origin import Origin
 from graphs.transforms.strategy import Strategy
-from placement.results.advice import advice, ties
+from placement.results.advice import advice, tied, ties
 from placement.results.alternatives import ONE_DEVICE, Alternative
 from placement.results.utilisation import BEST_CASE, basis, uncertainty
 
@@ -49,10 +50,11 @@ def test_what_lies_within_the_error_is_a_tie() -> None:
         Alternative(ONE_DEVICE, Strategy(), near, 10),
     )
     told = ties(replace(result, alternatives=others))
-    assert "dp2" in told
-    assert "tp2" not in told
-    assert told.count(";") == 1
-    assert f"within {RUNS.off:.0%}" in told
+    assert told.startswith(f"within {RUNS.off:.0%} of the answer: dp2 ")
+    assert told.endswith(f"; 5 steps of it and of this tell, {format_seconds(5 * (best_s + near))} in all")
+    assert [one.strategy.text for one in tied(replace(result, alternatives=others))] == ["dp2"]
     assert f"± {RUNS.off:.0%}" in advice(replace(result, alternatives=others))
+    third = Alternative("zero3", Strategy.parse("dp2 zero3"), near, 10)
+    assert "5 steps of it and of the first tell" in ties(replace(result, alternatives=(*others, third)))
     assert ties(replace(result, alternatives=others[1:])) == ""
     assert ties(replace(result, cluster=H100.at_peak(), alternatives=others)) == ""

@@ -89,14 +89,23 @@ def test_the_room_left_is_told(result: Result) -> None:
     assert f"{format_bytes(device.reserved_bytes)} reserved, {left} left" in result.summary()
 
 
-def test_a_safer_way_needs_a_tenth_less_memory(result: Result) -> None:
-    peak = max(result.answered().peak_bytes.values())
-    less = Alternative("zero3", Strategy.parse("dp8 zero3"), 2 * result.answered().objective_s, peak // 2)
-    more = replace(less, step_time_s=result.answered().objective_s, peak_bytes=int(0.95 * peak))
-    assert (
-        safer(replace(result, alternatives=(more, less))) == f"dp8 zero3 needs {format_bytes(peak // 2)}, 100% slower"
-    )
-    assert safer(replace(result, alternatives=(more,))) == ""
+def test_a_safer_way_is_told_where_little_memory_is_left(result: Result) -> None:
+    peak, step_s = max(result.answered().peak_bytes.values()), result.answered().objective_s
+    less = Alternative("zero3", Strategy.parse("dp8 zero3"), 2 * step_s, peak // 2)
+    more = replace(less, step_time_s=step_s, peak_bytes=int(0.95 * peak))
+    assert safer(replace(result, alternatives=(more, less))) == ""  # devices of 80 GB
+    devices = tuple(replace(d, memory_bytes=int(1.05 * peak), reserved_bytes=0) for d in result.cluster.devices)
+    tight = replace(result, cluster=replace(result.cluster, devices=devices))
+    told = f"dp8 zero3 needs {format_bytes(peak // 2)}, 100% slower"
+    assert safer(replace(tight, alternatives=(more, less))) == told
+    assert f"safer        {told}" in replace(tight, alternatives=(more, less)).summary()
+    assert safer(replace(tight, alternatives=(more,))).startswith("nothing scored needs 10% less; --memory-fraction")
+
+
+def test_the_answer_says_where_its_step_goes_and_why_the_next_is_slower(result: Result) -> None:
+    assert "computing" in result.spent
+    assert re.search(r"takes .* more: .*computing|takes as long", result.why)
+    assert f"spent        {result.spent}\nwhy          {result.why}" in result.summary()
 
 
 def test_the_same_seed_gives_the_same_answer(result: Result) -> None:
