@@ -188,7 +188,10 @@ def graph_from_document(document: Any, where: str) -> OpGraph:
     """The graph in a parsed JSON value; `where` names its file in errors, which are those of `load_json_graph`."""
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         got = f"schema {document['schema']!r}" if isinstance(document, dict) and "schema" in document else "no schema"
-        raise GraphFileError(f'{where} is not a saved graph: expected "schema": "{SCHEMA}", it has {got}.')
+        raise GraphFileError(
+            f'{where} is not a saved graph: expected "schema": "{SCHEMA}", it has {got}; a configuration of '
+            'transformers has "architectures" or "model_type".'
+        )
     if document.get("version") not in _VERSIONS:
         raise GraphFileError(
             f"{where} is of version {document.get('version')!r}; this release reads versions 1 to {PACKED_VERSION}, "

@@ -161,13 +161,35 @@ def example_inputs(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, A
     return (args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs or {})
 
 
+def unwrapped(model: Any) -> Any:
+    """The model inside of what torch.compile and DistributedDataParallel put around it.
+
+    Raises:
+        CaptureError: fully_shard or FSDP has cut its parameters.
+    """
+    model = getattr(model, "_orig_mod", model)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return unwrapped(model.module)
+    if isinstance(model, nn.Module):
+        for path, module in model.named_modules():
+            names = {kind.__name__ for kind in type(module).__mro__}
+            cut = [type(p).__name__ for p in module.parameters(recurse=False) if type(p).__name__ == "DTensor"]
+            if names & {"FSDPModule", "FullyShardedDataParallel"} or cut:
+                where = f"module {path!r}" if path else type(model).__name__
+                raise CaptureError(
+                    f"the parameters of {where} are cut over processes already (fully_shard, FSDP or DTensor); capture "
+                    "the model before that: a strategy says how it is cut."
+                )
+    return model
+
+
 def _checked(
     model: nn.Module, args: Any, kwargs: Any, loss: Loss | None
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """The module that is meant, its positional and its keyword arguments."""
     if loss is not None and not callable(loss):
         raise CaptureError(f"got loss={loss!r:.60}; expected a function from the model's output to a scalar tensor.")
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    model = unwrapped(model)
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise CaptureError(
             f"got a {type(model).__name__}; expected a torch.nn.Module with Python code, pass the original module."

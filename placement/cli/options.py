@@ -20,9 +20,9 @@ Graph = Annotated[
         autocompletion=completion.one_of(completion.MODELS),
         show_default=False,
         help="A built-in model (see `placement models`), a saved graph (.json), a NeurIPS 2020 problem (.json), a "
-        "PipeDream profile (.txt), an ONNX model (.onnx), an exported program (.pt2), or file.py:function that returns "
-        "(model, args), (model, args, kwargs) or an OpGraph. Only file.py:function is executed; other files are safe "
-        "to take from strangers.",
+        "PipeDream profile (.txt), an ONNX model (.onnx), an exported program (.pt2), a configuration of transformers "
+        "(config.json), or file.py:function that returns (model, args), (model, args, kwargs) or an OpGraph. Only "
+        "file.py:function is executed; other files are safe to take from strangers.",
     ),
 ]
 ClusterOption = Annotated[
@@ -42,8 +42,9 @@ ModelToRun = Annotated[
         metavar="MODEL",
         autocompletion=completion.one_of(completion.MODELS),
         show_default=False,
-        help="A built-in model (see `placement models`), or file.py:function that returns (model, args) or (model, "
-        "args, kwargs); the file is executed, so take none from strangers unread.",
+        help="A built-in model (see `placement models`), a configuration of transformers (config.json), or "
+        "file.py:function that returns (model, args) or (model, args, kwargs); this file is executed, so take none "
+        "from strangers unread.",
     ),
 ]
 Train = Annotated[bool, typer.Option("--train", help="The training graph: forward, backward and update.")]
@@ -85,8 +86,8 @@ Dims = Annotated[
         "--dim",
         metavar="NAME=SIZE",
         show_default=False,
-        help="Size of a symbolic dimension of an ONNX model, batch=SIZE of a built-in model, or a keyword argument of "
-        "file.py:function; repeatable.",
+        help="Size of a symbolic dimension of an ONNX model, batch=SIZE of a built-in model, a keyword argument of "
+        "file.py:function, or batch, sequence or target of a configuration of transformers; repeatable.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="NUMBER", min=0, help="Random seed.")]
@@ -211,8 +212,8 @@ ScorerOption = Annotated[
         "--scorer",
         metavar="NAME",
         autocompletion=completion.one_of(completion.SCORERS),
-        help="Source of step times: simulate, or execute, which really runs it; GRAPH is then a built-in "
-        "model or file.py:function, and the cluster is local or CPU devices that this machine has.",
+        help="Source of step times: simulate, or execute, which really runs it; GRAPH is then a model that can run, "
+        "not a graph, and the cluster is local or CPU devices that this machine has.",
     ),
 ]
 Sweep = Annotated[

@@ -102,10 +102,10 @@ def _is_given(given: Any, field: str) -> bool:
 def _is_model_here(given: Any) -> bool:
     """Whether the graph is that of a model that can run, and the cluster this machine."""
     from graphs.zoo import MODELS
-    from placement.inputs.functions import is_function
+    from placement.inputs.functions import is_model
     from placement.inputs.sources import LOCAL
 
-    return given.cluster == LOCAL and (given.graph in MODELS or is_function(given.graph))
+    return given.cluster == LOCAL and (given.graph in MODELS or is_model(given.graph))
 
 
 def checked_search(methods: Iterable[str], how: HowToSearch) -> dict[str, Any]:

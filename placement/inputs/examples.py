@@ -15,7 +15,7 @@ from graphs.capture.record import argument_leaves
 from graphs.errors import CaptureError, GraphFileError
 from graphs.zoo import build
 from placement.inputs.call_arguments import check_call, check_data, check_states, tensors_of
-from placement.inputs.functions import call_function, described, is_function
+from placement.inputs.functions import described, is_function, is_model, make_model
 from placement.inputs.sources import batch_of, refuse_script
 
 
@@ -38,11 +38,12 @@ class Example:
 def read_example(
     argument: str, *, train: bool = False, dims: Mapping[str, int] | None = None, seed: int = 0
 ) -> Example:
-    """The model that a MODEL argument names: a built-in one with random weights, or what ``file.py:function`` returns.
+    """The model that a MODEL argument names: a built-in one or one of a configuration of transformers, with random
+    weights, or what ``file.py:function`` returns.
 
     Args:
         train: a built-in model with the inputs of a training step.
-        dims: ``"batch"``, the samples of a built-in model; keyword arguments of a ``file.py:function``.
+        dims: as in `placement.inputs.sources.read_source`.
         seed: of torch's random numbers, from which weights and inputs are drawn.
 
     Raises:
@@ -52,21 +53,24 @@ def read_example(
         MismatchError: what it returned cannot be run: no data, or arguments that the model does not take.
     """
     torch.manual_seed(seed)
-    if is_function(argument):
-        returned = call_function(argument, dims)
+    if is_model(argument):
+        returned = make_model(argument, dims, None, train)
         if not (isinstance(returned, tuple) and len(returned) in (2, 3) and isinstance(returned[0], nn.Module)):
             raise CaptureError(
                 f"{argument} returned {described(returned)}; expected (model, args) or (model, args, kwargs)."
             )
-        return _checked(Example(returned[0], *example_inputs(*(*returned[1:], None)[:2]), argument.rpartition(":")[2]))
+        name = argument.rpartition(":")[2] if is_function(argument) else type(returned[0]).__name__
+        return _checked(Example(returned[0], *example_inputs(*(*returned[1:], None)[:2]), name))
     refuse_script(argument)
     if Path(argument).suffix and not Path(argument).exists():
         raise GraphFileError(
-            f"there is no file {argument}; give a built-in model (`placement models`) or file.py:function."
+            f"there is no file {argument}; give a built-in model (`placement models`), file.py:function "
+            "or a configuration of transformers."
         )
     if Path(argument).suffix:
         raise GraphFileError(
-            f"{argument} has no weights to run; give a built-in model (`placement models`) or file.py:function."
+            f"{argument} has no weights to run; give a built-in model (`placement models`), file.py:function "
+            "or a configuration of transformers."
         )
     zoo = build(argument, device="cpu", batch_size=batch_of(argument, dims or {}))
     return Example(zoo.model, zoo.train_args if train else zoo.args, {}, argument)

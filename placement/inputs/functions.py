@@ -1,4 +1,4 @@
-"""``file.py:function``: the user's code, run to get a model or a graph."""
+"""``file.py:function``: the user's code, run to get a model or a graph; a configuration of transformers is like one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,28 @@ from graphs.errors import CaptureError, GraphFileError, UnknownNameError
 from graphs.kept import own_precision, precision_named
 from graphs.opgraph import OpGraph
 from placement.inputs.main_memory import available_bytes
+from placement.inputs.transformers_config import Building, configured, is_configuration
 
-Building = contextlib.AbstractContextManager[Any]  # how tensors are made while a function runs
+
+def is_model(argument: str) -> bool:
+    """Whether it makes a model with its inputs: ``file.py:function``, or a configuration of transformers."""
+    return is_function(argument) or is_configuration(argument)
+
+
+def make_model(
+    label: str, dims: Mapping[str, int] | None = None, building: Building | None = None, train: bool = True
+) -> Any:
+    """What ``file.py:function`` returns, or the model and the inputs of a configuration.
+
+    Args:
+        dims: keyword arguments for a function; sizes of the inputs of a configuration.
+        building: how tensors are made meanwhile; None: as PyTorch makes them.
+        train: with what makes a loss, for a configuration.
+
+    Raises:
+        UnknownNameError, GraphFileError, CaptureError: as `call_function`, `configured`.
+    """
+    return call_function(label, dims, building) if is_function(label) else configured(label, dims, building, train)
 
 
 def graph_of_function(
@@ -29,20 +49,20 @@ def graph_of_function(
     more, with memory, unless its weights are known not to fit there.
 
     Args:
-        label: ``file.py:function``.
+        label: ``file.py:function``, or a configuration of transformers.
         train, granularity, precision: as of `graphs.capture.capture`.
-        dims: keyword arguments for the function.
+        dims: keyword arguments for the function, sizes of a configuration's inputs.
 
     Raises:
-        UnknownNameError, GraphFileError: as `call_function`.
+        UnknownNameError, GraphFileError: as `make_model`.
         CaptureError: the function failed, returned something else, or its model cannot be traced.
     """
     from placement.inputs.on_meta import on_meta  # loads torch
 
     try:
-        returned = call_function(label, dims, on_meta())
+        returned = make_model(label, dims, on_meta(), train)
     except CaptureError:
-        return _captured(label, call_function(label, dims), train, granularity, precision)
+        return _captured(label, make_model(label, dims, None, train), train, granularity, precision)
     if not isinstance(returned, OpGraph):  # else the user's own, or captured by him: his way
         fits = _weight_bytes(returned) < available_bytes()
         try:
@@ -51,7 +71,7 @@ def graph_of_function(
         except CaptureError:
             if not fits:
                 raise
-    return _captured(label, call_function(label, dims), train, granularity, precision)
+    return _captured(label, make_model(label, dims, None, train), train, granularity, precision)
 
 
 def _weight_bytes(returned: Any) -> int:
@@ -79,7 +99,7 @@ def _captured(label: str, returned: Any, train: bool, granularity: str, precisio
     with contextlib.redirect_stdout(sys.stderr):
         model, args, kwargs = (*returned, None)[:3]
         try:
-            name = label.rpartition(":")[2]
+            name = label.rpartition(":")[2] if is_function(label) else None
             return capture(model, args, kwargs, train, granularity=granularity, precision=precision, name=name)
         except CaptureError as error:
             raise CaptureError(
@@ -194,7 +214,14 @@ def _user_code(path: Path, label: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == path.name]
         where = f" (line {lines[-1]})" if lines else ""
-        raise CaptureError(f"{label} failed{where} with {type(error).__name__}: {error}") from error
+        reason = f"{label} failed{where} with {type(error).__name__}: {error}"
+        if "process group" in str(error).lower():
+            raise CaptureError(
+                reason.rstrip("."),
+                "leave out fully_shard, DistributedDataParallel and other wrappers, for a strategy says how the model "
+                "is spread",
+            ) from error
+        raise CaptureError(reason) from error
     finally:
         sys.path.remove(folder)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,9 @@ from graphs.opgraph import OpGraph
 from graphs.readers.published import is_neurips, is_profile_line, read_neurips, read_pipedream
 from graphs.zoo import MODELS
 from graphs.zoo.cache import model_graph
-from placement.inputs.functions import call_function, check_precision, described, graph_of_function, is_function
+from placement.inputs.functions import check_precision, described, graph_of_function, is_function, is_model, make_model
+
+_HUB_NAME = re.compile(r"[\w-]+/[\w-][\w.-]*(?<!\.json)(?<!\.onnx)(?<!\.pt2)(?<!\.txt)")
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,12 @@ def read_source(
     """The graph a GRAPH argument names.
 
     Args:
-        argument: a built-in model, ``file.py:function``, or a file: a saved graph, a NeurIPS 2020 problem, a PipeDream
-            profile, an ONNX model or an exported program.
+        argument: a built-in model, ``file.py:function``, a configuration of transformers, or a file: a saved graph, a
+            NeurIPS 2020 problem, a PipeDream profile, an ONNX model or an exported program.
         train: the training graph; for models, functions that return one, and PipeDream profiles.
         granularity: of what is captured, ``"op"``, ``"module"`` or ``"auto"``.
         dims: sizes of the symbolic dimensions of an ONNX model, by name; of a built-in model ``"batch"``, its samples;
-            keyword arguments of a ``file.py:function``.
+            keyword arguments of a ``file.py:function``; of a configuration ``"batch"``, ``"sequence"``, ``"target"``.
         precision: of what is captured; None: as the model is.
 
     Raises:
@@ -55,15 +58,14 @@ def read_source(
         GraphFileError: a file that is not what it says, or an option that does not suit it.
         CaptureError: the model cannot be traced, or the user's function failed.
     """
-    is_model = argument in MODELS
-    if is_model:
+    if argument in MODELS:
         return Source(model_graph(argument, train, granularity, batch_of(argument, dims or {}), precision))
-    if is_function(argument):
+    if is_model(argument):
         return Source(graph_of_function(argument, train, granularity, dims or {}, precision))
     if dims and not argument.endswith(".onnx"):
         raise GraphFileError(
-            f"--dim gives sizes to ONNX models, built-in models and file.py:function, and {argument} is none of them; "
-            "leave it out."
+            "--dim gives sizes to ONNX models, built-in models, file.py:function and configurations of transformers, "
+            f"and {argument} is none of them; leave it out."
         )
     check_name(argument)
     if granularity != "op":
@@ -89,6 +91,11 @@ def check_name(argument: str) -> None:
     try:
         os.stat(path)
     except OSError as error:
+        if _HUB_NAME.fullmatch(argument):
+            raise GraphFileError(
+                f"there is no file {argument}; of a model of huggingface.co give its config.json, for nothing is "
+                "downloaded."
+            ) from None
         raise GraphFileError(f"cannot read {path}: {error.strerror}; check the path.") from None
 
 
@@ -134,7 +141,9 @@ def _from_file(path: str, train: bool, dims: Mapping[str, int]) -> Source:
 
 
 def read_model(argument: str, dims: Mapping[str, int] | None = None) -> Any:
-    """The ``torch.nn.Module`` of a built-in model's name or a ``file.py:function``, on ``meta`` where that works.
+    """The ``torch.nn.Module`` of a built-in model's name, a ``file.py:function`` or a configuration of transformers.
+
+    It is on ``meta`` where that works.
 
     A function that needs the values of its tensors runs once more, with memory for them.
 
@@ -152,12 +161,14 @@ def read_model(argument: str, dims: Mapping[str, int] | None = None) -> Any:
         with on_meta():
             return build(argument).model
     refuse_script(argument)
-    if not is_function(argument):
-        raise GraphFileError(f"{argument} is no model; give a built-in one or file.py:function.")
+    if not is_model(argument):
+        raise GraphFileError(
+            f"{argument} is no model; give a built-in one, file.py:function or a configuration of transformers."
+        )
     try:
-        returned = call_function(argument, dims, on_meta())
+        returned = make_model(argument, dims, on_meta())
     except CaptureError:
-        returned = call_function(argument, dims)
+        returned = make_model(argument, dims)
     model = returned[0] if isinstance(returned, tuple) and returned else returned
     if not callable(getattr(model, "named_modules", None)):
         raise CaptureError(f"{argument} returned {described(returned)}; expected a model, or (model, args).")

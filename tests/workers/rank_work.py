@@ -280,7 +280,24 @@ def _meta(group: ProcessGroup, folder: Path) -> dict[str, Any]:
         "refused": refused,
         "equal": _close(expected["logits"], outputs["logits"]),
         "keys": sorted(placed.state_dict()),
+        "begins_alike": _begins_alike(group),
     }
+
+
+def _begins_alike(group: ProcessGroup) -> bool:
+    """Whether a model on meta gives its parts over processes the values that it gives itself in one."""
+    with torch.device("meta"):
+        empty, plain = (nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)).eval() for _ in range(2))
+    x = torch.ones(2, 8)
+    program = capture_program(empty, (x,))
+    placed = share(empty, layout_of(program, group.size, 7), group)
+    placed.reset_parameters(seed=3)
+    plain.to_empty(device="cpu")
+    torch.manual_seed(3)
+    for layer in plain:
+        layer.reset_parameters()
+    with torch.no_grad():
+        return torch.equal(placed(x), plain(x))
 
 
 def _limited(group: ProcessGroup) -> dict[str, Any]:

@@ -42,8 +42,8 @@ class ExportOptions:
             "--model",
             metavar="MODEL",
             show_default=False,
-            help="The model that was placed, built in or file.py:function: its parameters that no op uses are then in "
-            "the device map too, and a script takes it from there.",
+            help="The model that was placed, built in, a configuration of transformers or file.py:function: its "
+            "parameters that no op uses are then in the device map too, and a script takes it from there.",
         ),
     ] = None
     no_split: Annotated[

@@ -23,6 +23,7 @@ from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.variants import Variants
 from placement.runtime.ranks.process_group import ProcessGroup
 from placement.runtime.states.gradients import add_gradients
+from placement.runtime.states.initial_values import initial_values
 from placement.runtime.states.local_tensors import lent, outlines_of
 from placement.runtime.states.state_parts import stored
 from placement.runtime.storing.rank_states import RankStates
@@ -219,6 +220,23 @@ class StrategyModule(OpByOpWrapper):
         """This rank's part of a tensor like a parameter or buffer; None for one that others store."""
         state = next((state for state in self._states.table[self.rank] if name in state.names), None)
         return None if state is None else stored(tensor, state)
+
+    def reset_parameters(self, seed: int = 0) -> None:
+        """Give this rank's parameters and buffers the values with which the model itself begins, as after ``to_empty``.
+
+        Every rank draws the same, one module after the other in the order of `named_modules`, so that no more than one
+        is whole at a time; `placement.runtime.states.initial_values` says how a model gives itself values. All ranks
+        call it, before the first step.
+
+        Args:
+            seed: of torch's random numbers meanwhile.
+        """
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for name, value in initial_values(self._model, self._outlines):
+                own, mine = self._tensors.get(name), self.own_part(name, value)
+                if own is not None and mine is not None:
+                    own.copy_(mine)
 
     def save(self, path: Path) -> None:
         """Write the whole model to a safetensors file with its own keys, in one step. All ranks call it.

@@ -59,7 +59,8 @@ def check_filled(model: nn.Module, new: Sequence[Unfilled]) -> None:
         # A write through `.data` counts no version, and only NaN tells.
         if not made.is_floating_point() or math.isnan(float(made.detach().flatten()[0])):
             raise MismatchError(
-                f"{name!r} was on meta and has no values yet; load a checkpoint, or write them before the first step."
+                f"{name!r} was on meta and has no values yet; before the first step load a checkpoint, call "
+                "reset_parameters() for new ones, or write them yourself."
             )
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import captured_models
 import pytest
 import torch
+import torch.distributed as dist
 from captured_models import Failing, Perceptron
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from graphs.capture import capture, costs
 from graphs.errors import CaptureError, UnknownNameError
@@ -205,3 +208,21 @@ def test_bad_arguments() -> None:
         capture(nn.Sequential(nn.LazyLinear(3)), torch.zeros(3, 4))
     with pytest.raises(CaptureError, match="computes nothing"):
         capture(nn.Identity(), torch.zeros(3))
+
+
+@pytest.fixture
+def _alone(tmp_path: Path) -> Iterator[None]:
+    """A group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_alone")
+def test_replicas_are_captured_as_the_model_and_shards_are_refused() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.zeros(3, 4)
+    plain = capture(model, x, train=True)
+    assert capture(nn.parallel.DistributedDataParallel(model), x, train=True).hash == plain.hash
+    fully_shard(model[0])
+    with pytest.raises(CaptureError, match=r"module '0' are cut over processes already .*; capture the model before"):
+        capture(model, x, train=True)

@@ -159,6 +159,10 @@ def test_a_model_on_meta_gets_its_share_from_a_checkpoint(runs: list[dict[str, A
         assert run["meta"]["equal"]
 
 
+def test_a_model_on_meta_begins_with_its_own_values(runs: list[dict[str, Any]]) -> None:
+    assert all(run["meta"]["begins_alike"] for run in runs)
+
+
 def test_what_was_on_meta_must_be_written() -> None:
     with torch.device("meta"):
         model = nn.BatchNorm1d(3)
