@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -74,9 +75,13 @@ class Exchanges:
         if summed and len(ids) > 1:
             ids, sizes = self.accumulated(tensor)
         codes = [int(sharding.written[tensor]) for sharding in layout.mesh]
+        asked, targets = targets, through_whole(codes, targets)
         # Sums first: what is cut afterwards is smaller. Of stretches of stretches the inner ones are gathered first.
         is_nested = [code > SUM and codes.count(code) > 1 for code in codes]
-        order = sorted(range(len(targets)), key=lambda a: (codes[a] != SUM, -a if is_nested[a] else 0))
+        order = sorted(
+            range(len(targets)),
+            key=lambda a: (codes[a] != SUM, targets[a] == asked[a], -a if is_nested[a] else 0),
+        )
         key: tuple[object, ...] = ("exchange", tensor, summed)
         is_second = False
         for a in order:
@@ -241,6 +246,26 @@ def cut_evenly(size_bytes: IntArray, parts: int) -> IntArray:
     """int64 [..., parts]: bytes of equal parts, the first ones a byte larger where they must be."""
     ends = -(-size_bytes[..., None] * np.arange(parts + 1) // parts)
     return np.asarray(np.diff(ends, axis=-1), dtype=np.int64)
+
+
+def through_whole(codes: Sequence[int], targets: Sequence[int | None]) -> list[int | None]:
+    """Targets, but whole along inner axes whose stretches an all-to-all along an outer axis would not leave in order.
+
+    Stretches of two axes along one dimension lie inside one another, those of the inner axis in those of the outer one.
+    So the inner axis leaves a dimension first, and comes to one last: where it would be there before the outer one
+    comes, or stay where that leaves, all of its parts are gathered, and each reader takes its own.
+    """
+    found = list(targets)
+    for outer, inner in combinations(range(len(codes)), 2):
+        target, then = found[outer], found[inner]
+        if target is None or target == WHOLE or codes[outer] == SUM:
+            continue
+        is_inside = codes[inner] == codes[outer]
+        stays = then is None and (is_inside or codes[inner] == target)
+        comes_first = then == target and (is_inside or codes[inner] == SUM)
+        if stays or comes_first:
+            found[inner] = WHOLE
+    return found
 
 
 def _kind(written: int, target: int) -> str:

@@ -16,7 +16,7 @@ from graphs.rows import Shard
 from graphs.transforms.derived import Collective, Exchanged
 from graphs.transforms.splitting.rings import SHIFT
 from graphs.transforms.splitting.sharding import SUM, WHOLE, is_by_groups
-from placement.runtime.exchanging.exchanges import Exchange, Member
+from placement.runtime.exchanging.exchanges import Exchange, Member, common
 from placement.runtime.parts.layouts import PartLayout, whole
 from placement.runtime.planning.forms import SUMMED, Form
 from placement.runtime.planning.grouped_lists import are_ends_of_groups
@@ -112,6 +112,9 @@ class PlannedExchanges:
             return Member(kind, of_before[0], after=tuple(of_after), dtype=dtype)
         codes = tuple(b if b == a else WHOLE for b, a in zip(member.before, member.after, strict=True))
         together = values.parts.layout(before._replace(codes=codes), places[0])
+        for wanted in of_after:
+            if sum(piece.n_elements for part in of_before if (piece := common(part, wanted))) < wanted.n_elements:
+                raise self._apart(before)
         return Member(kind, together, tuple(of_before), tuple(of_after), dtype)
 
     def _shifted(self, before: Form, places: list[int], dtype: torch.dtype) -> Member:
@@ -153,11 +156,14 @@ class PlannedExchanges:
             StrategyError: a part is no part of the whole.
         """
         if not all(map(together.holds, parts)):
-            name = self.values.split.graph.op_names[int(self.values.split.graph.tensor_producer[form.tensor])]
-            raise StrategyError(
-                f"what op {name!r} makes of a micro-batch does not lie side by side in the parts of dp, and is needed "
-                "whole; leave out the micro-batches, or dp."
-            )
+            raise self._apart(form)
+
+    def _apart(self, form: Form) -> StrategyError:
+        name = self.values.split.graph.op_names[int(self.values.split.graph.tensor_producer[form.tensor])]
+        return StrategyError(
+            f"what op {name!r} makes of a micro-batch does not lie side by side in the parts of dp, and is needed "
+            "whole; leave out the micro-batches, or dp."
+        )
 
 
 def _as_carried_out(kind: str, member: Exchanged) -> str:

@@ -30,6 +30,7 @@ from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind
 from graphs.opgraph import Phase
 from graphs.rows import Partial, Shard, SplitRow
+from graphs.transforms.splitting.exchange import through_whole
 from graphs.transforms.splitting.masks import of_integer_inputs
 from graphs.transforms.splitting.sharding import SUM, WHOLE, differs, is_by_groups
 from placement.runtime.planning.form_parts import FormParts
@@ -132,7 +133,7 @@ class Values:
     def wanted_by_edge(self, entry: int, op: int, batch: int) -> Wanted:
         """As `wanted`, of entry ``entry`` of ``graph.inputs``, which op j reads."""
         tensor = int(self.split.graph.inputs[1][entry])
-        have, want = [], []
+        codes, want = [], []
         for sharding in self.split.mesh:
             written, read = int(sharding.written[tensor]), int(sharding.read[entry])
             if is_by_groups(read) and written == WHOLE:
@@ -140,13 +141,16 @@ class Values:
                     f"op {self.split.graph.op_names[op]!r} reads the tokens of its experts of a list that all parts "
                     "have, and nothing takes them out; leave out ep."
                 )
-            have.append(read if differs(written, read) else written)
+            codes.append(written)
             want.append(read)
+        targets = [read if differs(written, read) else None for written, read in zip(codes, want, strict=True)]
+        reached = zip(codes, through_whole(codes, targets), strict=True)
+        have = [written if target is None else target for written, target in reached]
         number = self._batch_read(tensor, entry, op, batch)
         is_first = True
         if self.split.chunks is not None and batch > 0 and int(self.split.chunks.read[entry]) == SUM:
             is_first = int(self.split.chunks.written[tensor]) == SUM
-        is_again = self._is_again(tensor, entry, op)
+        is_again = self._is_again(codes, have, op)
         left = Form(tensor, -1, tuple(have), number, is_again)
         right = self._taken(Form(tensor, -1, tuple(want), number), entry, batch)
         return Wanted(left, right, not is_first)
@@ -174,16 +178,19 @@ class Values:
             return ALL if written > SUM else 0
         return ALL if written > SUM and read != written else batch
 
-    def _is_again(self, tensor: int, entry: int, op: int) -> bool:
-        """Whether an op of the backward pass reads what was gathered for it a second time."""
+    def _is_again(self, codes: list[int], have: list[int], op: int) -> bool:
+        """Whether an op of the backward pass reads what was gathered for it a second time.
+
+        Args:
+            codes, have: of a tensor, along each axis: as it was written, and as exchanges leave it.
+        """
         if Phase(int(self.split.graph.phase[op])) is Phase.FORWARD:
             return False
-        for sharding in self.split.mesh:
-            axis = sharding.axis
-            written, read = int(sharding.written[tensor]), int(sharding.read[entry])
-            if written > SUM and read == WHOLE and (axis.words or axis.sequence):
-                return True
-        return False
+        axes = (sharding.axis for sharding in self.split.mesh)
+        return any(
+            written > SUM and left == WHOLE and bool(axis.words or axis.sequence)
+            for axis, written, left in zip(axes, codes, have, strict=True)
+        )
 
     def _wanted_state(self, state: int, op: int, batch: int) -> Wanted:
         number = self.split.state_number.get(state)

@@ -263,6 +263,24 @@ def test_groups_of_replicas_beside_other_axes(strategy: str) -> None:
     check(Tied(), tokens(), strategy)
 
 
+class Pairs(nn.Module):
+    """Scores of all pairs of two towers, each tower's samples in turn the classes of the other's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 6), nn.Linear(4, 6)
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        scores = self.left(left) @ self.right(right).t()
+        each = torch.arange(len(scores))
+        return nn.functional.cross_entropy(scores, each) + nn.functional.cross_entropy(scores.t(), each)
+
+
+@pytest.mark.parametrize("strategy", ["dp4", "dp2 | dp2 zero1", "dp2 | dp2 zero3", "dp2 | dp2 zero3 | tp2"])
+def test_scores_of_all_pairs_are_turned_among_groups_of_replicas(strategy: str) -> None:
+    check(Pairs(), (torch.randn(8, 4), torch.randn(8, 4)), strategy)
+
+
 @pytest.mark.parametrize("strategy", ["hp2", "wp3", "dp2 | hp2", "hp2 | tp2"])
 def test_parts_of_images_read_their_neighbours_edges(strategy: str) -> None:
     check(Convolutions(), (images(),), strategy)
