@@ -39,6 +39,7 @@ EVERYWHERE = (
     "recompute=kind:*", "dp2 | pp2 1f1b mb2", "dp2 | tp2", "pp2 1f1b mb2 | tp2", "dp2 | pp2 1f1b mb2 | tp2",
     "dp2 | dp2 zero1", "dp2 | dp2 zero3", "dp2 | dp2 zero3 | tp2",
     "offload=optimizer", "dp2 zero1 | offload=optimizer", "dp2 zero3 | mb2 | offload=optimizer",
+    "offload=parameters", "dp2 zero3 | mb2 | offload=parameters",
     "dp2 zero3 | offload=activations", "pp2 1f1b mb2 | offload=activations",
     "recompute=*+!kind:*mm* | offload=activations",
 )  # fmt: skip
@@ -46,6 +47,7 @@ TOLERANCE = 5e-4  # of a gradient's largest entry, in float32; in float64 incept
 # In a precision: in whole and in parts alike.
 IN_PRECISION = (
     "mixed: dp2 zero3", "mixed: dp2 | dp2 zero3", "mixed: tp2 sp", "mixed: pp2 1f1b mb2",
+    "mixed: offload=parameters", "mixed: dp2 zero3 | offload=parameters",
     "master: dp2 zero1", "master: tp2 sp", "master: pp2 1f1b mb2",
 )  # fmt: skip
 ROUNDED = 5e-2  # the tolerance in bfloat16, whose numbers are 0.8 % apart

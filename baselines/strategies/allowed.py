@@ -222,10 +222,16 @@ def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:
 def _check_offload(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
     """There is an update, and a host beside each device."""
     if not graph.is_training:
-        what = "the state of the optimizer" if strategy.offloads_optimizer else "what waits for the backward pass"
+        what = "parameters" if strategy.offloads_parameters else "the state of the optimizer"
+        what = what if strategy.offloads_optimizer else "what waits for the backward pass"
         raise StrategyError(
             f"strategy {strategy.text!r} offloads {what}, and graph {graph.name!r} has no "
             f"{'update' if strategy.offloads_optimizer else 'backward pass'}; capture a training step, or leave it out."
+        )
+    if strategy.offloads_parameters and strategy.zero in (1, 2):
+        raise StrategyError(
+            f"strategy {strategy.text!r} has zero{strategy.zero}, with which all devices keep whole parameters, and "
+            "parameters on hosts; write 'zero3', or 'offload=optimizer'."
         )
     used = devices_of(cluster, strategy)[: strategy.devices]
     without = [cluster.devices[d] for d in used[cluster.host_devices[used] < 0].tolist()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ from graphs.records import HOST
 from graphs.transforms.activations import HOSTED, HostedTensors, hosted_tensors, with_hosted_activations
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce, with_fused_updates
 from graphs.transforms.derived import Derived
+from graphs.transforms.hosted_parameters import COPIED_IN, CopiedIn, with_hosted_parameters
 from graphs.transforms.offloading import offloaded
 from graphs.transforms.sequencing import StageBlock, sequenced
 from graphs.transforms.splitting import Zero, copies_of, split_as
@@ -46,6 +47,7 @@ from graphs.transforms.strategy import Strategy
 if TYPE_CHECKING:
     from baselines.strategies.decisions import Decisions
 
+_Copied = Mapping[int, Sequence[CopiedIn]]
 _ABOUT = 0.01  # share of a step time that is worth less than memory
 
 
@@ -62,6 +64,7 @@ class Rewrite:
         fused_s: float64, seconds of each collective that is fused, NaN of one that is spelt out.
         sequences: of a pipeline order that was searched, the blocks of each row of devices; else none.
         hosted: tensors of that graph that wait on hosts for the backward pass; None without.
+        copied: by op of the graph whose collectives are not spelt out, the parameters that it copies from the host.
     """
 
     again: Derived
@@ -72,6 +75,7 @@ class Rewrite:
     fused_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     sequences: tuple[tuple[StageBlock, ...], ...] = ()
     hosted: HostedTensors | None = None
+    copied: _Copied = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +135,9 @@ def applied(
     if folded:
         check_folded(cluster, strategy)
     grid = grid_of(cluster, strategy)
-    again, copies, exchanged, stage, is_apart, joined = _exchanged(graph, cluster, strategy, grid, folded, decided)
+    again, copies, (exchanged, copied), stage, is_apart, joined = _exchanged(
+        graph, cluster, strategy, grid, folded, decided
+    )
     # A single micro-batch leaves no choice of order.
     is_searched = strategy.order == MEMORY_ORDER and strategy.micro_batches > 1
     order = None if is_searched else order_of(strategy, joined is not None)
@@ -154,7 +160,7 @@ def applied(
     if folded:
         used, devices = one_place(cluster, devices, bool(strategy.offload))
     # Where devices do nothing else while they communicate, collectives run on the devices themselves.
-    is_beside = bool(exchanged.collectives) or hosted is not None
+    is_beside = bool(exchanged.collectives) or hosted is not None or strategy.offloads_parameters
     has_lanes = is_beside and cluster.communication != BLOCKING
     is_outer = leaving_hosts(cluster, grid)
     levels = np.unique(is_outer[rank[exchanged.origin], exchanged.along][exchanged.along >= 0])
@@ -197,17 +203,19 @@ def applied(
         stage=stage[spelt_out.origin],
         note=_note(again.graph, derived.graph, cluster, strategy, folded, () if copies is None else copies.mesh),
         is_folded=folded,
-        rewrite=Rewrite(again, copies, rank, grid.reshape(strategy.stages, -1), tuple(names), fused, searched, hosted),
+        rewrite=Rewrite(
+            again, copies, rank, grid.reshape(strategy.stages, -1), tuple(names), fused, searched, hosted, copied
+        ),
     )
 
 
 def _exchanged(
     graph: OpGraph, cluster: Cluster, strategy: Strategy, grid: IntArray, folded: bool, decided: Decisions | None
-) -> tuple[Derived, Copies | None, Derived, IntArray, BoolArray, tuple[str, str] | None]:
+) -> tuple[Derived, Copies | None, tuple[Derived, _Copied], IntArray, BoolArray, tuple[str, str] | None]:
     """``(graph with second runs, how it is cut, graph with collectives not spelt out, stage, is_apart, joined)``.
 
-    Stage and is_apart are of every op of the first, as of `baselines.strategies.stages.stages_from`; joined is as of
-    `joins_micro_batches`.
+    Beside the third stands what it copies from hosts. Stage and is_apart are of every op of the first, as of
+    `baselines.strategies.stages.stages_from`; joined is as of `joins_micro_batches`.
     """
     again = recomputed(graph, strategy.recompute, strategy.micro_batches > 1)
     stage, is_apart = np.zeros(again.graph.n_ops, dtype=np.int64), np.zeros(again.graph.n_ops, dtype=np.bool_)
@@ -226,8 +234,12 @@ def _exchanged(
     whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
     exchanged = with_fused_updates(exchanged) if strategy.fused_updates else exchanged
-    exchanged = offloaded(exchanged, again.graph) if strategy.offloads_optimizer else exchanged
-    return again, copies, exchanged, stage, is_apart, joined
+    copied: _Copied = {}
+    if strategy.offloads_optimizer:
+        exchanged = offloaded(exchanged, again.graph, returns=not strategy.offloads_parameters)
+    if strategy.offloads_parameters:
+        exchanged, copied = with_hosted_parameters(exchanged, again.graph, copies, zero)
+    return again, copies, (exchanged, copied), stage, is_apart, joined
 
 
 def _note(
@@ -298,7 +310,7 @@ def _devices(derived: Derived, cluster: Cluster, devices: IntArray, rank: IntArr
     """
     row = rank[derived.origin]
     result = device = devices[row, derived.part]
-    is_hosted = np.array([kind == HOSTED for kind in derived.graph.kinds], dtype=np.bool_)
+    is_hosted = np.array([kind in (HOSTED, COPIED_IN) for kind in derived.graph.kinds], dtype=np.bool_)
     for lane_of, suits in (
         (cluster.host_devices, derived.graph.is_pinned_to(HOST) | is_hosted),
         (cluster.lane_of, derived.graph.is_pinned_to(LANE) & ~is_hosted),

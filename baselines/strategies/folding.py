@@ -143,6 +143,7 @@ def with_shared_hosts(derived: Derived, cluster: Cluster, grid: IntArray, rank: 
         flops=graph.flops * times,
         bytes_moved=graph.bytes_moved * times,
         kernels=np.rint(graph.kernels * times).astype(np.int64),
+        **{key: np.rint(getattr(graph, key) * times).astype(np.int64) for key in ("parameter_bytes", "gradient_bytes")},
         optimizer_bytes=np.rint(graph.optimizer_bytes * times + waiting).astype(np.int64),
         time_s=graph.time_s * times[:, None],
         fixed_s=graph.fixed_s * times[:, None],

@@ -114,7 +114,7 @@ class Derived:
         return Derived(graph, graph, np.arange(n + 1), np.arange(n), no_part, none, none)
 
     def with_more(self, graph: OpGraph, beside: IntArray) -> Derived:
-        """A graph with one op more beside each of some, int64 [k], of this one's ops [n]; all of them have one origin.
+        """A graph with one op more beside each of some, int64 [k], of this one's ops [n], and with their first origin.
 
         Args:
             graph: its first n ops are those of this one, the others stand beside them in their order.
@@ -123,7 +123,7 @@ class Derived:
         return replace(
             self,
             graph=graph,
-            origin_ptr=np.concatenate([[0], np.cumsum(np.diff(self.origin_ptr)[of])]).astype(np.int64),
+            origin_ptr=np.concatenate([self.origin_ptr, self.origin_ptr[-1] + 1 + np.arange(len(beside))]),
             origins=np.concatenate([self.origins, self.origin[beside]]),
             part=self.part[of],
             micro_batch=self.micro_batch[of],

@@ -26,7 +26,7 @@ NUMBERS = {"flops": 0.0, "bytes_moved": 0.0, "parameter_bytes": 0, "gradient_byt
 }  # of that op
 
 
-def offloaded(derived: Derived, before: OpGraph) -> Derived:
+def offloaded(derived: Derived, before: OpGraph, returns: bool = True) -> Derived:
     """The graph whose updates run on hosts: pinned to CPUs, apart from the other ops of their parameters.
 
     Behind each update there is an op on the device, which takes no time and needs what was updated: all that read the
@@ -35,51 +35,52 @@ def offloaded(derived: Derived, before: OpGraph) -> Derived:
     Args:
         derived: a graph before or after its collectives are spelt out.
         before: the graph before it was cut, with its states; ``derived.origins`` are numbers of its ops.
+        returns: whether devices have back what was updated; else nothing stands behind the updates.
 
     Raises:
         StrategyError: the graph has no states, so nothing says what updates keep.
     """
     graph, n, m = derived.graph, derived.graph.n_ops, derived.graph.n_tensors
     updates = _updates(derived, before)
-    k = len(updates)
     is_update = np.zeros(n, dtype=np.bool_)
     is_update[updates] = True
+    back = updates if returns else updates[:0]
+    k = len(back)
     fetch = np.arange(n, n + k)
-    of_update = np.full(n, -1, dtype=np.int64)
-    of_update[updates] = fetch
+    of_update = np.arange(n)
+    of_update[back] = fetch
     tensor = np.repeat(np.arange(m), np.diff(graph.consumer_ptr)).astype(np.int64)
-    made = is_update[graph.tensor_producer]
-    producer = np.where(made, of_update[graph.tensor_producer], graph.tensor_producer)
+    producer = of_update[graph.tensor_producer]
     tensors = [
         (producer, graph.tensor_bytes, graph.tensor_in_place, graph.tensor_transfer_s),
-        (updates, _updated_bytes(derived, before, updates), np.zeros(k, np.bool_), np.full(k, np.nan)),
+        (back, _updated_bytes(derived, before, back), np.zeros(k, np.bool_), np.full(k, np.nan)),
     ]
     edges = [(tensor, graph.consumers), (np.arange(m, m + k), fetch)]
     columns: dict[str, Any] = {
         key: np.concatenate([value := getattr(graph, key), np.full((k, *value.shape[1:]), own)])
         for key, own in NUMBERS.items()
     }
-    columns |= {key: np.concatenate([getattr(graph, key), getattr(graph, key)[updates]]) for key in ("phase", "stream")}
+    columns |= {key: np.concatenate([getattr(graph, key), getattr(graph, key)[back]]) for key in ("phase", "stream")}
     columns["forward_of"] = np.concatenate([graph.forward_of, np.full(k, -1)])
     columns["optimizer_bytes"] = np.concatenate([_state_bytes(derived, before, updates), np.zeros(k, np.int64)])
-    colocation = np.concatenate([graph.colocation, graph.colocation[updates]])
+    colocation = np.concatenate([graph.colocation, graph.colocation[back]])
     colocation[updates] = -1
     texts: dict[str, Any] = {
-        key: (*(value := getattr(graph, key)), *(value[u] for u in updates.tolist())) for key in ("dtypes", "modules")
+        key: (*(value := getattr(graph, key)), *(value[u] for u in back.tolist())) for key in ("dtypes", "modules")
     }
     result = replace(
         graph,
         **texts,
         **columns,
         **rewired(tensors, edges, np.arange(n + k)),
-        op_names=(*graph.op_names, *(f"{graph.op_names[u]}/fetch" for u in updates.tolist())),
+        op_names=(*graph.op_names, *(f"{graph.op_names[u]}/fetch" for u in back.tolist())),
         kinds=(*graph.kinds, *[FETCH] * k),
         pins=(*((HOST,) if on_host else pins for pins, on_host in zip(graph.pins, is_update, strict=True)), *[()] * k),
         split_rows=(),
         colocation=groups(colocation),
         states=(),
     )
-    return derived.with_more(result, updates)
+    return derived.with_more(result, back)
 
 
 def _updates(derived: Derived, before: OpGraph) -> IntArray:

@@ -26,7 +26,8 @@ from graphs.transforms.splitting.sharding import Axis
 ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "memory", "pipedream")
 VIRTUAL = ("interleaved", "zbv", "v-half")  # orders with several stages on each device, two unless the strategy says
 STATISTICS = ("exact", "sync", "local")
-OPTIMIZER, ACTIVATIONS = OFFLOADED = "optimizer", "activations"  # what may live in the memory of the host
+# Names of all that may live in the memory of the host; parameters with all that an update keeps.
+OPTIMIZER, PARAMETERS, ACTIVATIONS = OFFLOADED = "optimizer", "parameters", "activations"
 NONE = "none"
 _SPECIAL = re.compile(r"[%+|,\s]")  # of a name or pattern: what a line of text would take for its own
 _MOST_BUCKET_BYTES = 10**15
@@ -122,7 +123,8 @@ class Strategy:
         recompute: patterns of modules, or ``kind:`` and one of kinds, that run a second time for the backward pass; of
             what is kept all the same, behind ``!`` (`graphs.transforms.recomputing.selecting`).
         offload: what lives in the memory of each device's host, names of `OFFLOADED`: the state of the optimizer, with
-            the updates; all that the forward pass keeps for the backward pass, or that of patterns as in `recompute`.
+            the updates; parameters and gradients as well, which say the former too; all that the forward pass keeps for
+            the backward pass, or that of patterns as in `recompute`.
         reduce: algorithm of collectives; "" for the quickest of each on the cluster.
         bucket_bytes: gradients are reduced in buckets of about that size; 0 for one at a time.
         fused_updates: whether parameters whose gradients share a bucket are updated in one launch.
@@ -156,6 +158,8 @@ class Strategy:
     def __post_init__(self) -> None:
         ranks = list(AXES)
         object.__setattr__(self, "mesh", tuple(sorted(self.mesh, key=lambda rule: ranks.index(rule.name))))
+        if PARAMETERS in self.offload and OPTIMIZER in self.offload:
+            object.__setattr__(self, "offload", tuple(name for name in self.offload if name != OPTIMIZER))
         names = [rule.name for rule in self.mesh]
         for name in names:
             if names.count(name) > 1:
@@ -261,12 +265,22 @@ class Strategy:
     @property
     def offloads_optimizer(self) -> bool:
         """Whether updates and the state of the optimizer are on hosts."""
-        return OPTIMIZER in self.offload
+        return OPTIMIZER in self.offload or self.offloads_parameters
+
+    @property
+    def offloads_parameters(self) -> bool:
+        """Whether parameters and their gradients are on hosts, too."""
+        return PARAMETERS in self.offload
 
     @property
     def offloaded_activations(self) -> tuple[str, ...]:
         """`ACTIVATIONS`, and patterns, of what goes to hosts between forward and backward pass."""
-        return tuple(name for name in self.offload if name != OPTIMIZER)
+        return tuple(name for name in self.offload if name not in (OPTIMIZER, PARAMETERS))
+
+    @property
+    def offloaded_states(self) -> tuple[str, ...]:
+        """`OPTIMIZER` or `PARAMETERS` where these are on hosts, else nothing."""
+        return tuple(name for name in self.offload if name in (OPTIMIZER, PARAMETERS))
 
     @property
     def devices(self) -> int:

@@ -18,7 +18,7 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "": 1}
 _WORD = re.compile(r"[^\s|]+|\|")
 _SIZED = re.compile(r"([a-z]+)(\d{1,9})")
 _SHARES = re.compile(r"shares=(\d{1,9}(?::\d{1,9})*)")
-_OPTIONS = ("recompute=*", "offload=optimizer", "bucket=25MB", "updates=fused", "devices=gpu0+gpu1", "cuts=OP")
+_OPTIONS = ("recompute=*", "offload=parameters", "bucket=25MB", "updates=fused", "devices=gpu0+gpu1", "cuts=OP")
 _MOST_TOLD = 18  # words that a message lists
 _IN_TEXT = tuple(dict.fromkeys(axis.in_text for axis in AXES.values()))
 _NAMES = {"devices": "device_names", "cuts": "cuts"}  # options that list names, and their fields

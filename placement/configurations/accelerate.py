@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphs.errors import MismatchError
 from graphs.formatting import show
+from graphs.transforms.strategy import OPTIMIZER, PARAMETERS
 from placement.configurations.configuration import ATTENTION, FULL, NONE, Configuration
 from placement.configurations.documents import nested, read_yaml, write_yaml
 from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, said
@@ -40,7 +41,6 @@ _TYPE, _VERSION, _SHARDING, _RESHARD = (
 _KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 _SHARDINGS = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 _NUMBERED = dict(enumerate(_SHARDINGS, 1))
-_ON_HOSTS = "parameters on hosts are gathered from there, which is not modelled"
 _ELSEWHERE = "what it says is in that file; give it to compare in the place of this one"
 
 _KEYS: dict[str, Key] = {
@@ -66,7 +66,7 @@ _KEYS: dict[str, Key] = {
     _SHARDING: read(str, "FULL_SHARD", *_SHARDINGS),
     _RESHARD: read(bool, True),
     f"{_F}auto_wrap_policy": only("TRANSFORMER_BASED_WRAP", why="layers are gathered one by one"),
-    f"{_F}offload_params": only(False, why=_ON_HOSTS),
+    f"{_F}offload_params": read(bool, False),
     f"{_F}activation_checkpointing": read(bool, False),
     f"{_F}activation_checkpointing_offload": only(False, why="inputs of layers on hosts are not read"),
     f"{_F}backward_prefetch": only("BACKWARD_PRE", why="gathers run ahead of the backward pass"),
@@ -89,7 +89,7 @@ _KEYS: dict[str, Key] = {
     f"{_D}zero_stage": read(int, 2, 0, 1, 2, 3),
     f"{_D}gradient_accumulation_steps": read(int, 1, auto=True),
     f"{_D}offload_optimizer_device": read(str, "none", "none", "cpu"),
-    f"{_D}offload_param_device": only("none", why=_ON_HOSTS),
+    f"{_D}offload_param_device": read(str, "none", "none", "cpu"),
     f"{_D}deepspeed_config_file": only("none", None, why=_ELSEWHERE),
     f"{_D}deepspeed_moe_layer_cls_names": inert,
     **inert_keys(
@@ -184,7 +184,11 @@ def _fsdp(values: FileValues, common: Configuration) -> Configuration:
             "predicted; expected TRANSFORMER_BASED_WRAP.",
             _TYPE,
         )
-    common = replace(common, recompute=FULL if values[f"{_F}activation_checkpointing"] else NONE)
+    common = replace(
+        common,
+        recompute=FULL if values[f"{_F}activation_checkpointing"] else NONE,
+        offload=(PARAMETERS,) if values[f"{_F}offload_params"] else (),
+    )
     if values[_VERSION] == 1:
         if any(name.startswith(_P) for name in values.given):
             raise values.error("parallelism_config needs fsdp_version 2, and it is 1.", _VERSION, _TYPE)
@@ -223,12 +227,19 @@ def _sharded(values: FileValues, common: Configuration) -> Configuration:
 
 def _of_deepspeed(values: FileValues, common: Configuration) -> Configuration:
     steps = values[f"{_D}gradient_accumulation_steps"]
+    on_hosts = [values[f"{_D}offload_{what}_device"] == "cpu" for what in ("param", "optimizer")]
+    if on_hosts[0] and not (on_hosts[1] and values[f"{_D}zero_stage"] == 3):
+        raise values.error(
+            f"{_D}offload_param_device is read with zero_stage 3 and with offload_optimizer_device, whose updates are "
+            "on the host, too.",
+            f"{_D}offload_param_device",
+        )
     is_auto = f"{_D}gradient_accumulation_steps" in values.others
     return replace(
         common,
         zero=values[f"{_D}zero_stage"],
         accumulation=None if is_auto else steps,
-        offload=("optimizer",) if values[f"{_D}offload_optimizer_device"] == "cpu" else (),
+        offload=(PARAMETERS,) if on_hosts[0] else (OPTIMIZER,) if on_hosts[1] else (),
         precision=common.precision or "float32",
         overlaps=values[f"{_D}zero_stage"] in (0, 3),
     )
@@ -273,6 +284,7 @@ def document(configuration: Configuration) -> dict[str, Any]:
             f"{_D}zero_stage": found.zero,
             f"{_D}gradient_accumulation_steps": found.accumulation,
             f"{_D}offload_optimizer_device": "cpu" if found.offload else None,
+            f"{_D}offload_param_device": "cpu" if PARAMETERS in found.offload else None,
         }
     elif kind == "MEGATRON_LM":
         given |= {
@@ -298,6 +310,7 @@ def _kind(found: Configuration) -> str:
 
 def _fsdp_keys(found: Configuration) -> dict[str, Any]:
     told: dict[str, Any] = {f"{_F}activation_checkpointing": found.recompute == FULL}
+    told[f"{_F}offload_params"] = PARAMETERS in found.offload
     if found.others.get(_VERSION) == 1:
         hybrid = {3: "HYBRID_SHARD", 2: "HYBRID_SHARD_ZERO2"}
         plain = {3: "FULL_SHARD", 2: "SHARD_GRAD_OP", 0: "NO_SHARD"}
@@ -327,7 +340,7 @@ def _unsaid(found: Configuration, kind: str) -> Iterator[str]:
     """Reasons why accelerate cannot say it."""
     if found.experts > 1 or found.chunks > 1 or (found.stages > 1 and found.order != "1f1b"):
         yield "there is no setting for experts, and of pipelines only 1f1b"
-    if found.offload and kind != "DEEPSPEED":
+    if found.offload and kind != "DEEPSPEED" and (kind, found.offload) != ("FSDP", (PARAMETERS,)):
         yield "there is no setting for updates on hosts, which deepspeed has"
     if kind != "MEGATRON_LM" and (found.stages > 1 or found.sequence_parallel):
         yield "only Megatron-LM has pipelines and sequence parallelism there"
@@ -368,7 +381,6 @@ def accelerate(result: Result) -> dict[str, Any]:
         others |= {
             _VERSION: 2,
             f"{_F}auto_wrap_policy": "TRANSFORMER_BASED_WRAP",  # the model's own `_no_split_modules`
-            f"{_F}offload_params": False,
             f"{_F}state_dict_type": "SHARDED_STATE_DICT",
         }
     others[_TYPE] = "MEGATRON_LM" if is_megatron else "FSDP" if found.zero else "MULTI_GPU"
@@ -379,7 +391,10 @@ def accelerate(result: Result) -> dict[str, Any]:
 
 def _not_fsdp(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     yield from irregular(graph, strategy)
-    yield from not_offloaded(strategy)
+    if strategy.offloads_parameters and strategy.zero != 3:
+        yield "FSDP offloads what it keeps in parts; take zero3"
+    elif strategy.offload != (PARAMETERS,):
+        yield from not_offloaded(strategy)
     if strategy.zero == 1:
         yield "FSDP cuts gradients with the optimizer's state, as zero2 does"
     if strategy.micro_batches > 1:

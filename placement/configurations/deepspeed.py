@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphs.errors import MismatchError
 from graphs.recipes import PRECISIONS, number_bytes
+from graphs.transforms.strategy import OPTIMIZER, PARAMETERS
 from placement.configurations.configuration import NONE, Configuration
 from placement.configurations.documents import nested, read_json
 from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, refused, said
@@ -25,7 +26,6 @@ _STAGE, _OVERLAP = f"{_Z}stage", f"{_Z}overlap_comm"
 _REDUCED, _GATHERED, _PREFETCHED = (f"{_Z}{name}_bucket_size" for name in ("reduce", "allgather", "stage3_prefetch"))
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
 _BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
-_ON_HOSTS = "parameters on hosts are gathered from there, which is not modelled"
 _OF_MODEL = "it acts in models alone that call deepspeed.checkpointing, which no configuration says"
 _QUANTISED = "exchanges in fewer bits are not modelled"
 
@@ -59,7 +59,7 @@ _KEYS: dict[str, Key] = {
     f"{_Z}offload_optimizer.device": read(str, "none", "none", "cpu", auto=True),
     f"{_Z}offload_optimizer.ratio": only(1.0, why="all of the optimizer is on the host"),
     f"{_Z}offload_optimizer.*": inert,
-    f"{_Z}offload_param.device": only("none", why=_ON_HOSTS),
+    f"{_Z}offload_param.device": read(str, "none", "none", "cpu", auto=True),
     f"{_Z}offload_param.*": inert,
     f"{_Z}cpu_offload": only(False, why="it is now offload_optimizer.device"),
     f"{_Z}zero_hpz_partition_size": only(1, why="a second copy of the parameters in each host is not modelled"),
@@ -129,6 +129,12 @@ def read_deepspeed(text: str) -> Configuration:
         raise values.error(
             f"{_Z}offload_optimizer needs stage 1, 2 or 3, and the stage is 0.", f"{_Z}offload_optimizer.device"
         )
+    has_parameters = values[f"{_Z}offload_param.device"] == "cpu"
+    if has_parameters and not (is_on_hosts and zero == 3):
+        raise values.error(
+            f"{_Z}offload_param is read with stage 3 and with offload_optimizer, whose updates are on the host, too.",
+            f"{_Z}offload_param.device",
+        )
     overlaps = values[_OVERLAP]
     return Configuration(
         tool="deepspeed",
@@ -142,7 +148,7 @@ def read_deepspeed(text: str) -> Configuration:
         precision=precision,
         is_float16=bool(is_float16),
         optimizer=None if values["optimizer.type"] is None else values["optimizer.type"].lower(),
-        offload=("optimizer",) if is_on_hosts else (),
+        offload=(PARAMETERS,) if has_parameters else (OPTIMIZER,) if is_on_hosts else (),
         bucket_bytes=values[_REDUCED] * _gradient_bytes(precision) if _REDUCED in values.given else None,
         overlaps=zero in (0, 3) if overlaps is None else overlaps,
         others=others,
@@ -191,6 +197,7 @@ def document(configuration: Configuration) -> dict[str, Any]:
         _OVERLAP: None if found.overlaps == (found.zero in (0, 3)) else found.overlaps,
         _REDUCED: None if found.bucket_bytes is None else found.bucket_bytes // _gradient_bytes(found.precision),
         f"{_Z}offload_optimizer.device": "cpu" if found.offload else None,
+        f"{_Z}offload_param.device": "cpu" if PARAMETERS in found.offload else None,
         "tensor_parallel.autotp_size": found.tensor,
         "sequence_parallel_size": found.context,
         "optimizer.type": None if found.optimizer is None else _OPTIMIZERS[found.optimizer],
@@ -263,6 +270,6 @@ def _unsaid_of(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     if strategy.offloaded_activations:
         yield "the model itself must say which activations go to the host"
     if strategy.offloads_optimizer and not strategy.zero:
-        yield "it offloads what ZeRO splits; take zero1 or zero2"
+        yield f"it offloads what ZeRO splits; take {'zero3' if strategy.offloads_parameters else 'zero1 or zero2'}"
     if strategy.recompute:
         yield "the model itself must say what it recomputes"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphs.errors import ConfigurationError
 from graphs.transforms.axes import GROUPS
+from graphs.transforms.strategy import PARAMETERS
 from placement.configurations.configuration import EVERY, FULL, LAYERS_PER_STAGE, NONE, OPS, Configuration
 from placement.configurations.documents import read_toml, write_toml
 from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, said
@@ -38,7 +39,7 @@ _KEYS: dict[str, Key] = {
     f"{_T}dtype": read(str, _WIDE, _WIDE, _NARROW),
     f"{_T}mixed_precision_param": read(str, _NARROW, _NARROW, _WIDE),
     f"{_T}mixed_precision_reduce": only(_WIDE, why="torchtitan has no other"),
-    f"{_T}enable_cpu_offload": only(False, why="parameters on hosts are gathered from there, which is not modelled"),
+    f"{_T}enable_cpu_offload": read(bool, False),
     **inert_keys("dataset dataset_path max_norm steps gc_freq gc_debug seed deterministic dataloader.*", _T),
     f"{_P}data_parallel_replicate_degree": read(int, 1),
     f"{_P}data_parallel_shard_degree": read(int, -1),
@@ -135,6 +136,7 @@ def read_torchtitan(text: str) -> Configuration:
         precision=_precision(values),
         stack="compiled" if values[f"{_C}enable"] else "eager",
         optimizer=values["optimizer.name"].lower(),
+        offload=(PARAMETERS,) if is_sharded and values[f"{_T}enable_cpu_offload"] else (),
         recompute=_recompute(values),
         sizes={} if each is None else {LAYERS_PER_STAGE: each},
         others=others,
@@ -217,6 +219,7 @@ def write_torchtitan(configuration: Configuration) -> str:
         f"{_T}seq_len": found.sequence,
         f"{_T}dtype": _NARROW if found.precision == _NARROW else None,
         f"{_T}mixed_precision_param": _WIDE if found.precision == _WIDE else None,
+        f"{_T}enable_cpu_offload": PARAMETERS in found.offload,
         f"{_P}data_parallel_replicate_degree": found.groups if is_sharded else found.shards,
         f"{_P}data_parallel_shard_degree": (-1 if found.shards is None else found.shards) if is_sharded else 1,
         f"{_P}fsdp_reshard_after_forward": reshards if is_sharded else None,
@@ -266,7 +269,7 @@ def _unsaid(found: Configuration) -> Iterator[str]:
         yield "gradients are accumulated up to a global batch, which is not known"
     if found.recompute not in (NONE, FULL, OPS) and not found.recompute.startswith(EVERY):
         yield "it recomputes whole layers, every so many of them, or all but every other product"
-    if found.offload:
+    if found.offload and not (found.zero and found.offload == (PARAMETERS,)):
         yield "it has no setting for the optimizer or activations on hosts alone"
     if found.optimizer not in (None, "adam", "adamw"):
         yield f"it has no optimizer {found.optimizer}"

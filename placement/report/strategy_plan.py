@@ -58,7 +58,9 @@ def split_lines(strategy: Strategy) -> Iterator[str]:
         again, kept = parted(strategy.recompute)
         but = f", but for {', '.join(kept)}, which is kept" if kept else ""
         yield f"recompute: {', '.join(again)} a second time for the backward pass{but}."
-    if strategy.offloads_optimizer:
+    if strategy.offloads_parameters:
+        yield "offload: parameters, gradients and updates on each device's host; parameters copied in for each use."
+    elif strategy.offloads_optimizer:
         yield "offload: updates and the state of the optimizer on the host of each device."
     if strategy.offloaded_activations:
         names = ", ".join(strategy.offloaded_activations)

@@ -98,7 +98,7 @@ def _parts(strategy: Strategy) -> Iterator[str]:
         again, kept = parted(strategy.recompute)
         yield f"recomputing {'everything' if again == ('*',) and not kept else _modules(again, kept)}"
     if strategy.offloads_optimizer:
-        yield "updates on the host"
+        yield f"{'parameters' if strategy.offloads_parameters else 'updates'} on the host"
     if strategy.offloaded_activations:
         taken, left = parted(strategy.offloaded_activations)
         what = "activations" if taken == (ACTIVATIONS,) else f"activations of {_counted(taken)}"

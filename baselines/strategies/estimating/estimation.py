@@ -23,8 +23,10 @@ from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.estimating.hosts import Done, HostWay, Offloaded, missing_on_hosts
 from baselines.strategies.estimating.local_costs import Hops, LocalCosts, Sizes, hops_of, local_costs
 from baselines.strategies.estimating.step import (
+    ALL_GATHER,
     BACK,
     BACKWARD,
+    COPIED_IN,
     FORWARD,
     GROUPS,
     HALO,
@@ -122,10 +124,19 @@ class Estimation:
         zero_axis = names.index("dp") if strategy.zero and "dp" in names else -1
         keeps = tuple(not axis.words and not axis.sequence for axis in axes)
         synchronised = strategy.statistics == "sync"
-        split = Split(tuple(made), keeps, chunks, zero_axis, strategy.zero, synchronised)
+        on_hosts = strategy.offloads_parameters
+        split = Split(tuple(made), keeps, chunks, zero_axis, strategy.zero, synchronised, on_hosts)
         shares = tuple(rule.shares for rule in strategy.mesh if rule.size > 1)
         sizes = Sizes(tuple(axis.size for axis in axes), strategy.micro_batches, shares)
-        key = (*(cut.key for cut in made), keeps, chunks and chunks.key, zero_axis, strategy.zero, synchronised)
+        key = (
+            *(cut.key for cut in made),
+            keeps,
+            chunks and chunks.key,
+            zero_axis,
+            strategy.zero,
+            synchronised,
+            on_hosts,
+        )
         return split, sizes, key
 
     # -- times ------------------------------------------------------------------------------------------------
@@ -142,7 +153,7 @@ class Estimation:
         job_s = self._job_seconds(local, ranks)
         jobs = self.step.jobs
         self.job_lane = leaving_hosts(self.estimator.cluster, self.grid)[ranks[jobs.block // GROUPS], jobs.axis] + 0
-        for lane, kind in enumerate((THERE, BACK), LANES - 2):
+        for lane, kind in ((LANES - 2, THERE), (LANES - 1, BACK), (LANES - 1, COPIED_IN)):
             self.job_lane[jobs.kind == kind] = lane
         if self.strategy.fused_updates:
             local = replace(local, op_s=local.op_s - self._saved_s(devices))
@@ -180,7 +191,7 @@ class Estimation:
         size = self._in_buckets(local.job_bytes.copy())
         for kind, axis, r in {*zip(jobs.kind.tolist(), jobs.axis.tolist(), rank.tolist(), strict=True)}:
             chosen = np.flatnonzero((jobs.kind == kind) & (jobs.axis == axis) & (rank == r) & self.has_time)
-            if kind in (THERE, BACK):
+            if kind in (THERE, BACK, COPIED_IN):
                 result[chosen] = self.host_ways[r].seconds(size[chosen])
             elif kind == HALO:
                 result[chosen] = self._border_s(size[chosen], axis, r)
@@ -189,11 +200,15 @@ class Estimation:
                     _COLLECTIVES[kind], axis, size[chosen], self.strategy.reduce, stage=r
                 )
                 result[chosen] *= self.sizes.axes[axis] - 1 if kind == SHIFT else 1  # once for each block of others
+            of_parts = chosen[(jobs.state[chosen] >= 0) & (kind == ALL_GATHER) & self.split.on_hosts]
+            if len(of_parts):  # each part comes from its host, and is gathered then
+                part = size[of_parts] / jobs.amount[of_parts] / self.sizes.axes[axis]
+                result[of_parts] += self.host_ways[r].seconds(part)
         return result
 
     def _host_ways(self) -> list[HostWay]:
         """The way to its host of each stage; none where nothing waits there."""
-        if not self.strategy.offloaded_activations:
+        if not self.strategy.offloaded_activations and not self.strategy.offloads_parameters:
             return []
         cluster, devices = self.estimator.cluster, self.grid.reshape(len(self.grid), -1).tolist()
         return [HostWay.of(cluster, cluster.host_devices, numbers, devices) for numbers in devices]
@@ -367,7 +382,7 @@ class Estimation:
         frame, lives, graph = self.step.frame, self.step.lives, self.source.graph
         n = graph.n_ops
         size = np.where(graph.tensor_in_place, 0.0, local.tensor_bytes)
-        if self.split.zero >= 2 and self.split.zero_axis >= 0:
+        if (self.split.zero >= 2 and self.split.zero_axis >= 0) or self.split.on_hosts:
             size = np.where(_is_gradient(graph, self.source.states), local.tensor_bytes, size)
         sizes = np.concatenate([size, np.where(self.step.jobs.is_gradient, 0.0, local.job_made)])[lives.tensor]
         born, gone = _sums(lives.first, sizes, n), _sums(lives.last, sizes, n)
@@ -398,7 +413,8 @@ class Estimation:
             end: int64 [S], the place after each stage's backward pass.
         """
         graph, lives, tensors = self.source.graph, self.step.lives, self.step.summed
-        if self.strategy.micro_batches == 1 or self.split.zero < 2 or self.split.zero_axis < 0:
+        is_released = (self.split.zero >= 2 and self.split.zero_axis >= 0) or self.split.on_hosts
+        if self.strategy.micro_batches == 1 or not is_released:
             return np.zeros(self.n_stages)
         waits = np.zeros(graph.n_tensors, dtype=np.bool_)
         waits[tensors] = _is_gradient(graph, self.source.states)[tensors]

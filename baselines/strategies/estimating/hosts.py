@@ -47,7 +47,7 @@ class Offloaded:
         link, host: int64 [u], number of the link on its way that most others take, and of the host.
         there_s, update_s, back_s: float64 [u], seconds on the way there, on the host, and back.
         is_shared: bool [u], whether collectives of its stage take links on this way, too.
-        kept: float64 [S], bytes of the optimizer that each place of a virtual stage keeps there.
+        kept: float64 [S], bytes that each place of a virtual stage keeps there.
     """
 
     local: LocalCosts
@@ -80,6 +80,10 @@ class Offloaded:
         state, parameter = (
             local_states(split, sizes, states, size, level >= 1) for size in (states.optimizer, states.parameter)
         )
+        back = parameter[trained] * (not split.on_hosts)  # devices copy parameters in when they need them
+        if split.on_hosts:
+            gradient = local_states(split, sizes, states, states.gradient, level >= 2)
+            state = state + np.where(states.trained | states.frozen, parameter + gradient, 0.0)
         update = states.update[trained]
         is_update = np.zeros(graph.n_ops, dtype=np.bool_)
         is_update[update] = True
@@ -116,7 +120,7 @@ class Offloaded:
             host=hosts[[numbers[0] for numbers in devices]][stage],
             there_s=latency_s + s_per_byte * size,
             update_s=beside * on_host,
-            back_s=latency_s + s_per_byte * parameter[trained],
+            back_s=np.where(back > 0, latency_s + s_per_byte * back, 0.0),
             is_shared=np.array([one.is_shared for one in ways])[stage],
             kept=kept,
         )

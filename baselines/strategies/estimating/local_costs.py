@@ -15,6 +15,7 @@ from baselines.strategies.estimating.step import (
     ALL_REDUCE,
     ALL_TO_ALL,
     BACK,
+    COPIED_IN,
     HALO,
     SHIFT,
     STATISTICS,
@@ -335,7 +336,9 @@ def _job_bytes(
             whole[at] *= np.where(jobs.axis[at] == a, size, cut.share(size, weights)[op])
     whole = np.where(split.adds_parts(jobs), whole / (sizes.axes or (1,))[split.zero_axis], whole)
     is_made = ~jobs.is_update & ~np.isin(jobs.kind, (HALO, STATISTICS, SUMS, THERE, SHIFT))
-    made = np.where(np.isin(jobs.kind, (ALL_GATHER, ALL_REDUCE, BACK)), whole, whole / k)
+    made = np.where(np.isin(jobs.kind, (ALL_GATHER, ALL_REDUCE, BACK, COPIED_IN)), whole, whole / k)
+    copied = jobs.kind == COPIED_IN
+    whole[copied] /= jobs.amount[copied]  # it is cast here
     return {"job_bytes": whole, "job_made": np.where(is_made, made, 0.0)}
 
 

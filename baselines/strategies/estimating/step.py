@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 GROUPS = 4
 FORWARD, BACKWARD, WEIGHTS, ONCE = range(GROUPS)
 _USUAL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
-KINDS = (*_USUAL, "halo", "statistics", "sums", "there", "back", "shift")
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS, SUMS, THERE, BACK, SHIFT = range(len(KINDS))
+KINDS = (*_USUAL, "halo", "statistics", "sums", "there", "back", "shift", "copied in")
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, HALO, STATISTICS, SUMS, THERE, BACK, SHIFT, COPIED_IN = range(
+    len(KINDS)
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +89,7 @@ class Jobs:
         is_gradient: bool [j], whether it reduces a gradient, once a step and in a bucket.
         is_update: bool [j], whether it gathers parameters that were updated.
         amount: float64 [j], of a halo the share of the tensor that a neighbour's border is, of statistics their bytes,
-            of a state the share of its bytes that travels.
+            of a state the share of its bytes that its readers have.
         waits_op, waits_job: int64 [w] each: place of an op, and the job for which it waits.
     """
 
@@ -207,6 +209,7 @@ class Split:
         zero_axis: number of the axis along which storage is split; -1 for none.
         zero: the level.
         synchronised: whether parts of a batch norm put their statistics together.
+        on_hosts: whether parameters and gradients lie on hosts, and are copied in for each use.
     """
 
     cuts: tuple[AxisCut, ...]
@@ -215,6 +218,7 @@ class Split:
     zero_axis: int = -1
     zero: int = 0
     synchronised: bool = False
+    on_hosts: bool = False
 
     def stored_in_parts(self, states: States) -> BoolArray:
         """bool [s]: states whose storage is split, as ZeRO has it; weights that are cut along its axis are not."""
@@ -282,7 +286,7 @@ class _Builder:
             ops = np.flatnonzero(self.split.cuts[a].sums_bytes)
             self._put_together(SUMS, a, ops, self.split.cuts[a].sums_bytes[ops])
             self._ring(a)
-        if self.split.zero_axis >= 0:
+        if self.split.zero_axis >= 0 or self.split.on_hosts:
             self._storage()
         if hosted is not None:
             self._to_hosts(hosted)
@@ -384,10 +388,11 @@ class _Builder:
         self.waits.append((waits, np.arange(self.n_jobs - n, self.n_jobs)))
 
     def _storage(self) -> None:
-        """Gathers of parameters whose storage is split."""
+        """Gathers of parameters whose storage is split, and copies of those that lie whole on hosts."""
         frame, states = self.frame, self.states
         a, level, is_split = self.split.zero_axis, self.split.zero, self.split.stored_in_parts(states)
-        if level < 3:
+        is_copied = (states.trained | states.frozen) & self.split.on_hosts
+        if level < 3 and not self.split.on_hosts:
             found = np.flatnonzero(is_split)
             n = len(found)
             update, none = states.update[found], np.full(n, -1, dtype=np.int64)
@@ -400,7 +405,7 @@ class _Builder:
         previous: str | None = None
         rows, ends, shares = [], [], []
         for state, _, readers, cast, layer in states.gathers:
-            if not is_split[state]:
+            if not is_split[state] and not is_copied[state]:
                 continue
             first, last = readers[0], readers[-1]
             shares.append(1.0 if cast < 0 else self._narrower(state, cast))
@@ -411,7 +416,8 @@ class _Builder:
             after = turns[-2] if len(turns) > 1 else -1
             if after > turns[-1]:
                 after = turns[-1] - 1
-            rows.append((ALL_GATHER, a, -1, state, after, int(frame.block[first])))
+            kind, axis = (ALL_GATHER, a) if is_split[state] else (COPIED_IN, 0)
+            rows.append((kind, axis, -1, state, after, int(frame.block[first])))
             ends.append((int(frame.position[first]), int(frame.position[last])))
         table, n = np.array(rows, dtype=np.int64).reshape(-1, 6).T, len(rows)
         self._keep(*table, np.zeros(n, np.bool_), np.zeros(n, np.bool_), np.array(shares))
@@ -420,8 +426,13 @@ class _Builder:
         self.waits.append((places[:, 0], numbers))
         self.job_lives.append((numbers, np.minimum(np.maximum(table[4], 0), places[:, 0]), places[:, 1]))
         gathered = np.zeros(self.graph.n_tensors, dtype=np.bool_)
-        gathered[self.graph.output_ptr[self.split.cast_in_parts(states)]] = True
+        casts = states.casts if self.split.on_hosts else self.split.cast_in_parts(states)
+        gathered[self.graph.output_ptr[casts]] = True
         self.direct &= ~gathered[self.tensor]  # readers have what was gathered of them
+        if self.split.on_hosts:  # gradients leave for their updates when they are there
+            self.direct &= (self.graph.phase[self.consumer] != Phase.UPDATE) | (
+                self.graph.phase[self.producer] == Phase.UPDATE
+            )
 
     def _narrower(self, state: int, cast: int) -> float:
         """Share of a parameter's bytes that its cast has."""

@@ -45,7 +45,8 @@ _ROUNDING = 1e-9  # relative: a score adds up millions of numbers
 def strategy_bounds(graph: OpGraph, cluster: Cluster, keeps_statistics: bool = True) -> Mapping[str, float]:
     """Seconds that no strategy can beat, under `ALL`, `ONE_DEVICE`, `NO_STRATEGY` and names of `families.FAMILIES`.
 
-    Where devices have hosts, what updates do and keep may be there, and under `WITH_HOST` is the bound of one device.
+    Where devices have hosts, what updates do and keep may be there, parameters among it, and under `WITH_HOST` is the
+    bound of one device.
     `NO_STRATEGY` is that of placements of the graph as it is (`env.bounds`). Infinite where none of a family can be,
     for want of devices or of memory for what is kept. They hold for all ways to cut into even or uneven parts, for
     subsets of the devices, and for unequal ones. Takes less than a second for 10,000 ops.
@@ -71,13 +72,25 @@ def strategy_bounds(graph: OpGraph, cluster: Cluster, keeps_statistics: bool = T
 
 
 def _without_updates(graph: OpGraph) -> OpGraph:
-    """The graph whose updates take no time and keep no state on the devices: hosts may do and have all of that."""
+    """The graph whose updates take no time, and of whose parameters nothing is kept: hosts may do and have all that."""
     is_update = graph.phase == Phase.UPDATE
     flops, moved, kernels = (np.where(is_update, 0, each) for each in (graph.flops, graph.bytes_moved, graph.kernels))
     time_s = np.where(is_update[:, None] & ~np.isnan(graph.time_s), 0.0, graph.time_s)
     fixed_s = np.where(is_update[:, None], 0.0, graph.fixed_s)
-    states = tuple(replace(state, optimizer_bytes=0) for state in graph.states)
+    states, parameter = [], graph.parameter_bytes.copy()
+    index = {name: op for op, name in enumerate(graph.op_names)} if graph.states else {}
+    updates = {name for name, updates in zip(graph.op_names, is_update.tolist(), strict=True) if updates}
+    for state in graph.states:
+        buffer_bytes = state.parameter_bytes if not state.frozen and updates.isdisjoint(state.users) else 0
+        parameter[index[state.users[0]]] -= state.parameter_bytes - buffer_bytes
+        states.append(replace(state, parameter_bytes=buffer_bytes, gradient_bytes=0, optimizer_bytes=0))
     none = np.zeros_like(graph.optimizer_bytes)
+    kept: dict[str, Any] = {
+        "parameter_bytes": np.maximum(parameter, 0),
+        "gradient_bytes": none,
+        "optimizer_bytes": none,
+        "states": tuple(states),
+    }
     costs: dict[str, Any] = {
         "flops": flops,
         "bytes_moved": moved,
@@ -85,7 +98,7 @@ def _without_updates(graph: OpGraph) -> OpGraph:
         "time_s": time_s,
         "fixed_s": fixed_s,
     }
-    return replace(graph, **costs, optimizer_bytes=none, states=states)
+    return replace(graph, **costs, **kept)
 
 
 def _placement_s(problem: Problem) -> float:

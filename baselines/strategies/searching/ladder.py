@@ -9,7 +9,7 @@ from baselines.strategies.estimating.estimate import Estimate, Figures
 from baselines.strategies.searching.records import Pool
 from baselines.strategies.searching.saving import Saving, savings
 from baselines.strategies.searching.space import EACH_LAYER, Space, may_offload
-from graphs.transforms.strategy import OPTIMIZER, Strategy
+from graphs.transforms.strategy import OPTIMIZER, PARAMETERS, Strategy
 
 RUNGS = ("replicas", "ZeRO", "ZeRO, recompute", "with offload", "with tensor parallel")
 
@@ -45,6 +45,7 @@ def first_rungs(space: Space) -> Iterator[Strategy]:
         yield replace(plain, offload=(OPTIMIZER,))
         yield from (replace(plain, recompute=way.recompute, offload=way.offload) for way in ways if way.offload)
         yield from (replace(plain, recompute=way.recompute, offload=(OPTIMIZER, *way.offload)) for way in ways)
+        yield from (replace(plain, recompute=again, offload=(PARAMETERS,)) for again in ((), EACH_LAYER))
 
 
 def ladder_of(pool: Pool) -> Mapping[str, Figures]:

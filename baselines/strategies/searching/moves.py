@@ -17,14 +17,14 @@ from baselines.strategies.devices import (
 )
 from baselines.strategies.searching.patterns import patterns
 from baselines.strategies.searching.saving import savings
-from baselines.strategies.searching.space import may_offload, sharded
+from baselines.strategies.searching.space import may_offload, offloads, sharded
 from baselines.strategies.stage_cuts import moved_cuts
 from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.splitting.sharding import shares
-from graphs.transforms.strategy import OPTIMIZER, ORDERS, VIRTUAL, MeshRule, Strategy
+from graphs.transforms.strategy import ORDERS, VIRTUAL, MeshRule, Strategy
 
 Move = tuple[str, Strategy]
 
@@ -196,20 +196,22 @@ def _kept_cuts(strategy: Strategy, order: str) -> tuple[str, ...]:
 def _memory(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Move]:
     if graph.is_training and strategy.replicas > 1:
         for level in range(4):
+            if strategy.offloads_parameters and level in (1, 2):
+                continue
             yield from (("ZeRO", made) for made in sharded(cluster, strategy, level))
             if level and (group := _group(strategy)) > 1:
                 yield from (("ZeRO", strategy.grouped(size, level)) for size in _scaled(group))
-    if strategy.offload or may_offload(graph, cluster, strategy):
-        waiting = strategy.offloaded_activations
-        yield "offload", replace(strategy, offload=waiting if strategy.offloads_optimizer else (OPTIMIZER, *waiting))
-        if waiting:
-            yield "offload", replace(strategy, offload=(OPTIMIZER,) if strategy.offloads_optimizer else ())
+    states, waiting = strategy.offloaded_states, strategy.offloaded_activations
+    for names in offloads(graph, cluster, strategy):
+        if names != states:
+            yield "offload", replace(strategy, offload=(*names, *waiting))
+    if waiting:
+        yield "offload", replace(strategy, offload=states)
     yield from (("recompute", replace(strategy, recompute=again)) for again in patterns(graph).recomputed)
-    on_host = (OPTIMIZER,) if strategy.offloads_optimizer else ()
     may_wait = bool(strategy.offload) or may_offload(graph, cluster, strategy)
     for saving in savings(graph, cluster).near(strategy.recompute):
         if may_wait or not saving.offload:
-            changed = replace(strategy, recompute=saving.recompute, offload=(*on_host, *saving.offload))
+            changed = replace(strategy, recompute=saving.recompute, offload=(*states, *saving.offload))
             yield ("offload" if saving.offload else "recompute"), changed
 
 

@@ -95,7 +95,7 @@ def like(strategy: Strategy) -> object:
     rules = ((rule, bool(rule.tensor_modules)) for rule in strategy.mesh)
     mesh = tuple((rule.name, rule.size, rule.sequence, rule.by_heads, rule.is_ring, cuts) for rule, cuts in rules)
     pipeline = strategy.stages, strategy.order, bool(strategy.device_names)
-    on_host = strategy.offloads_optimizer, bool(strategy.offloaded_activations)
+    on_host = strategy.offloaded_states, bool(strategy.offloaded_activations)
     return mesh, *pipeline, strategy.zero, strategy.micro_batches > 1, bool(strategy.recompute), on_host
 
 

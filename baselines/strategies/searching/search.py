@@ -26,11 +26,11 @@ from baselines.strategies.searching.records import Pool, Rival, Scored, Tried, l
 from baselines.strategies.searching.saving import savings
 from baselines.strategies.searching.scoring import scored_ops, tried
 from baselines.strategies.searching.settings import DEFAULTS, SearchSettings
-from baselines.strategies.searching.space import Space, frugal_strategies, may_offload, sharded
+from baselines.strategies.searching.space import Space, frugal_strategies, offloads, sharded
 from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
-from graphs.transforms.strategy import OPTIMIZER, Strategy
+from graphs.transforms.strategy import Strategy
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
 ScoreMany = Callable[[Sequence[Strategy]], Sequence[Tried]]  # each by itself, in their order
@@ -129,9 +129,8 @@ class _Search:
         self._let_rival_settle()
         self.is_whole = self._estimate_all(self._sketches(), "sketch", least=1, enough=self._is_hopeless)
         for frugal in frugal_strategies(self.graph, self.space.n_devices):
-            offloaded = replace(frugal, offload=(OPTIMIZER,))
-            both = [frugal, offloaded] if may_offload(self.graph, self.cluster, frugal) else [frugal]
-            if self.fits or not self._estimate_all(both, "climb", least=len(self.pool.estimates) + len(both)):
+            ways = [replace(frugal, offload=names) for names in offloads(self.graph, self.cluster, frugal)]
+            if self.fits or not self._estimate_all(ways, "climb", least=len(self.pool.estimates) + len(ways)):
                 break
         self._estimate_all(first_rungs(self.space), "climb")
         self.progress("climbing", 1, 4)
@@ -238,13 +237,13 @@ class _Search:
         """More and more frugal forms of a strategy, until one fits."""
         has_dp = any(rule.name == "dp" for rule in plain.mesh)
         levels = (0, 1, 3) if has_dp and self.graph.is_training else (0,)
-        offloads = ((), (OPTIMIZER,)) if may_offload(self.graph, self.cluster, plain) else ((),)
         more, parts = self.space.recomputations, patterns(self.graph).most_parts
         steps = savings(self.graph, self.cluster).steps[1:4:2]  # those that keep most, and about a third
         again = (*more[:-1], *steps, *([parts] if parts else []), *more[-1:])
-        for offload, recompute, zero in itertools.product(offloads, again, levels):
+        on_hosts = offloads(self.graph, self.cluster, plain)
+        for offload, recompute, zero in itertools.product(on_hosts, again, levels):
             for frugal in sharded(self.cluster, replace(plain, recompute=recompute, offload=offload), zero):
-                if not self.space.may_fit(frugal):
+                if not self.space.may_fit(frugal) or (frugal.offloads_parameters and zero == 1):
                     continue
                 yield frugal
                 found = self.pool.estimates.get(frugal)

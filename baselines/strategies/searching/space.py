@@ -19,7 +19,7 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.rows import op_with_statistics
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.recomputing import unmatched
-from graphs.transforms.strategy import OPTIMIZER, MeshRule, Strategy
+from graphs.transforms.strategy import OPTIMIZER, PARAMETERS, MeshRule, Strategy
 
 EACH_LAYER = ("*",)  # as `Strategy.recompute`
 _COUNTS = 1e-3  # share of a step that is worth an option of a strategy
@@ -69,7 +69,7 @@ class Space:
         for rule in strategy.mesh:
             parts *= rule.size if AXES[rule.name].shares_states or rule.tensor_modules else 1
         dp = max((rule.size for rule in strategy.mesh if rule.name == "dp"), default=1)
-        sizes = [graph.parameter_bytes.sum(), graph.gradient_bytes.sum()]
+        sizes = [] if strategy.offloads_parameters else [graph.parameter_bytes.sum(), graph.gradient_bytes.sum()]
         sizes += [] if strategy.offloads_optimizer else [graph.optimizer_bytes.sum()]
         kept = sum(float(size) / (dp if strategy.zero > 2 - i else 1) for i, size in enumerate(sizes)) / parts
         return bool(kept <= max(self.cluster.devices[d].usable_bytes for d in self.cluster.compute_devices.tolist()))
@@ -181,11 +181,20 @@ def has_batch_statistics(graph: OpGraph) -> bool:
 
 
 def may_offload(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> bool:
-    """Whether devices have hosts for the state of the optimizer, and the graph with updates there is not too large."""
+    """Whether devices have hosts for states, and the graph with updates there is not too large."""
     if not graph.is_training or not graph.states or (cluster.host_devices[cluster.compute_devices] < 0).any():
         return False
     offloaded = replace(strategy, offload=(OPTIMIZER,))
     return expected_ops(graph, strategy) <= _MOST_OFFLOADED or is_to_be_folded(graph, cluster, offloaded)
+
+
+def offloads(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[tuple[str, ...]]:
+    """States that may lie on hosts, as `Strategy.offloaded_states`, nothing first and what costs most time last."""
+    yield ()
+    if may_offload(graph, cluster, strategy):
+        yield (OPTIMIZER,)
+        if strategy.zero in (0, 3):
+            yield (PARAMETERS,)
 
 
 def divisors(n: int) -> list[int]:

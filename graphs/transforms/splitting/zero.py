@@ -76,13 +76,19 @@ class Storage:
         for number, state in enumerate(graph.states):
             owner = self._index[state.users[0]]
             sizes = (state.parameter_bytes, state.gradient_bytes, state.optimizer_bytes)
-            levels = [self.level >= least and self._is_split(number, state) for least in (3, 2, 1)]
-            for part, size, is_split in zip(result, sizes, levels, strict=True):
-                if size:
-                    part[owner] += self._local(number, size, is_split) - size
+            for part, size, local in zip(result, sizes, self.stored(number), strict=True):
+                part[owner] += local - size
         for part in result:
             np.maximum(part, 0, out=part)
         return result[0], result[1], result[2]
+
+    def stored(self, number: int) -> tuple[IntArray, IntArray, IntArray]:
+        """int64 [K] each: bytes of a state's parameter, gradient and optimizer state that each place keeps."""
+        state = self.layout.graph.states[number]
+        sizes = (state.parameter_bytes, state.gradient_bytes, state.optimizer_bytes)
+        levels = [self.level >= least and self._is_split(number, state) for least in (3, 2, 1)]
+        found = [self._local(number, size, is_split) for size, is_split in zip(sizes, levels, strict=True)]
+        return found[0], found[1], found[2]
 
     def _is_whole(self, state: int) -> bool:
         """Whether ops use all of a state along the axis of storage, so that ZeRO may split it."""

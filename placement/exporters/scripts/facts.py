@@ -79,8 +79,10 @@ class Facts:
 
     @property
     def is_cut(self) -> bool:
-        """Whether no process keeps all weights, so that they are to be cut before there is memory for them."""
-        return self.tp > 1 or (self.is_sharded and not self.is_hybrid_shard and not self.has_cut_replicas)
+        """Whether no device keeps all weights, so that they are to be cut before there is memory for them."""
+        if self.tp > 1 or self.strategy.offloads_parameters:
+            return True
+        return self.is_sharded and not self.is_hybrid_shard and not self.has_cut_replicas
 
     @property
     def on_meta(self) -> bool:
@@ -118,7 +120,8 @@ class Facts:
     @property
     def updates_parts(self) -> bool:
         """Whether the optimizer works on plain tensors that parameters have parts in."""
-        return self.strategy.offloads_optimizer or (self.strategy.zero == 1 and self.is_hybrid_shard)
+        on_host = self.strategy.offloads_optimizer and not self.strategy.offloads_parameters
+        return on_host or (self.strategy.zero == 1 and self.is_hybrid_shard)
 
     @property
     def has_blocks(self) -> bool:
@@ -134,7 +137,7 @@ class Facts:
         """
         if self.strategy.zero >= 2 or self.reduces_itself:
             return False
-        return self.has_policy or (self.dp > 1 and (self.tp > 1 or self.stages is not None))
+        return self._needs_fully_shard or (self.dp > 1 and (self.tp > 1 or self.stages is not None))
 
     @property
     def is_ddp(self) -> bool:
@@ -143,7 +146,7 @@ class Facts:
     @property
     def reduces_itself(self) -> bool:
         """Replicas of stages without a wrapper, whose gradients the script reduces."""
-        if self.stages is None or self.dp == 1 or self.tp > 1 or self.has_policy:
+        if self.stages is None or self.dp == 1 or self.tp > 1 or self._needs_fully_shard:
             return False
         return self.strategy.zero == 1 or (self.strategy.zero == 0 and self.strategy.order in INPUTS_APART)
 
@@ -162,5 +165,10 @@ class Facts:
         return self.precision is not None and (self.precision.casts_parameters or self.precision.has_masters)
 
     @property
+    def _needs_fully_shard(self) -> bool:
+        """Whether nothing but `fully_shard` does what is wanted, on however many replicas."""
+        return self.has_policy or self.strategy.offloads_parameters
+
+    @property
     def is_sharded(self) -> bool:
-        return (self.dp > 1 or self.has_policy) and not self.is_ddp and not self.reduces_itself
+        return (self.dp > 1 or self._needs_fully_shard) and not self.is_ddp and not self.reduces_itself

@@ -53,8 +53,8 @@ def import_lines(facts: Facts) -> str:
     if facts.is_cut:
         torch_names.append("from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict")
     if facts.is_sharded:
-        policy = "MixedPrecisionPolicy, " if facts.has_policy else ""
-        torch_names.append(f"from torch.distributed.fsdp import {policy}fully_shard")
+        policies = ["CPUOffloadPolicy"] * strategy.offloads_parameters + ["MixedPrecisionPolicy"] * facts.has_policy
+        torch_names.append(f"from torch.distributed.fsdp import {', '.join([*policies, 'fully_shard'])}")
     if facts.is_ddp:
         torch_names.append("from torch.nn.parallel import DistributedDataParallel")
     if strategy.zero == 1:

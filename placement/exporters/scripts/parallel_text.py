@@ -90,6 +90,9 @@ def _fully_shard(facts: Facts, whole: str, model: str, each_layer: str, inner: s
         formats = f"param_dtype=torch.{facts.precision.activation}, reduce_dtype=torch.{facts.precision.gradient}"
         lines.append(f"{model}.float()  # as parameters are kept, and updated")
         more["mp_policy"] = f"MixedPrecisionPolicy({formats})"
+    if facts.strategy.offloads_parameters:
+        lines.append("# The host keeps parameters, gradients and what the optimizer makes, and updates them.")
+        more["offload_policy"] = "CPUOffloadPolicy(pin_memory=torch.cuda.is_available())"
     if facts.has_cut_replicas:
         more["ignored_params"] = f"{{p for p in {model}.parameters() if isinstance(p, DTensor)}}"
     if facts.has_blocks:

@@ -46,11 +46,20 @@ REAL_INPUTS = """\
         if isinstance(value, torch.Tensor) and value.is_meta:
             inputs[name] = torch.zeros_like(value, device="cpu")  # a stand-in: train on batches of your own
 """
+MEMORY = (
+    "    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))"
+)
+MEMORY_OF_HOST = """
+    def lies(tensor: torch.Tensor) -> torch.Tensor:  # on the host if it is a parameter
+        place = torch.device("cpu") if isinstance(tensor, nn.Parameter) else device
+        return torch.empty_like(tensor, device=place) if tensor.is_meta else tensor.to(place)
+
+    model._apply(lies)"""
 GIVE_WEIGHTS = '''
 def give_weights(model: nn.Module, device: torch.device) -> None:
     """Memory for weights that are on ``meta``, now that they are cut, and their values; others are moved."""
     missing = {name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta}
-    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+$MEMORY
     if missing and WEIGHTS:
         values = torch.load(WEIGHTS, map_location="cpu", mmap=True, weights_only=True)
         values = {f"$PREFIX{name}": value for name, value in values.items()}
@@ -140,7 +149,7 @@ def divide_by_share(optimizer: torch.optim.Optimizer$MESH) -> float:
     MEANS.shares.clear()
 $REDUCE    for p in trained:
         if p.grad is not None:
-            p.grad.div_(share)
+            p.grad.div_(share.to(p.grad.device))
     return share.item()
 '''
 

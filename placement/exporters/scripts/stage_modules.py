@@ -93,6 +93,11 @@ def _check_tied(graph: OpGraph, strategy: Strategy, is_apart: BoolArray, shared:
                 f"op {show(graph.op_names[op])} uses a parameter of another stage without a module that holds it too; "
                 "give each stage a layer of its own with that weight, or use a strategy without stages."
             )
+    if strategy.offloads_parameters:
+        raise MismatchError(
+            f"strategy {show(strategy.text)} has gradients of parameters that are tied across stages on hosts, and "
+            "devices add them up; untie them, or write 'offload=optimizer'."
+        )
     if strategy.zero > 1 or any(rule.name == "tp" and rule.size > 1 for rule in strategy.mesh):
         raise MismatchError(
             f"strategy {show(strategy.text)} cuts parameters that are tied across stages, so no stage has a whole "

@@ -43,7 +43,8 @@ def _pieces(facts: Facts) -> Iterator[str]:
         inputs += parts.IN_BFLOAT16
     yield filled(parts.BUILD, MAKE=make, INPUTS=inputs, LOSS=loss) + "\n"
     if facts.is_cut:
-        yield filled(parts.GIVE_WEIGHTS, PREFIX="model." if facts.stages is not None else "") + "\n"
+        memory = parts.MEMORY_OF_HOST if strategy.offloads_parameters else parts.MEMORY
+        yield filled(parts.GIVE_WEIGHTS, MEMORY=memory, PREFIX="model." if facts.stages is not None else "") + "\n"
     if facts.dp > 1 or (strategy.micro_batches > 1 and facts.stages is None):
         yield (parts.PART_OF_SHARES if facts.samples else parts.PART) + "\n"
     if facts.groups > 1:

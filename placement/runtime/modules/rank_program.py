@@ -53,8 +53,8 @@ class RankProgram:
         check_same_plan(group, plan)
         self._plan, self._group, self._place, self._stored = plan, group, place, stored
         self._program = plan.values.step.program
-        own = plan.states[group.rank] if plan.is_offloaded else ()
-        self._on_host = {name: state for state in own if state.trained for name in state.names}
+        own = plan.states[group.rank]
+        self._on_host = {name: state for state in own if state.on_host for name in state.names}
         self._code = write(plan, group.rank, place)
         self._op_names = tuple(self._program.graph.op_names)
         first_tag = _TRAINING_TAG if self._program.train else _FORWARD_TAG
@@ -138,5 +138,7 @@ class RankProgram:
             return drawn[name]
         found = self._stored(name)
         if found is not None and name in self._on_host:
+            if self._plan.keeps_parameters_on_hosts:  # the code copies them when it needs them
+                return found.detach()
             return fetched(found, self._on_host[name], self._place)
         return (self._program.constants[name] if found is None else found).to(self._place)

@@ -39,7 +39,7 @@ class StrategyModule(OpByOpWrapper):
     dropout draws for each sample what it draws on one device.
 
     Where updates are offloaded, parameters lie on the host, with their gradients and what the optimizer makes for them,
-    and a step begins with a copy on the device.
+    and a step begins with a copy on the device, or parameters are copied for each use.
 
     Under a placement other batch sizes and lengths are captured when they first come, as far as the model runs the same
     ops for them; a strategy is for the sizes that it was made for.
@@ -61,8 +61,7 @@ class StrategyModule(OpByOpWrapper):
         self._tensors = NamedTensors(model)
         self._program = RankProgram(plan, group, place, self._tensors.get)
         self._outlines = outlines_of(model)
-        host = torch.device("cpu") if plan.is_offloaded else None
-        self._states = RankStates(model, plan.states, group, place, host)
+        self._states = RankStates(model, plan.states, group, place)
         # The first of tied names, under which this rank's module has a parameter of the plan.
         self._own_names = {name: state.name for state in self._states.table[group.rank] for name in state.names}
         self._evaluations: dict[str, OtherStep] = {}  # by what is no tensor among the arguments

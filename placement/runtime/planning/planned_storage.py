@@ -99,7 +99,7 @@ class PlannedStorage:
 
     def _stored(self, rank: int) -> Iterator[StatePart]:
         row, place = divmod(rank, self.values.split.places)
-        program = self.values.step.program
+        program, strategy = self.values.step.program, self.values.applied.strategy
         trained = {gradient.state for gradient in self.gradients}
         for s, state in enumerate(program.states):
             if state.kind == "constant" or row not in self.rows[s]:
@@ -110,7 +110,10 @@ class PlannedStorage:
                 vector = self.flat(part.n_elements, place)
                 flat = vector.runs(0)[0] if vector.runs(0) else (0, 0)
             has_room = flat is not None and s not in self._gathered
-            yield StatePart(state.names, part, flat, program.state_infos[s].layout.dtype, s in trained, has_room)
+            on_host = strategy.offloads_optimizer and s in trained
+            on_host |= strategy.offloads_parameters and self._is_frozen(s)
+            dtype = program.state_infos[s].layout.dtype
+            yield StatePart(state.names, part, flat, dtype, s in trained, has_room, on_host)
 
     # -- ZeRO -------------------------------------------------------------------------------------------------
 
@@ -162,8 +165,13 @@ class PlannedStorage:
             return frozenset()
         split = {gradient.state for gradient in self.gradients}
         if self.values.applied.strategy.zero == 3:
-            split |= {s for s, n in self.values.split.state_number.items() if self.values.split.graph.states[n].frozen}
+            split |= {s for s in self.values.split.state_number if self._is_frozen(s)}
         return frozenset(state for state in split if self.values.state_codes(state)[axis] <= SUM)
+
+    def _is_frozen(self, state: int) -> bool:
+        """Whether a state of the program is a parameter that no op writes."""
+        number = self.values.split.state_number.get(state)
+        return number is not None and self.values.split.graph.states[number].frozen
 
     @cached_property
     def _gathered(self) -> frozenset[int]:

@@ -122,9 +122,9 @@ class StrategyPlan:
         return self.values.applied.strategy.is_none
 
     @property
-    def is_offloaded(self) -> bool:
-        """Whether the optimizer works on the hosts of the devices."""
-        return self.values.applied.strategy.offloads_optimizer
+    def keeps_parameters_on_hosts(self) -> bool:
+        """Whether devices have parameters for each use alone, and no gradients."""
+        return self.values.applied.strategy.offloads_parameters
 
     @property
     def n_ranks(self) -> int:

@@ -42,12 +42,29 @@ def asked_back(away: Away) -> Away:
     """Begin to copy a tensor back to its device; does not wait."""
     if away.done is None:
         return away
-    stream = _stream(away.device, "back")
-    stream.wait_event(away.done)
+    _stream(away.device, "back").wait_event(away.done)
+    return _on_its_way(away.value, away.device)
+
+
+def copied_in(tensor: torch.Tensor, device: torch.device) -> Away:
+    """Begin to copy a tensor that lies on the host to a device; does not wait."""
+    return _on_its_way(tensor.detach(), device) if device.type == "cuda" else Away(tensor, device, None)
+
+
+def landed(away: Away) -> torch.Tensor:
+    """A tensor that was sent away, on the host, for what the host does from now on."""
+    if away.done is not None:
+        away.done.synchronize()
+    return away.value
+
+
+def _on_its_way(tensor: torch.Tensor, device: torch.device) -> Away:
+    """The copy of a pinned tensor on a GPU, once the stream of copies comes to it."""
+    stream = _stream(device, "back")
     with torch.cuda.stream(stream):
-        value = torch.empty_strided(away.value.size(), away.value.stride(), dtype=away.value.dtype, device=away.device)
-        value.copy_(away.value, non_blocking=True)
-    return Away(value, away.device, stream.record_event())
+        value = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+        value.copy_(tensor, non_blocking=True)
+    return Away(value, device, stream.record_event())
 
 
 def arrived(away: Away) -> torch.Tensor:

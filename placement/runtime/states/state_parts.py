@@ -15,6 +15,8 @@ from graphs.errors import StrategyError
 from placement.runtime.parts.layouts import PartLayout, join, take, whole
 from placement.runtime.states.local_tensors import Unfilled, entries, memory_of, slot_of
 
+HOST = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class StatePart:
@@ -28,6 +30,7 @@ class StatePart:
         trained: an optimizer changes it.
         has_room: ZeRO below level 3: the entries that are stored lie in memory for all of the part, where each step
             gathers the others around them.
+        on_host: it lies in the memory of the host of its rank's device.
     """
 
     names: tuple[str, ...]
@@ -36,6 +39,7 @@ class StatePart:
     dtype: torch.dtype
     trained: bool
     has_room: bool = False
+    on_host: bool = False
 
     @property
     def name(self) -> str:
@@ -156,9 +160,7 @@ def _with_names(state: StatePart, tied: dict[str, list[str]]) -> StatePart:
     return replace(state, names=(*state.names, *more)) if more else state
 
 
-def local_states(
-    model: nn.Module, table: StateTable, rank: int, place: torch.device, host: torch.device | None = None
-) -> list[Unfilled]:
+def local_states(model: nn.Module, table: StateTable, rank: int, place: torch.device) -> list[Unfilled]:
     """Make a model that of rank: its parameters and buffers become what the rank stores, the rest is freed.
 
     Names, modules and `nn.Parameter` objects stay; what other ranks store is None. Tied ones stay tied. Tensors on
@@ -167,8 +169,7 @@ def local_states(
     Args:
         model: whole, or on ``meta``.
         table: of `completed`.
-        place: the device of the rank.
-        host: where parameters that an optimizer changes are kept instead; None: there, too.
+        place: the device of the rank, in whose memory lies what is not on its host.
 
     Returns:
         Those that were on ``meta``, for `check_filled`.
@@ -185,9 +186,8 @@ def local_states(
                 raise StrategyError(f"the model has no {name!r}; the strategy is for another model.")
             if id(tensor) not in kept:
                 if memory is None:
-                    is_offloaded = host is not None and state.trained
-                    memory = _memory(tensor, state, host if is_offloaded else place)  # type: ignore[arg-type]
-                    if is_offloaded and place.type == "cuda":
+                    memory = _memory(tensor, state, HOST if state.on_host else place)
+                    if state.on_host and place.type == "cuda":
                         memory = memory.pin_memory()  # a GPU copies from and to no other memory at full speed
                 kept[id(tensor)] = _holding(tensor, memory)
             owner, kind, last = slot_of(model, name)

@@ -36,7 +36,6 @@ class RankStates:
         table: what each rank stores; what it leaves out goes to rank 0.
         group: the processes.
         place: the device of this rank.
-        host: where it keeps what an optimizer changes, as of `local_states`.
 
     Attributes:
         table: with every parameter and buffer of the model.
@@ -48,12 +47,11 @@ class RankStates:
         table: StateTable,
         group: ProcessGroup,
         place: torch.device,
-        host: torch.device | None = None,
     ) -> None:
         self._model, self._group = model, group
         self.table = completed(table, model)
         self._start = first_values(model)
-        self._new = local_states(model, self.table, group.rank, place, host)
+        self._new = local_states(model, self.table, group.rank, place)
         self._is_checked = False
         self._counted = counted(self.table, group.rank)
 

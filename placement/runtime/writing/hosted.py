@@ -1,4 +1,4 @@
-"""`HostedForms`: tensors of the forward pass that wait in the memory of the host until the backward pass reads them."""
+"""Tensors on the host: `HostedForms` wait there for the backward pass, `CopiedParameters` lie there between uses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from graphs.transforms.activations import HOSTED
-from placement.runtime.program.hosted_tensors import arrived, asked_back, sent_away
+from graphs.transforms.splitting.storage_ops import cast_tensor
+from placement.runtime.program.hosted_tensors import arrived, asked_back, copied_in, sent_away
+from placement.runtime.writing.code import CPU
 
 if TYPE_CHECKING:
     from placement.runtime.planning.forms import Form
@@ -63,3 +65,46 @@ class HostedForms:
         origin, part, batch = exchanged.origin.tolist(), exchanged.part.tolist(), exchanged.micro_batch.tolist()
         mine = (op for op in here if part[op] == self._parts.place and rows[origin[op]] == self._parts.row)
         return frozenset((origin[op], batch[op]) for op in mine)
+
+
+class CopiedParameters:
+    """Copies parameters that lie on the host where the plan does, for those who read them from then on.
+
+    Attributes:
+        casts: ops that cast a parameter for the ops of its layer, once for each copy -> the parameter.
+    """
+
+    def __init__(self, code: Code, parts: RankParts, forms: RankForms, arguments: Arguments) -> None:
+        self._code, self._forms, self._arguments = code, forms, arguments
+        self._values, split = parts.values, parts.values.split
+        self._state_of = {number: state for state, number in split.state_number.items()}
+        self._copied = split.rewrite.copied
+        self._for_gathers: dict[int, fx.Node] = {}
+        apart = [one for copied in self._copied.values() for one in copied if one.cast >= 0 and not one.is_gathered]
+        self.casts = {one.cast: self._state_of[one.state] for one in apart}
+
+    def begin(self, op: int) -> None:
+        """Begin the copies of an op of the strategy's graph."""
+        for one in self._copied[op]:
+            state = self._state_of[one.state]
+            coming = self._code.call(copied_in, self._forms.state(state), CPU)
+            if one.is_gathered:
+                self._for_gathers[state] = coming
+            else:
+                self._replace(self._values.kept(state), self._code.call(arrived, coming))
+
+    def stored(self, state: int) -> fx.Node:
+        """The line that a rank gives to a gather of a parameter, on its device."""
+        if state in self._for_gathers:
+            return self._code.call(arrived, self._for_gathers.pop(state))
+        return self._forms.state(state)
+
+    def cast(self, op: int) -> None:
+        """Cast what was copied last, as op j does."""
+        form = self._values.written(cast_tensor(self._values.split.graph, op))
+        value = self._forms.get(self._values.kept(self.casts[op]))
+        self._replace(form, self._code.cast(value, self._values.parts.root(form).layout.dtype))
+
+    def _replace(self, form: Form, value: fx.Node) -> None:
+        self._forms.replace(form, value)
+        self._arguments.forget(form)

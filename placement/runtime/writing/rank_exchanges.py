@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from placement.runtime.writing.arguments import Arguments
     from placement.runtime.writing.code import Code
     from placement.runtime.writing.extras import BatchSums
+    from placement.runtime.writing.hosted import CopiedParameters
     from placement.runtime.writing.rank_forms import RankForms
     from placement.runtime.writing.rank_parts import RankParts
 
@@ -34,15 +35,23 @@ class RankExchanges:
     as much again.
     """
 
-    def __init__(self, code: Code, parts: RankParts, forms: RankForms, arguments: Arguments, sums: BatchSums) -> None:
+    def __init__(
+        self,
+        code: Code,
+        parts: RankParts,
+        forms: RankForms,
+        arguments: Arguments,
+        sums: BatchSums,
+        copied: CopiedParameters,
+    ) -> None:
         self._code, self._parts, self._forms = code, parts, forms
-        self._arguments, self._sums = arguments, sums
+        self._arguments, self._sums, self._copied = arguments, sums, copied
         self._plan, self._values, self._graph = parts.plan, parts.values, parts.graph
         self._exchanged = parts.values.applied.exchanged
         self._gathers: list[int] = []  # exchanges of updated parameters, in order
         self._n_gathered = 0  # how many of these have begun
         self._gathered_by: dict[Form, int] = {}
-        self._casts: dict[int, fx.Node] = {}
+        self._casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
         self._open: fx.Node | None = None  # the exchange of gradients that is on its way
 
     def begin(self, number: int, batch: int) -> None:
@@ -80,10 +89,10 @@ class RankExchanges:
             return self._code.call(flattened, value), ("gradient", state)
         if member.what == "parameter":
             state, form = self._plan.storage.flat_state(member)
-            stored = self._forms.state(state)
+            stored = self._copied.stored(state)
             if member.cast >= 0:
                 form = self._plan.storage.cast_form(member)
-                stored = self._cast(member.cast, stored, self._values.parts.root(form).layout.dtype)
+                stored = self._cast(stored, self._values.parts.root(form).layout.dtype)
             return stored, form._replace(phase=member.phase, batch=batch)
         turn = max(member.turn, 0)
         before = Form(member.number, -1, member.before, SUMMED if member.is_summed else batch, turn=turn)
@@ -101,11 +110,11 @@ class RankExchanges:
         ends = self._forms.read(self._values.wanted_by_edge(found.entry, found.op, form.batch))
         return self._code.call(way(found.lists, found.low, found.high), value, ends)
 
-    def _cast(self, op: int, stored: fx.Node, dtype: torch.dtype) -> fx.Node:
-        """The stored part of a parameter, as op j casts it."""
-        if op not in self._casts:
-            self._casts[op] = self._code.cast(stored, dtype)
-        return self._casts[op]
+    def _cast(self, stored: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """A stored part of a parameter in another format; cast once."""
+        if (stored, dtype) not in self._casts:
+            self._casts[stored, dtype] = self._code.cast(stored, dtype)
+        return self._casts[stored, dtype]
 
     def _is_needless(self, member: Exchanged) -> bool:
         """Whether an exchange is of a table of numbers, which every rank has, or of statistics that nobody reads."""

@@ -11,6 +11,8 @@ from graphs.errors import StrategyError
 from graphs.transforms.splitting.sharding import is_by_groups
 from placement.runtime.planning.forms import ALL, Form
 from placement.runtime.planning.strategy_plan import Crossing
+from placement.runtime.program.hosted_tensors import arrived, copied_in
+from placement.runtime.writing.code import CPU
 from placement.runtime.writing.glue import Join, nothing_like
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class RankForms:
         self.made: dict[Form, fx.Node] = {}
         self._reads: dict[tuple[Wanted, bool], fx.Node] = {}
         self._sources: tuple[Source, ...] = ()
+        numbers = {one.state for copied in parts.values.split.rewrite.copied.values() for one in copied}
+        self._hosted = {state for state, n in parts.values.split.state_number.items() if n in numbers}
         self._outgoing: dict[Form, list[Crossing]] = {}
         for crossing in parts.plan.crossings:
             if crossing.source == parts.row:
@@ -105,7 +109,11 @@ class RankForms:
         return next(node for node in found if node is not None)
 
     def _stored(self, form: Form) -> fx.Node | None:
-        return self.state(form.state) if form.state >= 0 else None
+        if form.state < 0:
+            return None
+        value = self.state(form.state)
+        # If the plan has not copied it before this line, it is copied now.
+        return self._code.call(arrived, self._code.call(copied_in, value, CPU)) if form.state in self._hosted else value
 
     def _side_by_side(self, form: Form) -> fx.Node | None:
         """Results of all micro-batches, put together."""

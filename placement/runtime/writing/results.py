@@ -11,6 +11,7 @@ from placement.runtime.exchanging.exchanges import Exchange, Member
 from placement.runtime.parts.layouts import whole
 from placement.runtime.planning.forms import Wanted, info_of
 from placement.runtime.program.device_layout import Key
+from placement.runtime.program.hosted_tensors import landed, sent_away
 from placement.runtime.writing.glue import flattened
 
 if TYPE_CHECKING:
@@ -33,6 +34,14 @@ class Results:
         self._code, self._parts, self._arguments, self._exchanges = code, parts, arguments, exchanges
         self._plan, self._values, self._step = parts.plan, parts.values, parts.step
         self.given: list[tuple[Key, fx.Node]] = []
+        self._sent: dict[int, fx.Node] = {}  # gradients on their way to the host, by state
+
+    def send_gradient(self, op: int) -> None:
+        """Send the gradient that op j updates with to the host, where gradients lie there."""
+        if self._plan.keeps_parameters_on_hosts:
+            for gradient in self._plan.storage.gradients:
+                if gradient.update == op and gradient.state not in self._sent:
+                    self._sent[gradient.state] = self._code.call(sent_away, self._gradient(gradient))
 
     def give(self) -> None:
         """Everything."""
@@ -46,14 +55,19 @@ class Results:
         for gradient in self._plan.storage.gradients:
             if self._values.split.rows[gradient.update] != self._parts.row:
                 continue
-            if ("gradient", gradient.state) in self._code.pending:
-                value = self._code.arrived(("gradient", gradient.state))
+            if gradient.state in self._sent:
+                value = self._code.call(landed, self._sent[gradient.state])
             else:
-                value = self._exchanges.gradient(gradient)
-                if gradient.state in self._plan.storage.flattened:
-                    value = self._flat_part(value, gradient)
+                value = self._gradient(gradient)
             name = self._step.program.states[gradient.state].names[0]
             self.given.append((("gradient", name), value))
+
+    def _gradient(self, gradient: Gradient) -> fx.Node:
+        """A gradient as this rank stores its parameter."""
+        if ("gradient", gradient.state) in self._code.pending:
+            return self._code.arrived(("gradient", gradient.state))
+        value = self._exchanges.gradient(gradient)
+        return self._flat_part(value, gradient) if gradient.state in self._plan.storage.flattened else value
 
     def _flat_part(self, value: fx.Node, gradient: Gradient) -> fx.Node:
         """The stretch of a gradient that needs no reduction that this rank stores."""

@@ -36,6 +36,7 @@ from torch import fx
 from graphs.opgraph import Phase
 from graphs.transforms.activations import HOSTED
 from graphs.transforms.derived import STORED
+from graphs.transforms.hosted_parameters import COPIED_IN
 from graphs.transforms.splitting.exchange import ACCUMULATE
 from graphs.transforms.splitting.rings import RING_BLOCK, RING_MERGE
 from graphs.transforms.splitting.synchronised import CLASS_SUMS, STATISTICS
@@ -45,7 +46,7 @@ from placement.runtime.program.routines import Routine
 from placement.runtime.writing.arguments import Arguments
 from placement.runtime.writing.code import CPU, Code
 from placement.runtime.writing.extras import BatchSums
-from placement.runtime.writing.hosted import HostedForms
+from placement.runtime.writing.hosted import CopiedParameters, HostedForms
 from placement.runtime.writing.rank_exchanges import RankExchanges
 from placement.runtime.writing.rank_forms import RankForms
 from placement.runtime.writing.rank_ops import RankOps
@@ -98,7 +99,8 @@ class Writer:
         forms = RankForms(self._code, self.parts)
         self.arguments = Arguments(self._code, self.parts, forms)
         self.sums = BatchSums(self._code, self.parts, self.arguments)
-        self._exchanges = RankExchanges(self._code, self.parts, forms, self.arguments, self.sums)
+        self._copied = CopiedParameters(self._code, self.parts, forms, self.arguments)
+        self._exchanges = RankExchanges(self._code, self.parts, forms, self.arguments, self.sums, self._copied)
         self.ops = RankOps(self._code, self.parts, forms, self.arguments, self.sums)
         self._hosted = HostedForms(self._code, self.parts, forms, self.arguments)
         self._results = Results(self._code, self.parts, self.arguments, self._exchanges)
@@ -137,8 +139,12 @@ class Writer:
             self.ops.ring.block(origin, batch)
         elif kind == RING_MERGE:
             self.ops.ring.merge(origin, batch)
+        elif kind == COPIED_IN:
+            self._copied.begin(op)
         elif kind in (ACCUMULATE, STORED) or self._is_of_storage(origin):
-            return
+            self._results.send_gradient(origin)
+        elif origin in self._copied.casts:
+            self._copied.cast(origin)
         elif kind == HOSTED:
             self._hosted.ask_back(origin, batch)
         elif graph.kernels[origin] or kind != "input":

@@ -92,6 +92,8 @@ def test_folded_is_close_to_unfolded_where_collectives_meet(text: str) -> None:
         "dp4 | offload=optimizer",
         "dp4 zero1 | offload=optimizer",
         "dp4 zero3 | offload=optimizer+activations",
+        "dp4 zero3 | offload=parameters",
+        "dp2 | mb2 | offload=parameters",
         "dp2 | tp2 | offload=activations",
         "dp2 | pp2 1f1b mb4 | recompute=*+!kind:*mm* | offload=activations",
     ],

@@ -26,10 +26,11 @@ from graphs import OpGraph, Phase
 from graphs.capture import capture
 from graphs.errors import PlacementError
 from graphs.records import HOST
-from graphs.transforms.strategy import OFFLOADED, Strategy
+from graphs.transforms.strategy import ACTIVATIONS, OPTIMIZER, PARAMETERS, Strategy
 from graphs.zoo import build
 
 UNEVEN = (4e3, 2e3, 1e3)
+_OFFLOADS = ((), (OPTIMIZER, ACTIVATIONS), (PARAMETERS,), (PARAMETERS, ACTIVATIONS))
 
 
 @cache
@@ -177,7 +178,7 @@ def cases(draw: st.DrawFn) -> tuple[OpGraph, Cluster, Strategy]:
         micro_batches=draw(st.sampled_from((1, 2, 3, 4))),
         zero=zero,
         recompute=draw(st.sampled_from(((), ("*",)))),
-        offload=OFFLOADED if has_host and draw(st.booleans()) else (),
+        offload=draw(st.sampled_from(_OFFLOADS[: 4 if has_host else 1])),
         fused_updates=draw(st.booleans()),
         statistics="local",
     )

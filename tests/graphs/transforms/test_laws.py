@@ -190,12 +190,18 @@ def recipes() -> st.SearchStrategy[str]:
         ("dp2 | dp2{}", "dp4{}", "dp2{} | cp2", "dp2{} | cp2 ulysses", "dp2{} | cp2 ring", "cp4", "dp2{} | tp2 sp")
     )
     again = " | recompute=*", " | recompute=*+!kind:*mm*"
-    hosts = " | offload=optimizer", " | mb2 | offload=optimizer", " | offload=activations"
+    hosts = (
+        " | offload=optimizer",
+        " | mb2 | offload=optimizer",
+        " | offload=activations",
+        " | mb2 | offload=parameters",
+    )
     both = " | mb2 | offload=activations", " | recompute=*+!kind:*mm* | offload=optimizer+activations"
     rest = st.sampled_from(("", " | mb2", *again, *hosts, *both))
 
     def made(mesh: str, level: str, more: str) -> str:
-        return mesh.format(level or " zero1" * mesh.startswith("dp2 |")) + more
+        level = level or " zero1" * mesh.startswith("dp2 |")
+        return mesh.format(" zero3" if level and "parameters" in more else level) + more
 
     return st.builds(made, meshes, zero, rest)
 
@@ -218,9 +224,13 @@ def test_recipes_keep_one_copy_for_each_group_and_all_scorers_agree(name: str, t
     assert optimizer >= copies * graph.optimizer_bytes.sum()  # what tensor parallelism does not cut is there twice
     assert whole > 1 or optimizer == copies * graph.optimizer_bytes.sum()
     if strategy.offloads_optimizer:
-        host = [device.kind == HOST for device in made.problem.cluster.devices]
+        host = np.array([device.kind == HOST for device in made.problem.cluster.devices])
         updates = made.problem.graph.optimizer_bytes > 0
-        assert np.array(host)[made.plan.device[updates]].all()
+        assert host[made.plan.device[updates]].all()
+    if strategy.offloads_parameters:
+        there = host[made.plan.device]
+        assert made.problem.graph.parameter_bytes[there].sum() >= copies * sum(s.gradient_bytes for s in graph.states)
+        assert made.problem.graph.gradient_bytes[~there].sum() == 0
 
 
 @pytest.mark.parametrize("name", MODELS)

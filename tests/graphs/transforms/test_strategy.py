@@ -51,7 +51,7 @@ def strategies(draw: st.DrawFn) -> Strategy:
         micro_batches=draw(st.integers(1, 64)),
         zero=draw(st.integers(0, 3)) if "dp" in names else 0,
         recompute=tuple(draw(st.just([]) | PATTERNS)),
-        offload=tuple(draw(st.sampled_from([(), OFFLOADED]))),
+        offload=tuple(draw(st.sampled_from([(), OFFLOADED[:1], OFFLOADED[1:]]))),
         reduce=draw(st.sampled_from(["", *ALGORITHMS])),
         bucket_bytes=draw(st.integers(0, 10**15 - 1)),
         fused_updates=draw(st.booleans()),

@@ -70,6 +70,7 @@ def torchtitan(draw: st.DrawFn) -> dict[str, Any]:
         "groups": draw(_DEGREES) if is_sharded else 1,
         "shards": draw(st.one_of(st.none(), _MORE)) if is_sharded else draw(_DEGREES),
         "zero": draw(st.sampled_from([2, 3])) if is_sharded else 0,
+        "offload": draw(st.sampled_from([(), ("parameters",)])) if is_sharded else (),
         "tensor": tensor,
         "sequence_parallel": tensor > 1,
         "context": draw(_DEGREES),
@@ -143,7 +144,7 @@ def deepspeed(draw: st.DrawFn) -> dict[str, Any]:
         "precision": precision,
         "is_float16": precision == "master-bf16-reduce" and draw(st.booleans()),
         "optimizer": draw(st.sampled_from([None, "adam", "adamw"])),
-        "offload": draw(st.sampled_from([(), ("optimizer",)])) if zero else (),
+        "offload": draw(st.sampled_from([(), ("optimizer",), ("parameters",)][: (1, 2, 2, 3)[zero]])),
         "bucket_bytes": draw(st.one_of(st.none(), st.integers(1, 10**9).map(lambda n: 4 * n))),
         "overlaps": draw(st.booleans()),
     }
@@ -164,7 +165,7 @@ def accelerate(draw: st.DrawFn) -> dict[str, Any]:
         found["stack"] = draw(st.sampled_from(["eager", "compiled"]))
     if kind == "FSDP":
         found |= {"zero": draw(st.sampled_from([2, 3])), "recompute": draw(st.sampled_from([NONE, FULL]))}
-        found["_version"] = 2
+        found |= {"_version": 2, "offload": draw(st.sampled_from([(), ("parameters",)]))}
         if draw(st.booleans()):
             context = draw(_DEGREES)
             found |= {"groups": draw(_DEGREES), "shards": draw(_MORE), "tensor": draw(_DEGREES), "context": context}
@@ -173,7 +174,7 @@ def accelerate(draw: st.DrawFn) -> dict[str, Any]:
             found |= {"_version": 1, "zero": draw(st.sampled_from([0, 2, 3]))}
     elif kind == "DEEPSPEED":
         zero = draw(st.sampled_from([0, 1, 2, 3]))
-        offload = draw(st.sampled_from([(), ("optimizer",)]))
+        offload = draw(st.sampled_from([(), ("optimizer",), ("parameters",)][: 3 if zero == 3 else 2]))
         found |= {"zero": zero, "overlaps": zero in (0, 3), "offload": offload, "accumulation": draw(st.integers(1, 8))}
     elif kind == "MEGATRON_LM":
         tensor = draw(_DEGREES)

@@ -205,6 +205,14 @@ def test_updates_on_hosts_become_deepspeed_s_and_nobody_else_s() -> None:
     ):
         with pytest.raises(MismatchError, match=sentence):
             placement.export(offloaded(strategy), to)
+    hosted = placement.optimize(graph(), cluster, strategy="dp4 zero3 | offload=parameters", seed=0)
+    zero = placement.export(hosted, "deepspeed")["zero_optimization"]
+    assert zero["offload_optimizer"] == zero["offload_param"] == {"device": "cpu"}
+    assert placement.export(hosted, "accelerate")["fsdp_config"]["fsdp_offload_params"] is True
+    whole = placement.optimize(graph(), cluster, strategy="dp4 | offload=parameters", seed=0)
+    for to in ("deepspeed", "accelerate"):
+        with pytest.raises(MismatchError, match="offloads what .*; take zero3"):
+            placement.export(whole, to)
     text = placement.export(offloaded("dp4 zero2"), "torch", model=exported_models.decoder()[0])
     assert 'local(p.detach()).to("cpu", copy=True)' in text
 

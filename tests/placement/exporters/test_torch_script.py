@@ -59,6 +59,8 @@ ON_TWO = {
     "dp2_shares": ("convnet", "dp2 shares=5:3"),
     "dp2_offload": ("decoder", "dp2 | offload=optimizer"),
     "zero2_offload": ("convnet", "dp2 zero2 | offload=optimizer"),
+    "zero3_hosted": ("decoder", "dp2 zero3 | mb2 | recompute=layers.0 | offload=parameters"),
+    "pp2_hosted": ("decoder", "pp2 1f1b mb4 | offload=parameters"),
     "zero1_shares_classified": ("classified", "dp2 shares=5:3 zero1"),
 }
 # The same of steps in a number format: strategy and precision.
@@ -67,6 +69,7 @@ IN_PRECISION = {
     "zero1_mb2_master": ("padded", "dp2 zero1 | mb2", "master"),
     "pp2_mixed": ("padded", "pp2 1f1b mb4 | cuts=layers.1/_to_copy", "mixed-bf16-reduce"),
     "dp2_bfloat16": ("padded", "dp2", "bfloat16"),
+    "dp2_hosted_mixed": ("padded", "dp2 | offload=parameters", "mixed-bf16-reduce"),
 }
 # Slow: near to one of those above.
 MORE_ON_TWO = {
@@ -312,6 +315,7 @@ def test_statistics_are_put_together() -> None:
         ("scaled_decoder", "tp2 sp", "is neither of a norm nor cut itself"),
         ("decoder", "dp2 | dp2 zero1", "take zero2"),
         ("decoder", "dp2 zero1 | offload=optimizer", "which is on the host; take zero2"),
+        ("tied_decoder", "pp2 1f1b mb2 | offload=parameters", "untie them, or write 'offload=optimizer'"),
         ("decoder", "pp2 memory mb4", "has no sequence of its own"),
         ("decoder", "pp2 zb-h1 mb4 | recompute=layers.*", "where a module is recomputed"),
         ("decoder", "dp2 zero3 | pp2 zb-h1 mb4", "do not know backward passes of inputs and weights apart"),

@@ -66,6 +66,8 @@ CASES = [
     ("gpt2", "8xH100-nvswitch+host", "dp8 zero2 | offload=optimizer"),
     ("gpt2", "8xH100-nvswitch+host", "pp4 zb-h1 mb8 | offload=optimizer"),
     ("bert_base", "8xK40-pcie", "dp8 | offload=optimizer"),
+    ("gpt2", "8xH100-nvswitch+host", "dp8 zero3 | mb2 | recompute=* | offload=parameters"),
+    ("bert_base", "8xK40-pcie", "dp8 | offload=parameters"),
 ]
 
 

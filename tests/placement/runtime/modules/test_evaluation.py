@@ -19,6 +19,7 @@ STRATEGIES = {
     "dp2 zero1 | statistics=sync | offload=optimizer": True,
     "dp2 zero3 | statistics=sync | offload=optimizer": True,
     "pp2 1f1b mb2 | offload=optimizer": False,
+    "dp2 zero3 | statistics=sync | offload=parameters": True,
 }
 
 
