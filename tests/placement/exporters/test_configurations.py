@@ -211,7 +211,7 @@ def test_updates_on_hosts_become_deepspeed_s_and_nobody_else_s() -> None:
     assert placement.export(hosted, "accelerate")["fsdp_config"]["fsdp_offload_params"] is True
     whole = placement.optimize(graph(), cluster, strategy="dp4 | offload=parameters", seed=0)
     for to in ("deepspeed", "accelerate"):
-        with pytest.raises(MismatchError, match="offloads what .*; take zero3"):
+        with pytest.raises(MismatchError, match=r"offloads what .*; take zero3"):
             placement.export(whole, to)
     text = placement.export(offloaded("dp4 zero2"), "torch", model=exported_models.decoder()[0])
     assert 'local(p.detach()).to("cpu", copy=True)' in text
