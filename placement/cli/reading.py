@@ -29,15 +29,14 @@ def read_graph(graph: str, how: HowToRead) -> Source:
 
     Raises:
         UnknownNameError, GraphFileError, CaptureError: as `placement.inputs.sources.read_source`.
+        ConfigurationError: as `placement.configurations.models.graph_of_configuration`.
         typer.BadParameter: as `parse_dims`.
         GraphError: an optimizer for what is no training step, a stack for what is on another, or a load of what has no
             dropless experts.
     """
     sizes = parse_dims(how.dim)
     with progress(f"reading {graph}"):
-        from placement.inputs.sources import read_source
-
-        source = read_source(graph, train=how.train, granularity=how.granularity, dims=sizes, precision=how.precision)
+        source = _source(graph, how, sizes)
     if how.optimizer is not None:
         from graphs.transforms.optimizers import with_optimizer
 
@@ -47,6 +46,17 @@ def read_graph(graph: str, how: HowToRead) -> Source:
 
         source = dataclasses.replace(source, graph=with_expert_load(source.graph, how.expert_load))
     return on_given_stack(source, how.stack)
+
+
+def _source(graph: str, how: HowToRead, sizes: dict[str, int]) -> Source:
+    from placement.configurations.models import graph_of_configuration, is_training_configuration
+    from placement.inputs.sources import Source, read_cluster, read_source
+
+    if is_training_configuration(graph):
+        cluster = getattr(how, "cluster", None)  # whose devices say how many replicas there are
+        devices = None if cluster is None else read_cluster(cluster).n_devices
+        return Source(graph_of_configuration(graph, sizes, how.precision, devices))
+    return read_source(graph, train=how.train, granularity=how.granularity, dims=sizes, precision=how.precision)
 
 
 def on_given_stack(source: Source, stack: str | None) -> Source:

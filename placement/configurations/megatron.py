@@ -59,7 +59,7 @@ def read_megatron(text: str) -> Configuration:
     Raises:
         ConfigurationError: a flag or value that is not understood.
     """
-    values = FORMAT.values(_entries(text))
+    values = FORMAT.values(entries(text))
     for name, key in KEYS.items():
         if key.kind is int:
             values.at_least(name)
@@ -105,7 +105,7 @@ def read_megatron(text: str) -> Configuration:
     )
 
 
-def _entries(text: str) -> Entries:
+def entries(text: str) -> Entries:
     """Values by flag: of a script, or of YAML, where flags may stand without dashes, and in sections."""
     if _is_yaml(text):
         return dict(_of_yaml(text))

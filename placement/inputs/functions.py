@@ -27,7 +27,7 @@ def is_model(argument: str) -> bool:
 def make_model(
     label: str, dims: Mapping[str, int] | None = None, building: Building | None = None, train: bool = True
 ) -> Any:
-    """What ``file.py:function`` returns, or the model and the inputs of a configuration.
+    """The model of ``file.py:function``, as it returns it, or that of a configuration, with inputs.
 
     Args:
         dims: keyword arguments for a function; sizes of the inputs of a configuration.

@@ -1,0 +1,72 @@
+"""The model of a training tool's configuration, as a graph: no model of the user's is needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from graphs.disk import read_text
+from graphs.errors import ConfigurationError, GraphError, UnknownNameError
+from graphs.opgraph import OpGraph
+from placement.configurations.configuration import Configuration
+
+_SUFFIXES = (".toml", ".sh", ".yaml", ".yml")
+_DIMS = ("batch", "sequence", "vocabulary")
+
+
+def is_training_configuration(argument: str) -> bool:
+    """Whether it is a file of a tool's configuration, by its suffix."""
+    return argument.endswith(_SUFFIXES) and os.path.isfile(argument)
+
+
+def graph_of_configuration(
+    path: str, dims: Mapping[str, int], precision: str | None = None, devices: int | None = None
+) -> OpGraph:
+    """The training step of the model that a configuration of torchtitan or Megatron-LM is for.
+
+    Args:
+        path: of the file.
+        dims: ``"batch"``, samples of a step, ``"sequence"``, words of each, and ``"vocabulary"``, where they are not
+            those of the file.
+        precision: None for that of the file.
+        devices: that there are, from which the number of replicas follows.
+
+    Raises:
+        UnknownNameError: another dimension, or no such precision.
+        ConfigurationError: the file says nothing of a model, or not enough, or is not understood; names the line.
+        CaptureError: the model cannot be traced.
+    """
+    from graphs.zoo.cache import decoder_graph
+    from placement.configurations.decoders import OF_MODELS, decoder_of
+    from placement.configurations.registry import TOOLS, read_configuration, tool_of
+
+    for name in dims:
+        if name not in _DIMS:
+            raise UnknownNameError(f"dimension of {path}", name, _DIMS)
+    text = read_text(path)
+    try:
+        tool = tool_of(text)
+        if tool not in OF_MODELS:
+            raise ConfigurationError(
+                f"a configuration of {TOOLS[tool].label} does not say which model it is for; give the model, and this "
+                "file by --config to `placement compare`."
+            )
+        found = read_configuration(text, tool)
+        batch, sequence = dims.get("batch") or _batch(found, devices), dims.get("sequence") or found.sequence
+        if sequence is None:
+            raise ConfigurationError("the file does not say how long a sequence is; give --dim sequence=LENGTH.")
+        config = decoder_of(text, tool, batch, sequence, dims.get("vocabulary"))
+    except (ConfigurationError, GraphError) as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    return decoder_graph(config, True, precision or found.precision, Path(path).stem)
+
+
+def _batch(found: Configuration, devices: int | None) -> int:
+    """Samples of a step over all replicas."""
+    if found.batch is not None:
+        return found.batch
+    whole = found if devices is None else found.on(devices)
+    if whole.micro_batch is None or whole.replicas is None:
+        raise ConfigurationError("the file leaves the batch of all replicas to their number; give --dim batch=SAMPLES.")
+    return whole.micro_batch * (whole.accumulation or 1) * whole.replicas
