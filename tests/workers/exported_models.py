@@ -244,3 +244,50 @@ def summed() -> Made:
 
     torch.manual_seed(0)
     return Sum(), (torch.randn(8, 8),), {}
+
+
+def balanced() -> Made:
+    """Layers of which some return a second loss, that all layers' are added up to."""
+
+    class Layer(nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.is_balanced = number % 2 == 0
+            self.norm, self.inner = nn.LayerNorm(8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+            inner = self.inner(self.norm(x)).tanh()
+            return x + inner, inner.square().mean() if self.is_balanced else None
+
+    class Balanced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(map(Layer, range(4)))
+            self.head = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            balances = []
+            for layer in self.layers:
+                x, balance = layer(x)
+                balances += [] if balance is None else [balance]
+            loss: Tensor = self.head(x).square().mean() + 0.1 * torch.stack(balances).mean()
+            return loss
+
+    torch.manual_seed(0)
+    return Balanced(), (torch.randn(8, 4, 8),), {}
+
+
+def branching() -> Made:
+    """Code that depends on the values of a tensor."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            up = self.up(x)
+            return (self.down(up) + up).square().mean() * (1 if x.isfinite().all() else 0)
+
+    torch.manual_seed(0)
+    return Branching(), (torch.randn(8, 8),), {}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from graphs.recipes import PRECISIONS, Precision
 from graphs.transforms.axes import GROUPS
 from graphs.transforms.strategy import Strategy
+from placement.exporters.scripts.stage_modules import Pieces, StageModules
 
 if TYPE_CHECKING:
-    from placement.exporters.scripts.stage_modules import StageModules
     from placement.exporters.scripts.tensor_plan import TensorPlan
     from placement.results.result import Result
 
@@ -68,6 +68,12 @@ class Facts:
     @property
     def pp(self) -> int:
         return self.strategy.stages
+
+    @property
+    def pieces(self) -> Pieces:
+        """Modules that borders between stages cut."""
+        found = None if self.stages is None else self.stages.pieces
+        return Pieces() if found is None else found
 
     @property
     def launch(self) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,24 @@ from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.strategy import Strategy
 from placement.exporters.module_tree import compressed, is_under
 
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Modules that borders between stages cut.
+
+    Attributes:
+        begins: of each stage that begins inside one, that module.
+        functions: of each stage, the names of functions by the module whose forward pass they stand for.
+        texts: the code of each function, by its name.
+    """
+
+    begins: Mapping[int, str] = field(default_factory=dict)
+    functions: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+
 
 @dataclass(frozen=True)
 class StageModules:
@@ -27,14 +46,17 @@ class StageModules:
             run. The first one is where the stage begins: all that comes from the stage before is its first argument.
         kept: parameters that the model reads outside of the module that holds them, which every stage keeps.
         tied: names of each parameter that is in several stages.
+        pieces: of modules that stages begin inside of; None where none does.
     """
 
     modules: tuple[tuple[str, ...], ...]
     kept: tuple[str, ...]
     tied: tuple[tuple[str, ...], ...]
+    pieces: Pieces | None = None
 
 
 def stage_modules(
+    model: nn.Module,
     graph: OpGraph,
     strategy: Strategy,
     stage: IntArray,
@@ -45,6 +67,7 @@ def stage_modules(
     """The stages of a strategy as modules.
 
     Args:
+        model: on any device.
         graph: of the model, before it was split.
         stage: int64 [n], virtual stage of each op.
         is_apart: bool [n], ops that work for another stage than that of their place in the program.
@@ -60,16 +83,16 @@ def stage_modules(
         stage = _in_place(graph, stage, is_apart)
     holders = sorted({name.rpartition(".")[0] for name in parameters})
     modules = _modules(graph, stage, holders)
-    for number in range(1, len(modules)):
-        if not _begins_well(graph, stage, modules, number):
-            first = graph.op_names[_forward(graph)[_begins(graph, stage)[number]]]
-            cuts = _nearest_cuts(graph, stage, holders)
-            better = "" if cuts is None else f", for example {show(replace(strategy, cuts=cuts).text)}"
-            raise MismatchError(
-                f"stage {number} begins at op {show(first)}, which is inside a module or receives several tensors, and "
-                f"stages of torch begin with a module that is called with one tensor; use a strategy that cuts "
-                f"there{better}."
-            )
+    inside = [number for number in range(1, len(modules)) if not _begins_well(graph, stage, modules, number)]
+    pieces = _pieces(model, graph, stage, modules, inside) if inside else None
+    if inside and pieces is None:
+        first = graph.op_names[_forward(graph)[_begins(graph, stage)[inside[0]]]]
+        cuts = _nearest_cuts(graph, stage, holders)
+        better = "" if cuts is None else f", for example {show(replace(strategy, cuts=cuts).text)}"
+        raise MismatchError(
+            f"stage {inside[0]} begins at op {show(first)}, which is inside a module whose code torch.fx does not "
+            f"follow; use a strategy that cuts at a module that is called with one tensor{better}."
+        )
     if not all(modules):
         raise MismatchError(
             f"stage {[bool(own) for own in modules].index(False)} of the pipeline has no module with parameters of its "
@@ -81,7 +104,7 @@ def stage_modules(
         for names in shared
         if len({owner[path] for name in names for path in prefixes(name) if path in owner}) > 1
     )
-    return StageModules(modules, tuple(sorted(_read_outside(graph, owner, shared))), tied)
+    return StageModules(modules, tuple(sorted(_read_outside(graph, owner, shared))), tied, pieces)
 
 
 def _check_tied(graph: OpGraph, strategy: Strategy, is_apart: BoolArray, shared: Sequence[Sequence[str]]) -> None:
@@ -173,6 +196,24 @@ def _read_outside(graph: OpGraph, owner: Mapping[str, int], shared: Sequence[Seq
         if holding and not all(any(is_under(graph.modules[op], path) for path in holding) for op in reading):
             kept.add(state.name)
     return kept
+
+
+def _pieces(
+    model: nn.Module, graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str]], inside: Sequence[int]
+) -> Pieces | None:
+    """The pieces of modules that stages begin inside of; None where there are no words for them."""
+    from placement.exporters.scripts.stage_pieces import pieces_of  # loads torch
+
+    producer, consumer, _ = graph.edge_list
+    for number in inside:
+        again = _computed_again(graph, [path for paths in modules[:number] for path in paths])
+        crosses = (stage[producer] < number) & (stage[consumer] >= number) & ~again[producer]
+        crosses &= (graph.phase[producer] == Phase.FORWARD) & (graph.phase[consumer] == Phase.FORWARD)
+        if not all("float" in graph.dtypes[op] for op in producer[crosses].tolist()):
+            return None  # what is sent has a gradient
+    forward = _forward(graph)
+    opened = {path for path, stages in _stages_under(graph, stage, forward).items() if len(stages) > 1}
+    return pieces_of(model, graph, forward, _begins(graph, stage)[1:], inside, opened)
 
 
 def _begins_well(graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str]], number: int) -> bool:

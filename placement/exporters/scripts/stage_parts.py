@@ -20,8 +20,8 @@ class Stage(nn.Module):
             for path in paths if other != number else ():
                 self._leave_out(path, model.get_submodule(path), other > number)
         if number:
-            model.get_submodule(STAGES[number][0]).register_forward_pre_hook(self._begin)
-
+            model.get_submodule($BEGIN).register_forward_pre_hook(self._begin)
+$PIECES
     def _leave_out(self, path: str, module: nn.Module, is_later: bool) -> None:
         for inner_path, inner in module.named_modules(prefix=path):
             for name, parameter in list(inner.named_parameters(recurse=False)):
@@ -32,21 +32,52 @@ class Stage(nn.Module):
         module.forward = self._hand_over if is_later else self._skip
 
     def _skip(self, *args: Any, **kwargs: Any) -> Any:
-        return self.received
+        return $SKIPPED
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return self.received, *args[1:]
 
     def _hand_over(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         raise Handover(tensor.contiguous())  # as torch.distributed sends tensors
-
-    def forward(self, received: torch.Tensor | None = None, **inputs: Any) -> torch.Tensor:
-        self.received = received
+$END
+    def forward(self, $RECEIVED, **inputs: Any) -> Any:
+        self.received = $GIVEN
         try:
             $LOSS
         except Handover as handover:
             return handover.args[0]
 '''
+ONE_TENSOR = {
+    "BEGIN": "STAGES[number][0]",
+    "PIECES": "",
+    "SKIPPED": "self.received",
+    "END": "",
+    "RECEIVED": "received: torch.Tensor | None = None",
+    "GIVEN": "received",
+}
+IN_PIECES = {
+    "BEGIN": "BEGINS.get(number, STAGES[number][0])",
+    "PIECES": """\
+        for path, forward in PIECES.get(number, {}).items():
+            module = model.get_submodule(path)
+            module.forward = functools.partial(forward, module)
+""",
+    "SKIPPED": "self.received[0] if isinstance(self.received, tuple) else self.received",
+    "END": '''
+    def end(self) -> None:
+        """Hand over what a piece of a module returns, where the next stage begins inside it."""
+        path = BEGINS.get(self.number + 1)
+        if path in PIECES.get(self.number, {}):
+            self.model.get_submodule(path).register_forward_hook(self._end)
+
+    def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        # Copies: PipelineStage detaches what it sent in place, and this stage may read it, too.
+        sent = [t.clone(memory_format=torch.contiguous_format) for t in (output if type(output) is tuple else [output])]
+        raise Handover(tuple(sent) if len(sent) > 1 else sent[0])
+''',
+    "RECEIVED": "*received: torch.Tensor",
+    "GIVEN": "received[0] if len(received) == 1 else received",
+}
 
 OWN_MODULES = '''
 def own_modules(model: nn.Module, paths: list[str]) -> list[nn.Module]:
@@ -100,7 +131,7 @@ def make_stage(model: nn.Module, number: int, mesh: DeviceMesh) -> nn.Module:
     """One stage, as this rank computes it."""
     stage = Stage(model, number)
 $BODY
-    return stage
+$END    return stage
 '''
 
 TRAIN_STEP_STAGES = '''

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from baselines.strategies.memory_order import order_of
 from graphs.formatting import format_seconds
@@ -17,6 +18,9 @@ from placement.exporters.scripts.main_text import main
 from placement.exporters.scripts.optimizer_text import optimizer_pieces
 from placement.exporters.scripts.parallel_text import parallelize_body, tensor_parallel
 from placement.exporters.scripts.step_text import labels, schedule, stages_step, step, with_means
+
+if TYPE_CHECKING:
+    from placement.exporters.scripts.stage_modules import Pieces
 
 _LETTERS = {"F": "F", "BW": "B", "B": "I", "W": "W"}  # of blocks, ours and torch's
 
@@ -61,10 +65,12 @@ def _pieces(facts: Facts) -> Iterator[str]:
         if facts.plan.sequence:
             yield parts.CUT_SEQUENCE + "\n"
     if facts.stages is not None:
-        yield (
-            filled(stage_parts.STAGE, LOSS=with_means(facts, "return loss_of(self.model(**inputs)).reshape(1)", 16))
-            + "\n"
-        )
+        yield from (f"\n{text}\n\n" for text in facts.pieces.texts.values())
+        if facts.pieces.begins:
+            yield "\n" + "\n".join(_piece_constants(facts.pieces)) + "\n\n"
+        forms = stage_parts.IN_PIECES if facts.pieces.begins else stage_parts.ONE_TENSOR
+        loss = with_means(facts, "return loss_of(self.model(**inputs)).reshape(1)", 16)
+        yield filled(stage_parts.STAGE, LOSS=loss, **forms) + "\n"
         if (
             facts.again
             or facts.cores
@@ -74,7 +80,9 @@ def _pieces(facts: Facts) -> Iterator[str]:
             yield stage_parts.OWN_MODULES + "\n"
         if facts.tied:
             yield stage_parts.ADD_TIED + "\n"
-        yield filled(stage_parts.PARALLELIZE_STAGES, BODY=parallelize_body(facts, "stage", "stage.model")) + "\n"
+        end = "    stage.end()\n" if facts.pieces.begins else ""
+        body = parallelize_body(facts, "stage", "stage.model")
+        yield filled(stage_parts.PARALLELIZE_STAGES, BODY=body, END=end) + "\n"
         yield filled(stage_parts.SCHEDULE, SCHEDULE=schedule(strategy)) + "\n"
         yield stages_step(facts) + "\n"
     else:
@@ -164,3 +172,14 @@ def _constants(facts: Facts) -> Iterator[str]:
                 for blocks in order_of(strategy).sequences
             )
             yield '"""  # of each rank: stage, F forward, I and W backward for inputs and weights, micro-batch'
+
+
+def _piece_constants(pieces: Pieces) -> Iterator[str]:
+    yield "# Stages that begin inside a module, and what stands for the forward pass of modules that are cut so."
+    yield "BEGINS = {"
+    yield from (f"    {stage}: {quoted(path)}," for stage, path in sorted(pieces.begins.items()))
+    yield "}"
+    yield "PIECES = {"
+    for stage, functions in sorted(pieces.functions.items()):
+        yield f"    {stage}: {{{', '.join(f'{quoted(path)}: {name}' for path, name in functions.items())}}},"
+    yield "}"

@@ -70,7 +70,7 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
             for first, other in shared_parameters(model):
                 shared.setdefault(first, [first]).append(other)
             placed = pipeline_stages(again, cluster, cut_as_found(result), devices)
-            stages = stage_modules(again, strategy, *placed, names, list(shared.values()))
+            stages = stage_modules(model, again, strategy, *placed, names, list(shared.values()))
             tied = {listed: tuple(model.get_parameter(listed[0]).shape) for listed in stages.tied}
     has_parts = axes.get("dp", 1) > 1 or strategy.micro_batches > 1
     samples = _samples(result, strategy)

@@ -31,6 +31,7 @@ from tests.helpers.placed_models import cpus
 CLUSTER = placement.Cluster.preset("4xV100-pcie")
 HOSTED = placement.Cluster.preset("4xH100-nvswitch+host")
 THREE_CUTS = "+".join(f"layers.{n}.norm_1/native_layer_norm" for n in (1, 2, 3))
+INSIDE = "layers.0.expand/addmm+layers.1.norm_2/native_layer_norm+layers.2.project/addmm"
 # Of each script: the function of `exported_models` that makes the model, and the strategy.
 ON_TWO = {
     "dp2": ("decoder", "dp2"),
@@ -47,6 +48,9 @@ ON_TWO = {
     "pp2_tied": ("tied_decoder", "pp2 1f1b mb2"),
     "pp2_zb_h1": ("decoder", "pp2 zb-h1 mb4"),
     "pp2_zbv": ("decoder", f"pp2 zbv mb4 | cuts={THREE_CUTS}"),
+    "pp2_inside": ("decoder", f"pp2 zbv mb4 | cuts={INSIDE}"),
+    "pp2_inside_recomputed": ("decoder", "pp2 gpipe mb2 | recompute=layers.* | cuts=layers.1.norm_2/native_layer_norm"),
+    "pp2_several": ("balanced", "pp2 mb2 | cuts=layers.1.norm/native_layer_norm"),
     "dp2_padded": ("padded", "dp2"),
     "pp2_padded": ("padded", "pp2 1f1b mb4 | cuts=layers.1/addmm"),
     "dp2_mb2_binary": ("binary", "dp2 | mb2"),
@@ -103,6 +107,7 @@ ON_FOUR = {
     "dp2_tp2_mb2": ("decoder", "dp2 | tp2 | mb2"),
     "pp2_tp2_sp": ("decoder", "pp2 1f1b mb2 | tp2 sp"),
     "zero3_pp2_interleaved": ("decoder", "dp2 zero3 | pp2 interleaved mb2"),
+    "pp2_tp2_sp_inside": ("decoder", "pp2 1f1b mb2 | tp2 sp | cuts=layers.1.norm_2/native_layer_norm"),
     "groups_zero3_padded": ("padded", "dp2 | dp2 zero3"),
     "zero3_tp2_fused": ("fused_decoder", "dp2 zero3 | tp2"),
     "zero1_tp2_mb2": ("uneven_decoder", "dp2 zero1 | tp2 | mb2 | updates=fused"),
@@ -113,6 +118,7 @@ MORE_ON_FOUR = {
     "zero1_pp2": ("decoder", "dp2 zero1 | pp2 mb2"),
     "zero3_tp2": ("decoder", "dp2 zero3 | tp2"),
     "dp2_zb_h1": ("decoder", "dp2 | pp2 zb-h1 mb4"),
+    "zero3_pp2_inside": ("decoder", "dp2 zero3 | pp2 mb2 | cuts=layers.1.norm_2/native_layer_norm"),
     "groups_zero2_mb2": ("decoder", "dp2 | dp2 zero2 | mb2"),
 }
 
@@ -275,7 +281,7 @@ def test_scripts_are_short_and_tidy(folder: Path) -> None:
         assert done.returncode == 0, done.stdout
     for name in names:
         text = Path(name).read_text()
-        assert 60 <= len(text.splitlines()) <= 340, name
+        assert 60 <= len(text.splitlines()) <= 400, name
         assert "import placement" not in text
 
 
@@ -321,7 +327,7 @@ def test_statistics_are_put_together() -> None:
         ("decoder", "dp2 zero3 | pp2 zb-h1 mb4", "do not know backward passes of inputs and weights apart"),
         ("decoder", "pp2 1f1b mb1", "wants as many micro-batches as stages, 2, or more, and there is 1"),
         ("decoder", "dp3", "do not divide into 3 parts"),
-        ("decoder", "pp2 mb2 | cuts=layers.1.norm_2/native_layer_norm", "cuts=layers.2.norm_1/native_layer_norm"),
+        ("branching", "pp2 mb2 | cuts=down/addmm", "inside a module whose code torch.fx does not follow"),
         ("tied_decoder", "dp2 zero3 | pp2 mb2", "untie them"),
         ("convnet", "tp2", "parallelize_module cuts nothing but linear layers and embeddings"),
         ("contrastive", "dp2", r"op mm \(aten.mm\) reads samples of the whole batch"),

@@ -1,0 +1,186 @@
+"""Stages that begin inside a module: what each of them computes of it, as a function in its forward pass's place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from inspect import Parameter, signature
+from typing import Any
+
+from torch import fx, nn
+
+from graphs.opgraph import OpGraph
+from placement.exporters.module_tree import is_under
+from placement.exporters.scripts.code_text import plain, quoted
+from placement.exporters.scripts.node_text import NoText, is_statement, lines_of, nodes_in
+from placement.exporters.scripts.stage_modules import Pieces
+from placement.exporters.scripts.stage_trace import Call, Trace, borders, traced
+
+_WIDTH = 116  # characters of the head of a function
+
+
+def pieces_of(
+    model: nn.Module,
+    graph: OpGraph,
+    forward: Sequence[int],
+    places: Sequence[int],
+    inside: Sequence[int],
+    opened: Collection[str],
+) -> Pieces | None:
+    """The pieces of modules that some stages begin in; None where torch.fx does not follow the model's own code.
+
+    Args:
+        forward: ops of the forward pass that compute, in order.
+        places: in these, of the first op of each stage but the first one.
+        inside: numbers of the stages that begin inside a module.
+        opened: modules with ops in several stages.
+    """
+    trace = traced(model, opened, graph)
+    positions = None if trace is None else borders(trace, graph, forward, places)
+    if trace is None or positions is None:
+        return None
+    begins: dict[int, str] = {}
+    functions: dict[int, dict[str, str]] = {}
+    texts: dict[str, str] = {}
+    try:
+        for call in _cut_calls(trace, positions, inside):
+            stages = [number for number, position in enumerate(positions, 1) if call.first <= position < call.end]
+            begins.update(dict.fromkeys(stages, call.path))
+            for stage, name, text in _pieces(model, trace, call, positions, stages):
+                if name in texts:
+                    raise NoText(f"two modules that both give {name}")
+                functions.setdefault(stage, {})[call.path] = name
+                texts[name] = text
+    except NoText:
+        return None
+    return Pieces(begins, functions, texts)
+
+
+def _cut_calls(trace: Trace, positions: Sequence[int], inside: Sequence[int]) -> list[Call]:
+    """The smallest calls, none of them inside another, in which all that crosses a border is read."""
+    calls = sorted(trace.calls.values(), key=lambda call: call.end - call.first)
+    chosen: dict[str, Call] = {}
+    todo = [positions[number - 1] for number in inside]
+    while todo:
+        position = todo.pop()
+        call = next(
+            call
+            for call in calls
+            if call.first <= position < call.end
+            and all(_is_closed(trace, call, other) for other in positions if call.first <= other < call.end)
+        )
+        chosen[call.path] = call
+    return [
+        call
+        for call in chosen.values()
+        if not any(other is not call and is_under(call.path, other.path) for other in chosen.values())
+    ]
+
+
+def _crossing(trace: Trace, call: Call, position: int) -> list[fx.Node]:
+    """What is computed before a node, and read from it on, in the order in which it is computed."""
+    arguments = nodes_in(trace.calls[""].arguments)
+    return [
+        node
+        for node in (*arguments, *trace.nodes[:position])
+        if node not in trace.again and node not in trace.sizes and max(trace.users(node), default=-1) >= position
+    ]
+
+
+def _is_closed(trace: Trace, call: Call, position: int) -> bool:
+    """Whether what crosses a border inside a call is read there, or is what the call returns."""
+    if call.path and not call.is_positional:
+        return False
+    returned = set(nodes_in(call.result))
+    return all(
+        max(trace.users(node)) < call.end or (node in returned and trace.numbers.get(node, -1) >= call.first)
+        for node in _crossing(trace, call, position)
+    )
+
+
+def _pieces(
+    model: nn.Module, trace: Trace, call: Call, positions: Sequence[int], stages: Sequence[int]
+) -> Iterator[tuple[int, str, str]]:
+    """``(stage, name, code)`` of each piece of a call.
+
+    Raises:
+        NoText: something that a script has no words for, or that a stage would have to be sent without a gradient.
+    """
+    starts = [(number, positions[number - 1]) for number in stages]
+    if starts[0][1] > call.first:
+        starts.insert(0, (starts[0][0] - 1, call.first))
+    for (stage, first), (_, end) in zip(starts, [*starts[1:], (-1, call.end)], strict=True):
+        received = _crossing(trace, call, first) if stage in stages else None
+        sent = _crossing(trace, call, end) if end < call.end else None
+        result = call.result if sent is None else sent[0] if len(sent) == 1 else tuple(sent)
+        parameters = _parameters(model.get_submodule(call.path))
+        names = _argument_names(trace, call, received is not None)
+        lines = []
+        if received is not None:
+            parameters = ["received: Any", *(parameters[1:] if call.path else parameters)]
+            names.update({node: "received" if len(received) == 1 else node.name for node in received})
+            if len(received) > 1:
+                lines.append(f"{', '.join(names[node] for node in received)} = received")
+        nodes = _needed(trace, call, first, end, names, nodes_in(result))
+        lines += lines_of(call.path, nodes, names, result)
+        name = f"{_identifier(call.path)}_in_stage_{stage}"
+        head = f"def {name}({', '.join(['self: nn.Module', *parameters])}) -> Any:"
+        if len(head) > _WIDTH:
+            head = "\n".join([f"def {name}(", f"    {', '.join(['self: nn.Module', *parameters])}", ") -> Any:"])
+        what = f"What stage {stage} computes of {plain(call.path) or 'the model'}."
+        yield stage, name, "\n".join([head, f'    """{what}"""', *(f"    {line}" for line in lines)])
+
+
+def _identifier(path: str) -> str:
+    """A word for a module in names of functions."""
+    word = re.sub(r"[^0-9A-Za-z]", "_", path) or "model"
+    return f"module_{word}" if word[0].isdecimal() else word
+
+
+def _parameters(module: nn.Module) -> list[str]:
+    """The parameters of a module's forward pass, as code."""
+    found = []
+    for name, parameter in signature(module.forward).parameters.items():
+        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+            raise NoText(f"parameter *{name}")
+        if parameter.kind == Parameter.KEYWORD_ONLY and "*" not in found:
+            found.append("*")
+        default = parameter.default
+        is_plain = isinstance(default, bool | int | float) and default == default
+        text = quoted(default) if isinstance(default, str) else repr(default) if is_plain else "None"
+        found.append(f"{name}: Any" if default is Parameter.empty else f"{name}: Any = {text}")
+    return found
+
+
+def _argument_names(trace: Trace, call: Call, has_received: bool) -> dict[fx.Node, str]:
+    """The code for each argument of a call; of a later piece, for those that every stage computes itself."""
+    codes: list[tuple[Any, str]] = []
+    for name, value in call.arguments.items():
+        inner = enumerate(value) if isinstance(value, tuple) else value.items() if isinstance(value, dict) else ()
+        codes += [(value, name), *((one, f"{name}[{key!r}]") for key, one in inner)]
+    return {
+        node: code for node, code in codes if isinstance(node, fx.Node) and (not has_received or node in trace.again)
+    }
+
+
+def _needed(
+    trace: Trace, call: Call, first: int, end: int, names: Mapping[fx.Node, str], result: Sequence[fx.Node]
+) -> list[fx.Node]:
+    """The nodes of a piece: its own, and earlier ones that every stage computes itself.
+
+    Raises:
+        NoText: it needs another earlier one.
+    """
+    wanted = {node for node in result if node not in names}
+    found = []
+    for number in range(end - 1, call.first - 1, -1):
+        node = trace.nodes[number]
+        if node in wanted or (number >= first and is_statement(node)):
+            if number < first and node not in trace.again and node not in trace.sizes:
+                break
+            wanted.discard(node)
+            found.append(node)
+            wanted.update(read for read in node.all_input_nodes if read not in names)
+    if wanted:
+        raise NoText(f"{min(node.name for node in wanted)} of another stage")
+    return found[::-1]
