@@ -33,9 +33,8 @@ for where in (cluster, upgraded):
         if answer is None or figures is None:  # not allowed here, or it does not fit: the reason is one sentence
             print(f"  {row.strategy.text:19} {row.result.reason}")
             continue
-        exchanged = sum(figures.exchanged_bytes.values())
         print(
             f"  {row.strategy.text:19} {format_seconds(answer.step_time_s):>7} a step, gap {answer.gap:.0%}, "
-            f"{format_bytes(sum(figures.peak_bytes.values()))} at the peak, {format_bytes(exchanged)} exchanged, "
-            f"{format_seconds(figures.exposed_s)} waited for it"
+            f"{format_bytes(sum(figures.peak_bytes.values()))} at the peak"
         )
+    print("\n".join(f"  {line}" for line in found.reasons()))

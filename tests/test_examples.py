@@ -75,6 +75,8 @@ def test_why_this_strategy_tells_reasons_and_the_effect_of_a_port() -> None:
     assert "dp32                strategy 'dp32' needs 32 devices" in slow
     times = [float(re.findall(r"dp4 +([\d.]+) ms", text)[0]) for text in (slow, fast)]
     assert times[1] < 0.7 * times[0]
+    assert re.search(r"spent: [\d.]+ .?s computing", slow)
+    assert re.search(r"why: dp4 zero3 takes .* more: .*over ethernet", slow)
 
 
 def test_an_exported_script_trains_on_two_processes() -> None:

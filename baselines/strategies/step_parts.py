@@ -18,6 +18,7 @@ from env.simulation.simulator import Schedule, Score
 from env.times.op_times import OpWork, kernel_seconds, measured_seconds
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.records import Phase
+from graphs.transforms.collectives.template import FUSED
 from graphs.transforms.derived import Derived
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class AxisTraffic:
         axis: of the mesh; of transfers `STAGES`, or `HOST` for those to the memory of the host and back.
         count: how many there are in a step.
         bytes: of the whole tensors, all together.
-        busy_s: seconds in which one of them at least is under way.
+        busy_s: seconds in which one of them at least is under way: from when the device begins it until it has the
+            result.
         exposed_s: those of them in which the device computes nothing; of several that are under way, the first of
             `StepParts.exchanges` has them.
         link: the narrowest on the way, by its switch; "" for none.
@@ -99,9 +101,10 @@ def step_parts(what: Applied, score: Score, schedule: Schedule, used: IntArray, 
     size_of = _collective_sizes(what, device)
     exchanges = []
     for key, (ops, transfers) in traffic.items():
+        starts, ends = _under_way(what, schedule, ops)
         own = union(
-            np.concatenate([schedule.op_start_s[ops], schedule.transfer_start_s[transfers]]),
-            np.concatenate([schedule.op_end_s[ops], schedule.transfer_end_s[transfers]]),
+            np.concatenate([starts, schedule.transfer_start_s[transfers]]),
+            np.concatenate([ends, schedule.transfer_end_s[transfers]]),
         )
         before_s = length(covered)
         covered = union(*(np.concatenate(both) for both in zip(covered, own, strict=True)))
@@ -162,6 +165,25 @@ def _traffic(what: Applied, schedule: Schedule, device: int) -> dict[tuple[str, 
         members.setdefault(key, ([], []))[1].append(transfer)
     arrays = {key: (np.array(a, dtype=np.int64), np.array(b, dtype=np.int64)) for key, (a, b) in members.items()}
     return {key[1:]: arrays[key] for key in sorted(arrays)}
+
+
+def _under_way(what: Applied, schedule: Schedule, ops: IntArray) -> tuple[FloatArray, FloatArray]:
+    """``(starts, ends)`` of a device's collectives: of one that is spelt out from the first of its ops to the last.
+
+    That goes on while others send: the device waits for it, though nothing goes through its port.
+    """
+    graph = what.derived.graph
+    names = []
+    for op in ops.tolist():
+        algorithm = graph.kinds[op].partition(".")[2]
+        name = graph.op_names[op]  # without an algorithm, of the op that has the result
+        is_part = algorithm and algorithm != FUSED
+        names.append(name.rpartition(f".{algorithm}")[0] if is_part else name)
+    found, of = np.unique(np.array(names, dtype=object).astype(str), return_inverse=True)
+    starts, ends = np.full(len(found), np.inf), np.zeros(len(found))
+    np.minimum.at(starts, of.reshape(-1), schedule.op_start_s[ops])
+    np.maximum.at(ends, of.reshape(-1), schedule.op_end_s[ops])
+    return starts, ends
 
 
 def _key(derived: Derived, op: int) -> tuple[int, str, str]:

@@ -42,7 +42,8 @@ def render_strategies(found: StrategyComparison, searched: Result | None = None)
 
 
 def _notes(found: StrategyComparison) -> str:
-    items = [
+    items = [f"<li>{escape(line)}</li>" for line in found.reasons()]
+    items += [
         f"<li><code>{escape(row.strategy.text)}</code>: {escape(row.result.note)}</li>"
         for row in found.rows
         if row.result.note

@@ -10,6 +10,8 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray, frozen
 from graphs.transforms.collectives.rounds import Rounds, carried_out_by, own_piece, rounds_of
 
+FUSED = "fused"  # in the place of an algorithm: one op for all of it
+
 
 @dataclass(frozen=True, eq=False)
 class Template:
@@ -113,7 +115,7 @@ def fused_template(ranks: int) -> Template:
     k = len(rank)
     none = np.zeros(k, dtype=np.int64)
     return Template(
-        algorithm="fused",
+        algorithm=FUSED,
         ranks=ranks,
         pieces=1,
         op_rank=rank,
