@@ -40,7 +40,7 @@ def rank_map(result: Result) -> str:
     if len(cluster.compute_devices) < strategy.devices and not strategy.device_names:
         return ""  # one place of each stage stands for all
     grid = grid_of(cluster, strategy)
-    order = _order(cluster, grid.reshape(-1))
+    order = visible_devices(cluster, grid.reshape(-1))
     hosts = len(np.unique(cluster.host_number[grid]))
     is_even = _is_even(cluster, grid.reshape(-1))
     if hosts == 1 and is_even and not order:
@@ -53,7 +53,7 @@ def _axes(cluster: Cluster, strategy: Strategy, grid: IntArray, several: bool, i
     """Words about each axis: whether its groups stay in a host, the ranks of the first one, its narrowest route."""
     ranks = np.arange(grid.size).reshape(grid.shape)
     names = ["pp", *("dp (groups)" if rule.name == GROUPS else rule.name for rule in strategy.mesh if rule.size > 1)]
-    leaves = [_crosses(cluster, grid), *leaving_hosts(cluster, grid).any(axis=0).tolist()]
+    leaves = np.concatenate([[_crosses(cluster, grid)], leaving_hosts(cluster, grid).any(axis=0)])
     told = []
     for axis in reversed(range(grid.ndim)):
         if grid.shape[axis] == 1:
@@ -87,8 +87,12 @@ def _is_even(cluster: Cluster, devices: IntArray) -> bool:
     return bool(np.ptp(bandwidth) <= 1e-9 * bandwidth.max())
 
 
-def _order(cluster: Cluster, devices: IntArray) -> str:
-    """``CUDA_VISIBLE_DEVICES`` of each host whose GPUs are not used in their order from the first on; else ""."""
+def visible_devices(cluster: Cluster, devices: IntArray) -> str:
+    """``CUDA_VISIBLE_DEVICES`` of each host whose GPUs are not used in their order from the first on; else "".
+
+    Args:
+        devices: int64, numbers of the devices of the ranks.
+    """
     by_host: dict[str, list[int]] = {}
     for device in devices.tolist():
         name = cluster.devices[device].name

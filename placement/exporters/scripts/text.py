@@ -6,7 +6,9 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from baselines.strategies.folding import grid_of
 from baselines.strategies.memory_order import order_of
+from env.lanes import without_lanes
 from graphs.formatting import format_seconds
 from graphs.module_paths import KIND
 from graphs.transforms.axes import GROUPS
@@ -18,6 +20,10 @@ from placement.exporters.scripts.main_text import main
 from placement.exporters.scripts.optimizer_text import optimizer_pieces
 from placement.exporters.scripts.parallel_text import parallelize_body, tensor_parallel
 from placement.exporters.scripts.step_text import labels, schedule, stages_step, step, with_means
+from placement.results.ranks import visible_devices
+
+if TYPE_CHECKING:
+    from placement.results.result import Result
 
 if TYPE_CHECKING:
     from placement.exporters.scripts.stage_modules import Pieces
@@ -97,12 +103,25 @@ def _head(facts: Facts) -> str:
     answer = result.answered()
     where = "on each host, of which HOST is one:\n\n    " if facts.hosts > 1 else "    "
     text = "\n".join(f"    {line}" for line in textwrap.wrap(plain(facts.strategy.text), LINE_WIDTH))
+    seen = _visible(result)
+    if " on " in seen:  # hosts have unlike ones
+        where = f"with {plain(seen)}, {where}"
+    elif seen:
+        where += f"{seen} "
     return (
         f'"""{plain(result.graph_name)} in plain PyTorch, under the strategy\n\n{text}\n\n'
         f"{where}torchrun {facts.launch} FILE\n\n"
         f"Written by ``placement export --to torch``. Predicted on {plain(result.cluster_name)}: "
         f'{format_seconds(answer.step_time_s)} a step.\n"""\n'
     )
+
+
+def _visible(result: Result) -> str:
+    """``CUDA_VISIBLE_DEVICES`` where the strategy names GPUs in another order than a host counts them; else ""."""
+    cluster, strategy = without_lanes(result.cluster), result.strategy
+    if not strategy.device_names or len(cluster.compute_devices) < strategy.devices:
+        return ""
+    return visible_devices(cluster, grid_of(cluster, strategy).reshape(-1))
 
 
 def _constants(facts: Facts) -> Iterator[str]:

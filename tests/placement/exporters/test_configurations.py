@@ -118,6 +118,9 @@ def test_processes_are_spread_over_the_hosts() -> None:
     assert placement.export(on_hosts("dp2"), "accelerate")["num_machines"] == 1
     text = placement.export(on_hosts("dp4 | devices=host0/gpu0+host1/gpu0+host1/gpu1+host0/gpu1"), "torch")
     assert "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 FILE" in text
+    assert "CUDA_VISIBLE" not in text
+    text = placement.export(on_hosts("dp2 | devices=host0/gpu3+host0/gpu1"), "torch")
+    assert "CUDA_VISIBLE_DEVICES=3,1 torchrun --nproc-per-node 2 FILE" in text
     uneven = on_hosts("dp4 | devices=host0/gpu0+host0/gpu1+host0/gpu2+host1/gpu0")
     with pytest.raises(MismatchError, match=r"3 of host0, 1 of host1, .* start equally many on each host"):
         placement.export(uneven, "torch")
