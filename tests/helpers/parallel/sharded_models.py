@@ -231,11 +231,17 @@ def run_here(plain: nn.Module, args: tuple[Any, ...], kwargs: Any = None, loss: 
 def run_in_parts(
     model: nn.Module, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor], parts: int
 ) -> Run:
-    """The training step of a copy of a model on one part of the batch after the other, each with its own statistics.
+    """The training step of a copy of a model on one part of the batch after the other, each with its own statistics."""
+    return run_parts_here(copy.deepcopy(model).train(), args, kwargs, parts)
+
+
+def run_parts_here(
+    plain: nn.Module, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor], parts: int
+) -> Run:
+    """As `run_in_parts`, of this very model, whose gradients it gets.
 
     All samples have a label, so the loss is the mean of those of parts. Counters of steps are left out.
     """
-    plain = copy.deepcopy(model).train()
     torch.manual_seed(3)
     losses = []
     for some in zip(*(arg.chunk(parts) for arg in (*args, *kwargs.values())), strict=True):
