@@ -270,7 +270,7 @@ def document(configuration: Configuration) -> dict[str, Any]:
     """
     found = configuration
     kind = found.others.get(_TYPE) or _kind(found)
-    refuse_unsaid("an accelerate configuration", _unsaid(found, kind))
+    refuse_unsaid("accelerate", _unsaid(found, kind))
     narrow = "no" if found.precision in (None, "float32", "bfloat16") else "fp16" if found.is_float16 else "bf16"
     given: dict[str, Any] = {
         "num_processes": found.devices,

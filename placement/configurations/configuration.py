@@ -10,6 +10,7 @@ from graphs.errors import ConfigurationError
 
 NONE, FULL, ATTENTION, OPS = "none", "full", "attention", "ops"
 EVERY, FIRST = "every ", "first "  # before a number of layers
+AFTER_ALL = 10**12  # bytes of a bucket that is full when all gradients are there
 LAYERS_PER_STAGE = "layers of a stage"  # a key of `Configuration.sizes`
 
 

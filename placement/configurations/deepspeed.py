@@ -184,7 +184,7 @@ def document(configuration: Configuration) -> dict[str, Any]:
         MismatchError: what DeepSpeed has no words for.
     """
     found = configuration
-    refuse_unsaid("a DeepSpeed configuration", _unsaid(found))
+    refuse_unsaid("DeepSpeed", _unsaid(found))
     is_narrow = found.precision in ("master", "master-bf16-reduce")
     given = {
         _BATCH: found.batch,

@@ -216,7 +216,7 @@ def write_megatron(configuration: Configuration) -> str:
         MismatchError: a configuration that Megatron-LM has no words for.
     """
     found = configuration
-    refuse_unsaid("flags of Megatron-LM", _unsaid(found))
+    refuse_unsaid("Megatron-LM", _unsaid(found))
     nodes = found.others.get(NODES, 1)
     gradient_bytes = 4 if found.precision in (None, "float32", "master", "mixed") else 2
     given: dict[str, Any] = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from graphs.entry_points import imported
 from graphs.errors import ConfigurationError, UnknownNameError
+from placement.configurations.keys import shown
 
 if TYPE_CHECKING:
     from placement.configurations.configuration import Configuration
@@ -22,17 +23,25 @@ class Tool:
     Attributes:
         label: as sentences name it.
         module: with ``read_NAME`` and ``write_NAME``, from and to text.
+        entries: ``"module:function"`` that reads the values of a text by key, with their lines.
     """
 
     label: str
     module: str
+    entries: str
 
 
 TOOLS: Mapping[str, Tool] = {
-    "torchtitan": Tool("torchtitan", "placement.configurations.torchtitan"),
-    "megatron": Tool("Megatron-LM", "placement.configurations.megatron"),
-    "deepspeed": Tool("DeepSpeed", "placement.configurations.deepspeed"),
-    "accelerate": Tool("accelerate", "placement.configurations.accelerate"),
+    "torchtitan": Tool(
+        "torchtitan", "placement.configurations.torchtitan", "placement.configurations.documents:read_toml"
+    ),
+    "megatron": Tool("Megatron-LM", "placement.configurations.megatron", "placement.configurations.megatron:entries"),
+    "deepspeed": Tool(
+        "DeepSpeed", "placement.configurations.deepspeed", "placement.configurations.documents:read_json"
+    ),
+    "accelerate": Tool(
+        "accelerate", "placement.configurations.accelerate", "placement.configurations.documents:read_yaml"
+    ),
 }
 
 
@@ -58,6 +67,16 @@ def write_configuration(configuration: Configuration) -> str:
     """
     name = configuration.tool
     return cast("str", imported(f"{_tool(name).module}:write_{name}")(configuration))
+
+
+def keys_of(configuration: Configuration) -> dict[str, str]:
+    """The keys of a configuration as its tool writes them, with their values as text.
+
+    Raises:
+        MismatchError: as `write_configuration`.
+    """
+    entries = imported(_tool(configuration.tool).entries)(write_configuration(configuration))
+    return {name: shown(value) if value != "" else "given" for name, (value, _) in entries.items()}
 
 
 def tool_of(text: str) -> str:

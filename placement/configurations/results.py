@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.axes import AXES, GROUPS
-from graphs.transforms.strategy import MeshRule, Strategy
-from placement.configurations.configuration import Configuration
+from graphs.transforms.strategy import Strategy
+from placement.configurations.configuration import AFTER_ALL, LAYERS_PER_STAGE, Configuration
 from placement.configurations.recomputing import recompute_of
 from placement.exporters.whole_batch import no_mean_of_parts
 
@@ -34,25 +36,11 @@ def configuration_of(result: Result, tool: str) -> Configuration:
             f"strategy {show(strategy.text)} was found for inference, and these configurations are for training; find "
             "one for the training step, with train=True."
         )
-    sizes = {rule.name: rule for rule in strategy.mesh}
-    experts = 1 if "ep" not in sizes else sizes["ep"].size
-    replicas = 1 if "dp" not in sizes else sizes["dp"].size
-    batch, parts = graph.origin.batch_size, strategy.replicas * experts * strategy.micro_batches
+    batch, parts = graph.origin.batch_size, samples_apart(strategy)
     is_even = batch is not None and batch % parts == 0
     return Configuration(
         tool=tool,
         devices=strategy.devices,
-        groups=1 if GROUPS not in sizes else sizes[GROUPS].size,
-        shards=replicas * experts,
-        zero=strategy.zero,
-        tensor=1 if "tp" not in sizes else sizes["tp"].size,
-        sequence_parallel=any(rule.sequence for rule in strategy.mesh),
-        context=1 if "cp" not in sizes else sizes["cp"].size,
-        context_by="" if "cp" not in sizes else {(1, 0): "ulysses", (0, 1): "ring"}.get(_way(sizes["cp"]), ""),
-        experts=experts,
-        stages=strategy.stages,
-        order=strategy.order,
-        chunks=strategy.chunks,
         micro_batch=batch // parts if batch is not None and is_even else None,
         accumulation=strategy.micro_batches,
         batch=batch,
@@ -61,14 +49,62 @@ def configuration_of(result: Result, tool: str) -> Configuration:
         is_float16="float16" in (kept_in(graph), computed_in(graph)),
         stack=result.stack,
         optimizer=graph.origin.optimizer,
-        recompute=recompute_of(graph, strategy),
-        offload=strategy.offload,
         bucket_bytes=strategy.bucket_bytes,
+        **_degrees(graph, strategy),
     )
 
 
-def _way(rule: MeshRule) -> tuple[bool, bool]:
-    return rule.by_heads, rule.is_ring
+def samples_apart(strategy: Strategy) -> int:
+    """Parts of the batch that are computed apart: those of replicas, of experts, and micro-batches."""
+    return math.prod(rule.size for rule in strategy.mesh if rule.name in (GROUPS, "dp", "ep")) * strategy.micro_batches
+
+
+def _degrees(graph: OpGraph, strategy: Strategy) -> dict[str, Any]:
+    """Fields of a configuration that a strategy says."""
+    rules = {rule.name: rule for rule in strategy.mesh}
+    sizes = {name: rules[name].size if name in rules else 1 for name in (GROUPS, "dp", "ep", "cp", "tp")}
+    context = rules.get("cp")
+    return {
+        "groups": sizes[GROUPS],
+        "shards": sizes["dp"] * sizes["ep"],
+        "zero": strategy.zero,
+        "tensor": sizes["tp"],
+        "sequence_parallel": any(rule.sequence for rule in strategy.mesh),
+        "context": sizes["cp"],
+        "context_by": "" if context is None else "ulysses" if context.by_heads else "ring" if context.is_ring else "",
+        "experts": sizes["ep"],
+        "stages": strategy.stages,
+        "order": strategy.order,
+        "chunks": strategy.chunks,
+        "recompute": recompute_of(graph, strategy),
+        "offload": strategy.offload,
+    }
+
+
+def with_strategy(configuration: Configuration, graph: OpGraph, strategy: Strategy) -> Configuration:
+    """A user's configuration with another strategy, and all else as it was.
+
+    Args:
+        configuration: with all degrees known.
+        graph: as it was captured, of the configuration's batch.
+    """
+    found, before = configuration, configuration.stages * configuration.chunks
+    batch, parts = found.batch or graph.origin.batch_size, samples_apart(strategy)
+    has_micro_batch = found.micro_batch is not None and batch is not None and batch % parts == 0
+    counts_steps = found.tool in ("deepspeed", "accelerate") or (found.tool == "torchtitan" and strategy.stages > 1)
+    is_same = strategy.stages * strategy.chunks == before
+    is_plain = found.tool == "accelerate" and not any(rule.name != "dp" and rule.size > 1 for rule in strategy.mesh)
+    degrees = _degrees(graph, strategy)
+    return replace(
+        found,
+        **{**degrees, "shards": None if is_plain else degrees["shards"]},
+        devices=strategy.devices if found.devices is not None else None,
+        micro_batch=batch // parts if has_micro_batch and batch is not None else None,
+        accumulation=strategy.micro_batches if counts_steps else None,
+        batch=batch if found.batch is not None or (strategy.micro_batches > 1 and not counts_steps) else None,
+        overlaps=strategy.bucket_bytes < AFTER_ALL,
+        sizes={name: size for name, size in found.sizes.items() if is_same or name != LAYERS_PER_STAGE},
+    )
 
 
 def _sequence(result: Result) -> int | None:
@@ -125,10 +161,10 @@ def refuse(what: str, strategy: Strategy, reasons: Iterator[str]) -> None:
 
 
 def refuse_unsaid(what: str, reasons: Iterator[str]) -> None:
-    """Raises: MismatchError: there is a reason why a tool cannot say a configuration."""
+    """Raises: MismatchError: there is a reason why a tool, `what`, cannot say a configuration."""
     reason = next(reasons, None)
     if reason is not None:
-        raise MismatchError(f"this configuration cannot be written as {what}: {reason}.")
+        raise MismatchError(f"{what} has no words for this configuration: {reason}.")
 
 
 def irregular(graph: OpGraph, strategy: Strategy, axes: tuple[str, ...] = ()) -> Iterator[str]:

@@ -208,7 +208,7 @@ def write_torchtitan(configuration: Configuration) -> str:
         MismatchError: a configuration that torchtitan has no words for.
     """
     found = configuration
-    refuse_unsaid("a torchtitan configuration", _unsaid(found))
+    refuse_unsaid("torchtitan", _unsaid(found))
     is_sharded = found.zero > 0 or found.shards is None
     reshards = {(3, True): "always", (2, False): "never"}.get((found.zero, found.stages > 1), "default")
     has_stages = found.stages > 1

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
 def compare(given: CompareOptions) -> None:
     """Put ways to run a model side by side: strategies, methods, clusters or sizes, against a lower bound."""
-    check_outputs(given.html, given.trace, given.output, inputs=[given.graph, given.cluster])
+    check_outputs(given.html, given.trace, given.output, inputs=[given.graph, given.cluster, given.config])
+    if given.config is not None:
+        from placement.cli.comparing.configured import compare_configured
+
+        compare_configured(given)
+        return
+    if given.format is not None:
+        raise typer.BadParameter("--format says which tool --config is of; give that too.")
     with progress("importing"):
         from placement.inputs.sources import check_cluster_argument
         from placement.solving.methods import AUTO, METHODS, default_methods

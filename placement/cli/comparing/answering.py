@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from env.cluster import Cluster
     from placement.cli.comparing.asked import Options
     from placement.comparing.cases import WhatIf
+    from placement.comparing.configured import ConfiguredComparison
     from placement.comparing.figures import Sensitivities
     from placement.comparing.methods import Comparison
     from placement.comparing.seeds import SeedComparison
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from placement.inputs.sources import Source
     from placement.results.result import Result
 
-    Found = TypeVar("Found", Comparison, StrategyComparison, WhatIf, Sensitivities, SeedComparison)
+    Found = TypeVar(
+        "Found", Comparison, StrategyComparison, WhatIf, Sensitivities, SeedComparison, ConfiguredComparison
+    )
 
 
 def answer(

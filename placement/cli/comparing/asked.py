@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
@@ -46,6 +47,26 @@ class CompareOptions(HowToSearch, HowToRead):
             "best of each family is searched and stands beside the methods; none alone leaves that out.",
         ),
     ] = None
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            show_default=False,
+            help="Your own configuration of torchtitan, Megatron-LM, DeepSpeed or accelerate: what it takes, and how "
+            "much each change towards the best strategy brings.",
+        ),
+    ] = None
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            autocompletion=completion.one_of(completion.TOOLS),
+            show_default=False,
+            help="The tool that --config is of: torchtitan, megatron, deepspeed or accelerate; by default as it looks.",
+        ),
+    ] = None
     clusters: Annotated[
         str | None,
         typer.Option(
@@ -75,7 +96,18 @@ class CompareOptions(HowToSearch, HowToRead):
 
     def again(self) -> str:
         """The command line that gives the same answer."""
-        fields = ("cluster", "clusters", "sweep", "price", "methods", "strategies", "seeds", *ANSWER_FIELDS)
+        fields = (
+            "cluster",
+            "config",
+            "format",
+            "clusters",
+            "sweep",
+            "price",
+            "methods",
+            "strategies",
+            "seeds",
+            *ANSWER_FIELDS,
+        )
         told = tuple(field for field in fields if self.seeds is None or field != "seed")
         return again("compare", [self.graph], self, told)
 

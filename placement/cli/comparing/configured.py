@@ -1,0 +1,193 @@
+"""``placement compare --config``: a user's own configuration beside ours, change by change."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from graphs.errors import ConfigurationError
+from graphs.formatting import format_bytes, show, show_line
+from placement.cli.comparing.answering import answer, dim, target_of
+from placement.cli.options import parse_dims
+from placement.cli.output import progress, reason_as_json, usage_errors
+from placement.cli.reading import read_graph
+from placement.cli.records import is_default, option_of
+from placement.comparing.rows import Column, Row, RowTable
+from placement.results.utilisation import basis
+
+if TYPE_CHECKING:
+    from placement.cli.comparing.asked import CompareOptions
+    from placement.comparing.configured import ConfiguredComparison, Step
+    from placement.configurations.configuration import Configuration
+
+_PARTS = ("parameters", "gradients", "optimizer", "activations")
+_OTHERS = (
+    "methods",
+    "strategies",
+    "clusters",
+    "sweep",
+    "price",
+    "seeds",
+    "objective",
+    "priority",
+    "html",
+    "paper",
+    "trace",
+)
+
+
+def compare_configured(given: CompareOptions) -> None:
+    """Read the configuration, score it, search, and show the path from it to the best."""
+    _check(given)
+    configuration = _read(given)
+    with progress("importing"):
+        from placement.comparing.configured import compare_configuration
+        from placement.configurations.strategies import batch_of, settled
+        from placement.inputs.sources import cluster_at
+    with _in_file(given):
+        configuration = settled(configuration, cluster_at(given.cluster or "", given.rates).n_devices)
+        batch = batch_of(configuration)
+    how = _as_configured(given, configuration, batch)
+    source = read_graph(how.graph, how)
+    target = target_of(given, source)
+    with reason_as_json(given.as_json), progress("scoring") as report, usage_errors(), _in_file(given):
+        found = compare_configuration(
+            source.graph,
+            target,
+            configuration,
+            seed=given.seed,
+            budget_s=given.budget_s,
+            evaluations=given.evaluations,
+            progress=lambda word, done, _: report(word, done),
+        )
+    answer(given, found, lambda: _text(found, how))
+
+
+def _check(given: CompareOptions) -> None:
+    """Raises: typer.BadParameter: an option that a configuration does not go with."""
+    for name in _OTHERS:
+        if not is_default(given, name):
+            raise typer.BadParameter(f"--config compares a configuration with ours; leave out {option_of(name)}.")
+    if given.cluster is None:
+        raise typer.BadParameter("--config needs a cluster, which says how many devices there are; give --cluster.")
+
+
+def _read(given: CompareOptions) -> Configuration:
+    from graphs.disk import read_text
+    from placement.configurations.registry import read_configuration
+
+    with _in_file(given):
+        return read_configuration(read_text(str(given.config)), given.format)
+
+
+class _in_file:
+    """Has errors of a configuration begin with the name of its file."""
+
+    def __init__(self, given: CompareOptions) -> None:
+        self.path = str(given.config)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ConfigurationError):
+            raise ConfigurationError(f"{self.path}, {error}") from None
+
+
+def _as_configured(given: CompareOptions, found: Configuration, batch: int | None) -> CompareOptions:
+    """The options by which the graph is read: in the configuration's precision and batch, on its stack.
+
+    Raises:
+        ConfigurationError: an option says otherwise.
+    """
+    from graphs.zoo import MODELS
+
+    wanted = {"precision": found.precision, "stack": found.stack, "optimizer": found.optimizer}
+    for name, value in wanted.items():
+        said = getattr(given, name)
+        if value is not None and said is not None and said != value:
+            raise ConfigurationError(f"{given.config} says {name} {value}, and {option_of(name)} {said}; leave it out.")
+    told: dict[str, Any] = {
+        name: value if value is not None else getattr(given, name) for name, value in wanted.items()
+    }
+    dims = list(given.dim or [])
+    if given.graph in MODELS and batch is not None and "batch" not in parse_dims(given.dim):
+        dims.append(f"batch={batch}")
+    return dataclasses.replace(given, train=True, dim=dims or None, **told)
+
+
+# -- text --------------------------------------------------------------------------------------------------------
+
+
+def _text(found: ConfiguredComparison, how: CompareOptions) -> list[RenderableType]:
+    """The advice first, then a row for each change, memory by part, and the lines of the file that change."""
+    graph, cluster = found.graph, found.cluster
+    head = f"{show(graph.name)} on {show(cluster.name)}, as {show(str(how.config))} has it"
+    notes = [show_line(note) for note in found.configuration.notes]
+    return [
+        found.headline(),
+        head,
+        _table(found).rich(),
+        *dim("vs yours: beside your own configuration; exposed: time in which a device only communicates", *notes),
+        *dim(basis(graph, cluster)),
+        *_memory(found),
+        *_keys(found),
+        *_do_it(found, how),
+    ]
+
+
+def _table(found: ConfiguredComparison) -> RowTable:
+    from placement.comparing.configured import gain
+
+    columns = (
+        Column("change", "change", is_text=True),
+        Column("time", "step time", "s"),
+        Column("gain", "vs yours"),
+        Column("peak", "peak", "bytes"),
+        Column("exposed_s", "exposed", "s"),
+    )
+    rows = []
+    for step in found.steps:
+        change = "your configuration" if step.change is None else step.change.words
+        fields = {"change": change, "time": step.step_time_s, "peak": step.peak_bytes, "exposed_s": step.exposed_s}
+        fields["gain"] = "" if step is found.yours else gain(found.yours, step)
+        if not step.fits:
+            fields["time"] = "does not fit"
+        rows.append(Row(fields, "best" if step is found.steps[-1] and step.fits else "" if step.fits else "unfit"))
+    return RowTable(columns, tuple(rows))
+
+
+def _memory(found: ConfiguredComparison) -> Iterator[RenderableType]:
+    """Parts of the fullest device's peak, of the user's and of ours."""
+    ends = {"yours": found.yours, "ours": found.steps[-1]}
+    for name, step in ends.items():
+        if step.peak_parts and not (name == "ours" and step is found.yours):
+            parts = ", ".join(f"{part} {format_bytes(step.peak_parts[part])}" for part in _PARTS)
+            room = "" if found.room_bytes is None else f", of {format_bytes(found.room_bytes)}"
+            yield f"memory of {name}: {parts}{room}"
+
+
+def _keys(found: ConfiguredComparison) -> Iterator[RenderableType]:
+    """Lines of the file that change, change by change."""
+    for number, step in enumerate(found.steps[1:], 1):
+        if step.unsaid:
+            yield Text(f"in your file, {number}: {show_line(step.unsaid)}", style="dim")
+        elif step.keys:
+            told = ", ".join(f"{key} {_old(step, key, old)}{new or 'left out'}" for key, old, new in step.keys)
+            yield f"in your file, {number}: {told}"
+
+
+def _old(step: Step, key: str, old: str) -> str:
+    return f"{old} -> " if old else "= "
+
+
+def _do_it(found: ConfiguredComparison, how: CompareOptions) -> Iterator[RenderableType]:
+    from placement.cli.searching import do_it
+
+    if found.ours is not None and len(found.steps) > 1 and found.ours.strategy == found.steps[-1].strategy:
+        yield f"do it: {do_it(how, found.ours)}"

@@ -1,0 +1,199 @@
+"""From one strategy to another in single changes, the one that gains most first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from baselines.strategies.estimating.estimate import Figures
+from graphs.errors import PlacementError
+from graphs.formatting import format_bytes
+from graphs.transforms.axes import AXES, GROUPS
+from graphs.transforms.strategy import MeshRule, Strategy
+from placement.configurations.configuration import AFTER_ALL
+
+# Parts of a strategy that change together, in the order in which equal gains are told.
+DEGREES, GROUPING, ZERO, SEQUENCE, CONTEXT, ORDER, MICRO, RECOMPUTE, OFFLOAD, BUCKET, UPDATES, REDUCE = PARTS = (
+    *("degrees", "groups", "ZeRO", "sequence parallelism", "context parallelism", "order", "micro-batches"),
+    *("recompute", "offload", "buckets", "updates", "collectives"),
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change.
+
+    Attributes:
+        parts: of the strategy that change, of `PARTS`.
+        before, after: the strategies.
+        words: ``"recompute layers.* -> nothing"``.
+    """
+
+    parts: tuple[str, ...]
+    before: Strategy
+    after: Strategy
+    words: str
+
+
+def parts_of(strategy: Strategy) -> dict[str, Any]:
+    """The parts of a strategy, by names of `PARTS`; None where its degrees leave no choice. `strategy_with` makes it again."""
+    rules = {rule.name: rule for rule in strategy.mesh}
+    inner = rules.get("dp", MeshRule("dp", 1))
+    plain = [rule for rule in strategy.mesh if rule.name not in (GROUPS, "dp")]
+    degrees = tuple(replace(rule, sequence=False, by_heads=False, is_ring=False) for rule in plain)
+    tensor, context = rules.get("tp"), rules.get("cp")
+    return {
+        DEGREES: (replace(inner, size=strategy.replicas), degrees, strategy.stages, strategy.device_names),
+        GROUPING: (inner.size if GROUPS in rules else 0) if strategy.zero else None,
+        ZERO: strategy.zero if strategy.replicas > 1 else None,
+        SEQUENCE: None if tensor is None else tensor.sequence,
+        CONTEXT: None if context is None else (context.by_heads, context.is_ring),
+        ORDER: (strategy.order, strategy.chunks, strategy.cuts) if strategy.stages > 1 else None,
+        MICRO: strategy.micro_batches,
+        RECOMPUTE: strategy.recompute,
+        OFFLOAD: strategy.offload,
+        BUCKET: strategy.bucket_bytes,
+        UPDATES: strategy.fused_updates,
+        REDUCE: (strategy.reduce, strategy.statistics),
+    }
+
+
+def strategy_with(parts: Mapping[str, Any]) -> Strategy:
+    """The strategy of some parts; those that its degrees leave no room for, as ZeRO without replicas, are left out.
+
+    Raises:
+        StrategyError: the parts do not go together.
+    """
+    replicas, degrees, stages, devices = parts[DEGREES]
+    rules = [rule for rule in degrees if rule.size > 1]
+    rules = [replace(rule, sequence=bool(parts[SEQUENCE])) if rule.name == "tp" else rule for rule in rules]
+    by_heads, is_ring = parts[CONTEXT] or (False, False)
+    rules = [replace(rule, by_heads=by_heads, is_ring=is_ring) if rule.name == "cp" else rule for rule in rules]
+    order, chunks, cuts = parts[ORDER] or (Strategy.order, 1, ())
+    if stages == 1:
+        order, chunks, cuts = Strategy.order, 1, ()
+    found = Strategy(
+        mesh=(*([replicas] if replicas.size > 1 else []), *rules),
+        stages=stages,
+        order=order,
+        chunks=chunks,
+        micro_batches=parts[MICRO],
+        zero=0,
+        recompute=parts[RECOMPUTE],
+        offload=parts[OFFLOAD],
+        reduce=parts[REDUCE][0],
+        bucket_bytes=parts[BUCKET],
+        fused_updates=parts[UPDATES],
+        statistics=parts[REDUCE][1],
+        device_names=devices,
+    )
+    zero = (parts[ZERO] or 0) if replicas.size > 1 else 0
+    if zero:
+        found = (
+            found.grouped(parts[GROUPING] or 0, zero)
+            if replicas == MeshRule("dp", replicas.size)
+            else replace(found, zero=zero)
+        )
+    return replace(found, cuts=cuts) if len(cuts) == found.virtual_stages - 1 else found
+
+
+def changes_between(begin: Strategy, end: Strategy, estimate: Callable[[Strategy], Figures]) -> tuple[Change, ...]:
+    """Changes that lead from one strategy to another, each time the one by which the step becomes shortest.
+
+    A strategy that fits comes before one that does not, and one that lacks less before one that lacks more. Changes
+    that nobody gains from are one, the last.
+
+    Args:
+        estimate: time and memory of a strategy; raises `PlacementError` where it cannot be.
+    """
+    target = parts_of(end)
+    now, found = begin, list[Change]()
+    left = _left(now, target)
+    while left and now != end:
+        best = min(_candidates(now, target, left, estimate), key=lambda one: one[0], default=None)
+        if best is None:
+            break
+        _, part, after = best
+        found.append(_change((part,), now, after))
+        now, left = after, [each for each in _left(after, target) if each != part]
+    if now != end:
+        found.append(_change(tuple(left), now, end))
+    return tuple(found)
+
+
+def _left(now: Strategy, target: Mapping[str, Any]) -> list[str]:
+    """Parts that are still to change; those are not that one of the two strategies leaves no choice of."""
+    have = parts_of(now)
+    return [part for part in PARTS if None not in (have[part], target[part]) and have[part] != target[part]]
+
+
+def _candidates(
+    now: Strategy, target: Mapping[str, Any], left: Sequence[str], estimate: Callable[[Strategy], Figures]
+) -> Iterator[tuple[tuple[int, float, int], str, Strategy]]:
+    """What each part that is left makes of the strategy, with the figures by which it is chosen."""
+    for place, part in enumerate(left):
+        try:
+            have = {name: target[name] if value is None else value for name, value in parts_of(now).items()}
+            after = strategy_with({**have, part: target[part]})
+            if after == now:
+                continue
+            figures = estimate(after)
+        except PlacementError:
+            continue
+        yield (figures.missing_bytes, figures.step_time_s, place), part, after
+
+
+def _change(parts: tuple[str, ...], before: Strategy, after: Strategy) -> Change:
+    words = ", ".join(filter(None, (_words(part, before, after) for part in parts)))
+    return Change(parts, before, after, words or f"{before.text} -> {after.text}")
+
+
+# -- words -------------------------------------------------------------------------------------------------------
+
+
+def _words(part: str, before: Strategy, after: Strategy) -> str:
+    """A part before and after, in words; empty where both are the same."""
+    old, new = (_value(part, strategy) for strategy in (before, after))
+    return "" if old == new or not old or not new else f"{part} {old} -> {new}"
+
+
+def _value(part: str, strategy: Strategy) -> str:
+    value = parts_of(strategy)[part]
+    if value is None:
+        return ""
+    if part == DEGREES:
+        return degrees_in_words(strategy)
+    if part == GROUPING:
+        return f"of {value}" if value else "none"
+    if part == ZERO:
+        return str(value) if value else "none"
+    if part in (SEQUENCE, UPDATES):
+        return {SEQUENCE: ("off", "on"), UPDATES: ("one by one", "fused")}[part][value]
+    if part == CONTEXT:
+        return {(False, False): "gathered", (True, False): "by heads", (False, True): "in a ring"}[value]
+    if part == ORDER:
+        each = f" with {value[1]} stages a device" if value[1] > 1 else ""
+        return f"{value[0]}{each}{' cut at layers' if value[2] else ''}"
+    if part in (RECOMPUTE, OFFLOAD):
+        return _modules(value)
+    if part == BUCKET:
+        return "after the backward pass" if value >= AFTER_ALL else f"of {format_bytes(value)}"
+    return str(value if part == MICRO else value[0] or "the quickest")
+
+
+def _modules(patterns: tuple[str, ...]) -> str:
+    if not patterns:
+        return "nothing"
+    text = "+".join(patterns)
+    return text if len(text) <= 60 else f"{'+'.join(patterns[:2])} and {len(patterns) - 2} more"
+
+
+def degrees_in_words(strategy: Strategy) -> str:
+    """``"data 4 x tensor 2 x pipeline 2"``."""
+    found = [("data", strategy.replicas)]
+    found += [
+        (AXES[rule.name].label.split()[0], rule.size) for rule in strategy.mesh if rule.name not in (GROUPS, "dp")
+    ]
+    found.append(("pipeline", strategy.stages))
+    return " x ".join(f"{name} {size}" for name, size in found if size > 1) or "one device"

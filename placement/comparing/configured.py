@@ -1,0 +1,286 @@
+"""`compare_configuration`: what a user's own configuration takes, and how it becomes ours change by change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from baselines.strategies.estimating.estimate import Figures
+from env.cluster import Cluster
+from graphs.errors import InfeasibleError, MismatchError, PlacementError
+from graphs.formatting import format_bytes, format_seconds
+from graphs.opgraph import OpGraph
+from graphs.origin import EAGER
+from graphs.transforms.strategy import Strategy
+from placement.comparing.changes import Change, changes_between
+from placement.comparing.rows import AsJson, names_of
+from placement.configurations.configuration import Configuration
+from placement.configurations.registry import TOOLS, keys_of
+from placement.configurations.results import with_strategy
+from placement.configurations.strategies import strategy_of
+from placement.optimization import optimize
+from placement.results.result import Result, versions
+from placement.solving.strategy_row import StrategyRow, strategy_row
+
+_SAME = 0.005  # of the step time: no better
+
+
+@dataclass(frozen=True)
+class Step:
+    """A way to run the model on the path from the user's to ours.
+
+    Attributes:
+        change: that leads to it; None for the user's own.
+        strategy: of which.
+        step_time_s: simulated where it fits, else estimated; None where neither is possible.
+        peak_bytes: memory of the fullest device.
+        peak_parts: of it, by part; empty where it is estimated.
+        exposed_s: mean seconds in which a device computes nothing and communicates; None where it is estimated.
+        fits: whether the memory of every device suffices.
+        keys: of the configuration that change: key, value before and after; "" where there is none.
+        unsaid: the reason why the tool has no words for it; "" where it has.
+    """
+
+    change: Change | None
+    strategy: Strategy
+    step_time_s: float | None
+    peak_bytes: int | None
+    peak_parts: Mapping[str, int]
+    exposed_s: float | None
+    fits: bool
+    keys: Sequence[tuple[str, str, str]] = ()
+    unsaid: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        return {
+            "change": None if self.change is None else self.change.words,
+            "strategy": self.strategy.text,
+            "step_time_s": self.step_time_s,
+            "peak_bytes": self.peak_bytes,
+            "peak_parts": dict(self.peak_parts),
+            "exposed_s": self.exposed_s,
+            "fits": self.fits,
+            "keys": [list(each) for each in self.keys],
+            "unsaid": self.unsaid,
+        }
+
+
+@dataclass(frozen=True)
+class ConfiguredComparison(AsJson):
+    """A user's configuration beside the best that was found.
+
+    Attributes:
+        graph, cluster: as they were given.
+        configuration: with all degrees known.
+        seed: of everything random.
+        steps: the user's own first, ours last; one alone where nothing better was found.
+        room_bytes: that the fullest device may fill; None where that is not known.
+        ours: the result of the search; None where nothing fits.
+        versions: of Python and the packages that made it.
+        command: the command line that made it, or "".
+    """
+
+    graph: OpGraph
+    cluster: Cluster
+    configuration: Configuration
+    seed: int
+    steps: tuple[Step, ...]
+    room_bytes: int | None
+    ours: Result | None
+    versions: Mapping[str, str]
+    command: str = field(default="", compare=False)
+
+    @property
+    def yours(self) -> Step:
+        """The user's own."""
+        return self.steps[0]
+
+    def headline(self) -> str:
+        """The first thing to change, and how far all changes get, in one sentence."""
+        label, yours, last = TOOLS[self.configuration.tool].label, self.yours, self.steps[-1]
+        time = "not possible" if yours.step_time_s is None else format_seconds(yours.step_time_s)
+        own = f"your {label} configuration takes {time}"
+        if not yours.fits:
+            own = f"your {label} configuration does not fit{self._short(yours)}"
+        if len(self.steps) == 1:
+            return f"{own}; {'nothing that was found fits' if not yours.fits else 'nothing better was found'}."
+        first = self.steps[1]
+        change = "" if first.change is None else first.change.words
+        if len(self.steps) == 2:
+            return f"{own}; change {change}: {self._figures(first)}."
+        every = f"all {len(self.steps) - 1} changes: {self._figures(last)}"
+        return f"{own}; change first {change}: {self._figures(first)}; {every}."
+
+    def _short(self, step: Step) -> str:
+        if step.peak_bytes is None or self.room_bytes is None:
+            return ""
+        return f" ({format_bytes(step.peak_bytes)} of {format_bytes(self.room_bytes)})"
+
+    def _figures(self, step: Step) -> str:
+        if step.step_time_s is None:
+            return "not possible"
+        told = format_seconds(step.step_time_s)
+        if self.yours.step_time_s and self.yours.fits:
+            told += f", {gain(self.yours, step)}"
+        return told if step.fits else f"{told}, which does not fit either"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        found = self.configuration
+        return {
+            **names_of(self.graph, self.cluster),
+            "tool": found.tool,
+            "stack": self.graph.origin.stack or EAGER,
+            "precision": found.precision,
+            "seed": self.seed,
+            "headline": self.headline(),
+            "notes": list(found.notes),
+            "room_bytes": self.room_bytes,
+            "versions": dict(self.versions),
+            "command": self.command,
+            "steps": [step.to_dict() for step in self.steps],
+        }
+
+
+def gain(before: Step, after: Step) -> str:
+    """Time and memory of one step beside another: ``"-18 %, +9.2 GB"``."""
+    if not before.step_time_s or after.step_time_s is None:
+        return ""
+    share = after.step_time_s / before.step_time_s - 1
+    told = f"{share:+.1%}".replace("%", " %")
+    if before.peak_bytes is None or after.peak_bytes is None:
+        return told
+    more = after.peak_bytes - before.peak_bytes
+    return f"{told}, {'-' if more < 0 else '+'}{format_bytes(abs(more))}"
+
+
+def compare_configuration(
+    graph: OpGraph,
+    cluster: Cluster,
+    configuration: Configuration,
+    *,
+    seed: int = 0,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> ConfiguredComparison:
+    """Score a user's configuration and what leads from it to the best that is found.
+
+    Args:
+        graph: of the training step, in the configuration's precision and on its stack.
+        configuration: with all degrees known (`placement.configurations.strategies.settled`).
+        seed, budget_s, evaluations: as for `placement.optimize`.
+        progress: called with a word, how much is done, and how much there is.
+
+    Raises:
+        ConfigurationError: sizes that contradict the graph.
+        StrategyError: a strategy that graph or cluster do not allow.
+    """
+    from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
+
+    begin = strategy_of(configuration, graph)
+    scorer = _Scorer(graph, cluster, configuration, seed, Estimator(graph, cluster).estimate)
+    if progress is not None:
+        progress("scoring your configuration", 0, 1)
+    yours, row = scorer.step(None, begin)
+    ours = optimize(graph, cluster, seed=seed, budget_s=budget_s, evaluations=evaluations, progress=progress)
+    end = _best_strategy(ours)
+    path = () if end is None else changes_between(begin, end, scorer.estimate)
+    steps = [yours]
+    for done, change in enumerate(path):
+        if progress is not None:
+            progress("scoring changes", done, len(path))
+        steps.append(scorer.step(change, change.after, steps[-1].strategy)[0])
+    return ConfiguredComparison(
+        graph=graph,
+        cluster=cluster,
+        configuration=configuration,
+        seed=seed,
+        steps=_worthwhile(steps),
+        room_bytes=None if row is None or row.figures is None else row.figures.room_bytes,
+        ours=ours if ours.feasible else None,
+        versions=versions(),
+    )
+
+
+def _best_strategy(found: Result) -> Strategy | None:
+    """The fastest strategy of a search; None where none fits."""
+    if found.feasible and not found.strategy.is_none:
+        return found.strategy
+    fitting = [one for one in found.alternatives if one.step_time_s is not None and not one.strategy.is_none]
+    return min(fitting, key=lambda one: one.step_time_s or 0.0).strategy if fitting else None
+
+
+def _worthwhile(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps as far as they lead to something better: the user's own alone where nothing does."""
+    own = steps[0]
+    better = [
+        k
+        for k, step in enumerate(steps)
+        if step.fits
+        and step.step_time_s is not None
+        and (not own.fits or own.step_time_s is None or step.step_time_s < own.step_time_s * (1 - _SAME))
+    ]
+    if not better:
+        return (own,)
+    return tuple(steps[: min(better, key=lambda k: steps[k].step_time_s or 0.0) + 1])
+
+
+@dataclass
+class _Scorer:
+    """Steps of a path, scored once each."""
+
+    graph: OpGraph
+    cluster: Cluster
+    configuration: Configuration
+    seed: int
+    estimate: Callable[[Strategy], Figures]
+
+    def step(
+        self, change: Change | None, strategy: Strategy, before: Strategy | None = None
+    ) -> tuple[Step, StrategyRow | None]:
+        """A strategy simulated, or estimated where it does not fit."""
+        row: StrategyRow | None = None
+        try:
+            row = strategy_row(self.graph, self.cluster, strategy, self.seed, {})
+        except PlacementError:
+            if change is None:
+                raise
+        figures = None if row is None else row.figures
+        keys, unsaid = self._keys(before, strategy) if before is not None else ((), "")
+        step_time_s = None if row is None else row.result.step_time_s
+        peak = None if figures is None else sum(figures.peak_bytes.values())
+        if step_time_s is None:
+            try:
+                estimated = self.estimate(strategy)
+                step_time_s, peak = estimated.step_time_s, estimated.peak_bytes if peak is None else peak
+            except (PlacementError, InfeasibleError):
+                pass
+        return (
+            Step(
+                change=change,
+                strategy=strategy,
+                step_time_s=step_time_s,
+                peak_bytes=peak,
+                peak_parts={} if figures is None else dict(figures.peak_bytes),
+                exposed_s=None if figures is None else figures.exposed_s,
+                fits=row is not None and row.result.feasible,
+                keys=keys,
+                unsaid=unsaid,
+            ),
+            row,
+        )
+
+    def _keys(self, before: Strategy, after: Strategy) -> tuple[tuple[tuple[str, str, str], ...], str]:
+        """Keys of the tool that a change changes, and the reason why the tool has none."""
+        try:
+            old, new = (self._said(strategy) for strategy in (before, after))
+        except MismatchError as error:
+            return (), str(error)
+        names = sorted(old.keys() | new.keys())
+        return tuple((n, old.get(n, ""), new.get(n, "")) for n in names if old.get(n, "") != new.get(n, "")), ""
+
+    def _said(self, strategy: Strategy) -> dict[str, str]:
+        return keys_of(with_strategy(self.configuration, self.graph, strategy))

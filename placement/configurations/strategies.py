@@ -1,0 +1,239 @@
+"""From a `Configuration` to the strategy that stands for it on a graph, with what has to agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from baselines.strategies.searching.patterns import layers_of
+from graphs.errors import ConfigurationError
+from graphs.opgraph import OpGraph
+from graphs.recipes import PRECISIONS, number_bytes
+from graphs.records import Phase
+from graphs.transforms.axes import GROUPS
+from graphs.transforms.strategy import VIRTUAL, MeshRule, Strategy
+from placement.configurations.configuration import AFTER_ALL, LAYERS_PER_STAGE, Configuration
+from placement.configurations.recomputing import patterns_of
+
+_MEGATRON_BUCKET = 40_000_000  # numbers, or a million for each replica (megatron/core/distributed)
+_DEEPSPEED_BUCKET = 500_000_000  # numbers
+_BATCH_KEYS = (
+    *("training.global_batch_size", "--global-batch-size", "train_batch_size", "training.local_batch_size"),
+    *("--micro-batch-size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+    *("deepspeed_config.gradient_accumulation_steps", "megatron_lm_config.megatron_lm_num_micro_batches"),
+)
+_EXPERT_KEYS = ("parallelism.expert_parallel_degree", "--expert-model-parallel-size")
+_LAYER_KEYS = ("--num-layers",)
+_STAGE_KEYS = (
+    *("parallelism.pipeline_parallel_layers_per_stage", "--num-layers-per-virtual-pipeline-stage"),
+    *("--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-size"),
+    "parallelism.pipeline_parallel_degree",
+)
+_SEQUENCE_KEYS = ("training.seq_len", "--seq-length")
+
+
+def batch_of(found: Configuration) -> int | None:
+    """Samples of one step as the file says them; None where it does not.
+
+    Args:
+        found: with all degrees known.
+
+    Raises:
+        ConfigurationError: numbers of samples that contradict each other.
+    """
+    replicas, micro, steps = found.replicas or 1, found.micro_batch, found.accumulation
+    product = None if micro is None else micro * replicas * (1 if steps is None else steps)
+    if found.batch is None or product is None:
+        return product if found.batch is None else found.batch
+    if steps is not None and product != found.batch:
+        around = ": gradients that are accumulated around a pipeline are not predicted" if found.stages > 1 else ""
+        raise ConfigurationError(
+            f"{found.at(*_BATCH_KEYS)}{micro} samples x {steps} micro-batches x {replicas} replicas = {product}, and "
+            f"the batch has {found.batch}{around}."
+        )
+    if found.batch % product:
+        raise ConfigurationError(
+            f"{found.at(*_BATCH_KEYS)}a batch of {found.batch} has no whole number of {micro} samples on each of "
+            f"{replicas} replicas."
+        )
+    return found.batch
+
+
+def strategy_of(found: Configuration, graph: OpGraph) -> Strategy:
+    """The strategy of a configuration with all degrees known.
+
+    Raises:
+        ConfigurationError: sizes that contradict the graph.
+        StrategyError: a strategy that cannot be.
+    """
+    check_sizes(found, graph)
+    replicas, experts = found.shards or 1, found.experts
+    if replicas % experts:
+        raise ConfigurationError(
+            f"{found.at(*_EXPERT_KEYS)}{experts} parts of the experts do not divide {replicas} replicas."
+        )
+    inner = replicas // experts
+    zero = found.zero if inner > 1 else 0
+    groups = found.groups if zero else 1
+    mesh = [
+        MeshRule(GROUPS, groups),
+        MeshRule("dp", inner if zero else inner * found.groups),
+        MeshRule("ep", experts),
+        MeshRule("cp", found.context, by_heads=found.context_by == "ulysses", is_ring=found.context_by == "ring"),
+        MeshRule("tp", found.tensor, sequence=found.sequence_parallel),
+    ]
+    stages, chunks = found.stages, _chunks(found, graph)
+    virtual = stages * (2 if chunks == 1 and found.order in VIRTUAL else chunks) if stages > 1 else 1
+    return Strategy(
+        mesh=tuple(rule for rule in mesh if rule.size > 1),
+        stages=stages,
+        order=found.order if stages > 1 else Strategy.order,
+        chunks=chunks if stages > 1 else 1,
+        micro_batches=_micro_batches(found, graph),
+        zero=zero,
+        recompute=patterns_of(graph, found.recompute, virtual),
+        offload=found.offload,
+        bucket_bytes=_bucket_bytes(found),
+        fused_updates=found.tool != "accelerate" or replicas * found.groups * found.model_parallel == 1,
+        cuts=tuple(_cuts(found, graph, virtual)) if virtual > 1 else (),
+    )
+
+
+def check_sizes(found: Configuration, graph: OpGraph) -> None:
+    """Raises: ConfigurationError: the graph has another number of layers, words or samples."""
+    layers, words = max(layers_of(graph).values(), default=0), _words(graph)
+    asked = found.sizes.get("num-layers")
+    if asked is not None and layers and asked != layers:
+        raise ConfigurationError(
+            f"{found.at(*_LAYER_KEYS)}the configuration has {asked} layers, and the model has {layers}."
+        )
+    if found.sequence is not None and words is not None and found.sequence != words:
+        raise ConfigurationError(
+            f"{found.at(*_SEQUENCE_KEYS)}the configuration has samples of {found.sequence} words, and those of the "
+            f"model have {words}; give the model with as many, or change the line."
+        )
+    asked, samples = batch_of(found), graph.origin.batch_size
+    if asked is not None and samples is not None and asked != samples:
+        raise ConfigurationError(
+            f"{found.at(*_BATCH_KEYS)}the configuration has {asked} samples in a step, and the graph {samples}; give "
+            f"--dim batch={asked}."
+        )
+    _check_width(found, graph)
+
+
+def _check_width(found: Configuration, graph: OpGraph) -> None:
+    """Raises: ConfigurationError: the model has far more or fewer parameters than layers of the given width."""
+    layers, hidden = (found.sizes.get(name) for name in ("num-layers", "hidden-size"))
+    if layers is None or hidden is None or "num-experts" in found.sizes:
+        return
+    inner = found.sizes.get("ffn-hidden-size", 4 * hidden)
+    least = layers * (2 * hidden * hidden + 2 * hidden * inner)
+    most = layers * (4 * hidden * hidden + 3 * hidden * inner) + 4 * hidden * 300_000
+    bytes_each = number_bytes(PRECISIONS[graph.origin.precision].parameter) if graph.origin.precision else 4
+    size = sum(state.parameter_bytes for state in graph.states) // bytes_each
+    if size and not 0.4 * least <= size <= 2.5 * most:
+        raise ConfigurationError(
+            f"{found.at('--hidden-size')}{layers} layers of width {hidden} have {least / 1e6:,.0f} million parameters "
+            f"or more, and the model has {size / 1e6:,.0f} million."
+        )
+
+
+def _words(graph: OpGraph) -> int | None:
+    """Words of a sample of the longest input; None where none is a sequence."""
+    found = []
+    for kind, rows in zip(graph.kinds, graph.split_rows, strict=False):
+        extents = {row.axis: row.extent for row in rows} if kind == "input" else {}
+        if "batch" in extents and "sequence" in extents:
+            found.append(extents["sequence"])
+    return max(found, default=None)
+
+
+def _micro_batches(found: Configuration, graph: OpGraph) -> int:
+    if found.accumulation is not None:
+        return found.accumulation
+    batch = batch_of(found) or graph.origin.batch_size
+    if found.micro_batch is None or batch is None:
+        return 1
+    return max(batch // (found.micro_batch * (found.replicas or 1)), 1)
+
+
+def _bucket_bytes(found: Configuration) -> int:
+    """Bytes of gradients that are reduced together; those that nothing hides are reduced after all others."""
+    if not found.overlaps and found.zero < 2:
+        return AFTER_ALL
+    if found.bucket_bytes is not None:
+        return found.bucket_bytes
+    each = number_bytes(PRECISIONS[found.precision or "mixed"].gradient)
+    if found.tool == "megatron" and found.zero < 2:
+        return max(_MEGATRON_BUCKET, 1_000_000 * (found.replicas or 1)) * each
+    if found.tool == "deepspeed" and found.zero:
+        return _DEEPSPEED_BUCKET * each
+    return Strategy.bucket_bytes
+
+
+# -- stages ------------------------------------------------------------------------------------------------------
+
+
+def _chunks(found: Configuration, graph: OpGraph) -> int:
+    """Stages of each device."""
+    each = found.sizes.get(LAYERS_PER_STAGE)
+    if each is None or found.stages == 1:
+        return found.chunks
+    layers = max(layers_of(graph).values(), default=0) + sum(found.edge_layers or ())
+    virtual = -(-layers // each)
+    if virtual % found.stages or virtual < found.stages:
+        raise ConfigurationError(
+            f"{found.at(*_STAGE_KEYS)}{layers} layers in stages of {each} make {virtual} stages, which {found.stages} "
+            "devices do not share evenly."
+        )
+    return virtual // found.stages
+
+
+def _cuts(found: Configuration, graph: OpGraph, virtual: int) -> Iterator[str]:
+    """Names of the forward ops with which the second, third ... stage begins; none where stages take equally long."""
+    lists = layers_of(graph)
+    if found.edge_layers is None or not lists:
+        return
+    name = max(lists, key=lambda each: lists[each])
+    first, last = found.edge_layers
+    each, rest = divmod(lists[name] + first + last, virtual)
+    if rest and found.tool != "torchtitan":
+        raise ConfigurationError(
+            f"{found.at(*_STAGE_KEYS, *_LAYER_KEYS)}{lists[name]} layers do not make {virtual} equal stages."
+        )
+    begins = _begins(graph, name)
+    layer = 0
+    for stage in range(virtual - 1):
+        layer += each + (stage < rest) - (first if stage == 0 else 0)
+        if not 0 < layer < lists[name] or layer not in begins:
+            raise ConfigurationError(f"{found.at(*_STAGE_KEYS)}{lists[name]} layers are too few for {virtual} stages.")
+        yield begins[layer]
+
+
+def _begins(graph: OpGraph, name: str) -> dict[int, str]:
+    """The first forward op of each layer of a list of modules."""
+    found: dict[int, str] = {}
+    order = graph.topological_order
+    for op in order[graph.phase[order] == Phase.FORWARD].tolist():
+        module = graph.modules[op]
+        if module.startswith(f"{name}."):
+            number = module[len(name) + 1 :].partition(".")[0]
+            if number.isdecimal() and graph.kernels[op]:
+                found.setdefault(int(number), graph.op_names[op])
+    return found
+
+
+def settled(found: Configuration, devices: int) -> Configuration:
+    """With all degrees known, as the tool runs them.
+
+    Args:
+        devices: of the cluster.
+
+    Raises:
+        ConfigurationError: as `Configuration.on`.
+    """
+    found = found.on(devices)
+    if found.tool != "torchtitan":
+        return found
+    from placement.configurations.torchtitan import settled as as_torchtitan_runs
+
+    return as_torchtitan_runs(found)
