@@ -37,7 +37,7 @@ class Change:
 
 
 def parts_of(strategy: Strategy) -> dict[str, Any]:
-    """The parts of a strategy, by names of `PARTS`; None where its degrees leave no choice. `strategy_with` makes it again."""
+    """The parts of a strategy, by names of `PARTS`, None where its degrees leave no choice; `strategy_with` inverts it."""
     rules = {rule.name: rule for rule in strategy.mesh}
     inner = rules.get("dp", MeshRule("dp", 1))
     plain = [rule for rule in strategy.mesh if rule.name not in (GROUPS, "dp")]

@@ -110,7 +110,8 @@ class ConfiguredComparison(AsJson):
         change = "" if first.change is None else first.change.words
         if len(self.steps) == 2:
             return f"{own}; change {change}: {self._figures(first)}."
-        every = f"all {len(self.steps) - 1} changes: {self._figures(last)}"
+        count = "both" if len(self.steps) == 3 else f"all {len(self.steps) - 1}"
+        every = f"{count} changes: {self._figures(last)}"
         return f"{own}; change first {change}: {self._figures(first)}; {every}."
 
     def _short(self, step: Step) -> str:

@@ -158,10 +158,8 @@ def _plain(entries: dict[str, tuple[Any, int]]) -> dict[str, tuple[Any, int]]:
             found[name] = ("NO" if name != "mixed_precision" else "no", line)
         elif name == _SHARDING:
             found[name] = (_NUMBERED.get(value, value) if isinstance(value, int) else str(value), line)
-        elif name == _RESHARD and isinstance(value, str):
-            found[name] = ({"true": True, "false": False}.get(value.lower(), value), line)
-        elif isinstance(value, str) and value.lower() in ("true", "false"):
-            found[name] = (value.lower() == "true", line)
+        elif name in _KEYS and isinstance(_KEYS[name].default, bool) and str(value).lower() in ("true", "false"):
+            found[name] = (str(value).lower() == "true", line)
     return found
 
 

@@ -163,7 +163,8 @@ def read_yaml(text: str) -> Entries:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f"line {mark.line + 1}: "
-        raise ConfigurationError(f"{where}the configuration is not YAML: {plain_reason(error)}.") from None
+        reason = getattr(error, "problem", None) or plain_reason(error)
+        raise ConfigurationError(f"{where}the configuration is not YAML: {reason}.") from None
     if not isinstance(values, dict):
         raise ConfigurationError(f"the configuration is {type(values).__name__} in YAML; expected keys with values.")
     lines: dict[str, int] = {}

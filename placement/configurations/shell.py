@@ -141,7 +141,8 @@ def _filled(text: str, variables: dict[str, list[Word]], depth: int) -> str:
             return found[0] if total is None else str(total)
         name, _, default = (found["braced"] or found["plain"]).partition(":-")
         if name in variables and len(variables[name]) == 1:
-            return _filled(_unquoted(variables[name][0].text), variables, depth + 1)
+            others = {each: words for each, words in variables.items() if each != name}  # as of NAME=${NAME:-2}
+            return _filled(_unquoted(variables[name][0].text), others, depth + 1)
         return _filled(_unquoted(default), variables, depth + 1) if default else found[0]
 
     return _USED.sub(value, text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from baselines.strategies.searching.patterns import layers_of
+from env.cluster import Cluster
 from graphs.errors import ConfigurationError
 from graphs.opgraph import OpGraph
 from graphs.recipes import PRECISIONS, number_bytes
@@ -222,16 +223,13 @@ def _begins(graph: OpGraph, name: str) -> dict[int, str]:
     return found
 
 
-def settled(found: Configuration, devices: int) -> Configuration:
-    """With all degrees known, as the tool runs them.
-
-    Args:
-        devices: of the cluster.
+def settled(found: Configuration, cluster: Cluster) -> Configuration:
+    """With all degrees known, as the tool runs them on a cluster.
 
     Raises:
         ConfigurationError: as `Configuration.on`.
     """
-    found = found.on(devices)
+    found = found.on(len(cluster.compute_devices))
     if found.tool != "torchtitan":
         return found
     from placement.configurations.torchtitan import settled as as_torchtitan_runs

@@ -116,6 +116,8 @@ def read_torchtitan(text: str) -> Configuration:
         micro, accumulation = values[_MICRO], _parts(values, values[f"{_T}local_batch_size"], values[_MICRO])
     elif _MICRO in values.given:
         others[_MICRO] = values[_MICRO]  # which nobody reads
+    kept = (f"{_P}enable_async_tensor_parallel", f"{_P}fsdp_reshard_after_forward")
+    others |= {name: values[name] for name in kept if values[name] != FORMAT.keys[name].default}
     return Configuration(
         tool="torchtitan",
         groups=groups if is_sharded else 1,

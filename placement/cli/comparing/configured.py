@@ -50,7 +50,7 @@ def compare_configured(given: CompareOptions) -> None:
         from placement.configurations.strategies import batch_of, settled
         from placement.inputs.sources import cluster_at
     with _in_file(given):
-        configuration = settled(configuration, cluster_at(given.cluster or "", given.rates).n_devices)
+        configuration = settled(configuration, cluster_at(given.cluster or "", given.rates))
         batch = batch_of(configuration)
     how = _as_configured(given, configuration, batch)
     source = read_graph(how.graph, how)

@@ -1,0 +1,186 @@
+"""A user's configuration beside ours: the path of changes, and what the command says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import placement
+from baselines.strategies.estimating.estimate import Figures
+from env.cluster import Cluster
+from graphs.errors import StrategyError
+from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import Strategy
+from graphs.zoo.decoders import Decoder, DecoderConfig
+from placement import optimization
+from placement.cli import run
+from placement.comparing.changes import changes_between, parts_of, strategy_with
+from placement.comparing.configured import ConfiguredComparison, compare_configuration
+from placement.configurations.registry import read_configuration
+from placement.configurations.strategies import settled
+from placement.solving.checked import unchecked
+
+CLUSTER = Cluster.preset("8xH100-nvswitch")
+TOML = """[training]
+local_batch_size = 2
+seq_len = 128
+
+[parallelism]
+tensor_parallel_degree = 2
+
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _unchecked() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(optimization, "check", unchecked)
+        yield
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dp8 zero3",
+        "dp2 | dp4 zero3 | mb4",
+        "dp4 zero1 | tp2 sp",
+        "dp2 | pp2 interleaved v2 mb8 | tp2",
+        "cp4 ring | dp2",
+        "ep4 | dp2 zero2",
+        "dp4 | recompute=layers.* | offload=optimizer | bucket=4MB | updates=fused | reduce=ring",
+        "pp2 1f1b mb4 | cuts=layers.1/add",
+    ],
+)
+def test_a_strategy_is_its_parts(text: str) -> None:
+    strategy = Strategy.parse(text)
+    assert strategy_with(parts_of(strategy)) == strategy
+
+
+def figures(strategy: Strategy, seconds: float, missing: int = 0) -> Figures:
+    return Figures(strategy, seconds, 10, missing)
+
+
+def test_the_change_that_gains_most_comes_first() -> None:
+    seconds = {"recompute": 5.0, "bucket": 1.0, "zero": 2.0}
+
+    def estimate(strategy: Strategy) -> Figures:
+        slow = seconds["recompute"] * bool(strategy.recompute) + seconds["bucket"] * (strategy.bucket_bytes > 10**9)
+        return figures(strategy, 10 + slow + seconds["zero"] * (strategy.zero == 3))
+
+    begin = Strategy.parse("dp8 zero3 | recompute=layers.* | bucket=1000000000000")
+    end = Strategy.parse("dp8 zero1")
+    changes = changes_between(begin, end, estimate)
+    assert [change.parts for change in changes] == [("recompute",), ("ZeRO",), ("buckets",)]
+    assert [change.words for change in changes] == [
+        "recompute layers.* -> nothing",
+        "ZeRO 3 -> 1",
+        "buckets after the backward pass -> of 25 MB",
+    ]
+    assert changes[-1].after == end
+
+
+def test_memory_comes_before_time_and_degrees_bring_what_they_allow() -> None:
+    def estimate(strategy: Strategy) -> Figures:
+        return figures(strategy, 10.0 if strategy.zero else 1.0, 0 if strategy.zero or strategy.recompute else 5)
+
+    begin, end = Strategy.parse("tp8"), Strategy.parse("dp4 zero3 | tp2 sp | recompute=layers.*")
+    changes = changes_between(begin, end, estimate)
+    assert [change.parts[0] for change in changes] == ["recompute", "sequence parallelism", "degrees"]
+    assert changes[-1].words == "degrees tensor 8 -> data 4 x tensor 2"
+    assert changes[-1].after == end
+
+
+def test_changes_that_are_not_possible_alone_are_made_together() -> None:
+    def estimate(strategy: Strategy) -> Figures:
+        raise StrategyError("not this one.")
+
+    begin, end = Strategy.parse("dp8"), Strategy.parse("dp4 | tp2 | mb2")
+    (change,) = changes_between(begin, end, estimate)
+    assert change.words == "degrees data 8 -> data 4 x tensor 2, micro-batches 1 -> 2"
+
+
+@cache
+def graph() -> OpGraph:
+    with torch.device("meta"):
+        model = Decoder(DecoderConfig(8, 128, 2, 64, 4, 4, 128, 256, dtype=torch.float32))
+    words = torch.zeros((8, 128), dtype=torch.int64, device="meta")
+    return placement.capture(model, (words,), train=True, precision="mixed")
+
+
+@cache
+def compared() -> ConfiguredComparison:
+    configuration = settled(read_configuration(TOML), CLUSTER)
+    return compare_configuration(graph(), CLUSTER, configuration, budget_s=0.0)
+
+
+def test_the_path_begins_with_the_user_s_own_and_ends_faster() -> None:
+    found = compared()
+    assert found.yours.change is None
+    assert found.yours.strategy == Strategy.parse("dp4 zero3 | tp2 sp | recompute=layers.* | updates=fused")
+    times = [step.step_time_s or 0.0 for step in found.steps]
+    assert times[-1] < times[0]
+    assert sum(found.yours.peak_parts.values()) == found.yours.peak_bytes
+    first = found.steps[1]
+    assert first.change is not None
+    assert found.headline().startswith("your torchtitan configuration takes ")
+    assert f"change first {first.change.words}: " in found.headline() or len(found.steps) == 2
+    told = found.to_dict()
+    assert told["steps"][0]["strategy"] == found.yours.strategy.text
+    assert told["steps"][0]["change"] is None
+
+
+def test_changes_are_told_in_keys_of_the_file() -> None:
+    steps = [step for step in compared().steps if step.change is not None and step.change.parts == ("recompute",)]
+    assert [step.keys for step in steps] == [(("activation_checkpoint.mode", "full", "none"),)] * len(steps)
+
+
+def model_file(folder: Path) -> str:
+    path = folder / "model.py"
+    path.write_text(
+        "import torch\n"
+        "from graphs.zoo.decoders import Decoder, DecoderConfig\n"
+        "def make(batch=8):\n"
+        "    model = Decoder(DecoderConfig(batch, 128, 2, 64, 4, 4, 128, 256, dtype=torch.float32))\n"
+        "    return model, (torch.zeros((batch, 128), dtype=torch.int64),)\n",
+        encoding="utf-8",
+    )
+    return f"{path}:make"
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, file, saved = model_file(tmp_path), tmp_path / "train.toml", tmp_path / "out.json"
+    file.write_text(TOML, encoding="utf-8")
+    words = ["compare", model, "--cluster", "8xH100-nvswitch", "--config", str(file), "--budget-s", "0"]
+    assert run([*words, "-o", str(saved)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("your torchtitan configuration takes ")
+    for part in ("memory of yours: parameters", "your configuration", "exposed", f"--config {file}"):
+        assert part in out
+    assert json.loads(saved.read_text(encoding="utf-8"))["tool"] == "torchtitan"
+
+
+def test_the_command_names_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, file = model_file(tmp_path), tmp_path / "train.toml"
+    words = ["compare", model, "--cluster", "8xH100-nvswitch", "--config", str(file)]
+    for text, sentence in (
+        ("[parallelism]\ntensor_parallel_degre = 2\n", "train.toml, line 2: unknown key"),
+        ("[parallelism]\ntensor_parallel_degree = 3\n", "train.toml, line 2: tensor 3"),
+        ("[training]\nlocal_batch_size = 4\nseq_len = 128\n", "train.toml, line 2: the configuration has 32 samples"),
+    ):
+        file.write_text(text, encoding="utf-8")
+        assert run(words) != 0
+        assert sentence in capsys.readouterr().err.replace("\n", " ")
+    file.write_text(TOML, encoding="utf-8")
+    assert run([*words, "--precision", "float32"]) != 0
+    assert "says precision mixed" in capsys.readouterr().err
+    assert run([*words, "--methods", "heft"]) != 0
+    assert "leave out --methods" in capsys.readouterr().err
+    assert run([*words[:2], "--format", "megatron"]) != 0
+    assert "--format says which tool" in capsys.readouterr().err
