@@ -69,9 +69,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__ __main__",
     ),
     "placement.comparing": (
-        "rows",
+        "changes rows",
         "methods strategies",
-        "cases figures seeds suites",
+        "cases configured figures seeds suites",
         "sweeps",
         "__init__",
     ),

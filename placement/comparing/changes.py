@@ -37,7 +37,7 @@ class Change:
 
 
 def parts_of(strategy: Strategy) -> dict[str, Any]:
-    """The parts of a strategy, by names of `PARTS`, None where its degrees leave no choice; `strategy_with` inverts it."""
+    """Parts by names of `PARTS`, None where the degrees leave no choice; `strategy_with` makes the strategy again."""
     rules = {rule.name: rule for rule in strategy.mesh}
     inner = rules.get("dp", MeshRule("dp", 1))
     plain = [rule for rule in strategy.mesh if rule.name not in (GROUPS, "dp")]
@@ -131,7 +131,7 @@ def _left(now: Strategy, target: Mapping[str, Any]) -> list[str]:
 def _candidates(
     now: Strategy, target: Mapping[str, Any], left: Sequence[str], estimate: Callable[[Strategy], Figures]
 ) -> Iterator[tuple[tuple[int, float, int], str, Strategy]]:
-    """What each part that is left makes of the strategy, with the figures by which it is chosen."""
+    """The strategy with each part that is left, and the figures by which one is chosen."""
     for place, part in enumerate(left):
         try:
             have = {name: target[name] if value is None else value for name, value in parts_of(now).items()}

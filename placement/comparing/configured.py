@@ -27,7 +27,7 @@ _SAME = 0.005  # of the step time: no better
 
 
 @dataclass(frozen=True)
-class Step:
+class PathStep:
     """A way to run the model on the path from the user's to ours.
 
     Attributes:
@@ -86,14 +86,14 @@ class ConfiguredComparison(AsJson):
     cluster: Cluster
     configuration: Configuration
     seed: int
-    steps: tuple[Step, ...]
+    steps: tuple[PathStep, ...]
     room_bytes: int | None
     ours: Result | None
     versions: Mapping[str, str]
     command: str = field(default="", compare=False)
 
     @property
-    def yours(self) -> Step:
+    def yours(self) -> PathStep:
         """The user's own."""
         return self.steps[0]
 
@@ -114,12 +114,12 @@ class ConfiguredComparison(AsJson):
         every = f"{count} changes: {self._figures(last)}"
         return f"{own}; change first {change}: {self._figures(first)}; {every}."
 
-    def _short(self, step: Step) -> str:
+    def _short(self, step: PathStep) -> str:
         if step.peak_bytes is None or self.room_bytes is None:
             return ""
         return f" ({format_bytes(step.peak_bytes)} of {format_bytes(self.room_bytes)})"
 
-    def _figures(self, step: Step) -> str:
+    def _figures(self, step: PathStep) -> str:
         if step.step_time_s is None:
             return "not possible"
         told = format_seconds(step.step_time_s)
@@ -145,7 +145,7 @@ class ConfiguredComparison(AsJson):
         }
 
 
-def gain(before: Step, after: Step) -> str:
+def gain(before: PathStep, after: PathStep) -> str:
     """Time and memory of one step beside another: ``"-18 %, +9.2 GB"``."""
     if not before.step_time_s or after.step_time_s is None:
         return ""
@@ -214,7 +214,7 @@ def _best_strategy(found: Result) -> Strategy | None:
     return min(fitting, key=lambda one: one.step_time_s or 0.0).strategy if fitting else None
 
 
-def _worthwhile(steps: Sequence[Step]) -> tuple[Step, ...]:
+def _worthwhile(steps: Sequence[PathStep]) -> tuple[PathStep, ...]:
     """The steps as far as they lead to something better: the user's own alone where nothing does."""
     own = steps[0]
     better = [
@@ -241,7 +241,7 @@ class _Scorer:
 
     def step(
         self, change: Change | None, strategy: Strategy, before: Strategy | None = None
-    ) -> tuple[Step, StrategyRow | None]:
+    ) -> tuple[PathStep, StrategyRow | None]:
         """A strategy simulated, or estimated where it does not fit."""
         row: StrategyRow | None = None
         try:
@@ -260,7 +260,7 @@ class _Scorer:
             except (PlacementError, InfeasibleError):
                 pass
         return (
-            Step(
+            PathStep(
                 change=change,
                 strategy=strategy,
                 step_time_s=step_time_s,

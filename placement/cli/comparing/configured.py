@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -22,7 +23,7 @@ from placement.results.utilisation import basis
 
 if TYPE_CHECKING:
     from placement.cli.comparing.asked import CompareOptions
-    from placement.comparing.configured import ConfiguredComparison, Step
+    from placement.comparing.configured import ConfiguredComparison, PathStep
     from placement.configurations.configuration import Configuration
 
 _PARTS = ("parameters", "gradients", "optimizer", "activations")
@@ -85,18 +86,13 @@ def _read(given: CompareOptions) -> Configuration:
         return read_configuration(read_text(str(given.config)), given.format)
 
 
-class _in_file:
+@contextmanager
+def _in_file(given: CompareOptions) -> Iterator[None]:
     """Has errors of a configuration begin with the name of its file."""
-
-    def __init__(self, given: CompareOptions) -> None:
-        self.path = str(given.config)
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ConfigurationError):
-            raise ConfigurationError(f"{self.path}, {error}") from None
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{given.config}, {error}") from None
 
 
 def _as_configured(given: CompareOptions, found: Configuration, batch: int | None) -> CompareOptions:
@@ -182,7 +178,7 @@ def _keys(found: ConfiguredComparison) -> Iterator[RenderableType]:
             yield f"in your file, {number}: {told}"
 
 
-def _old(step: Step, key: str, old: str) -> str:
+def _old(step: PathStep, key: str, old: str) -> str:
     return f"{old} -> " if old else "= "
 
 

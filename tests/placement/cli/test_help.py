@@ -32,6 +32,8 @@ OPTIONS = {
         *[
             "--cluster",
             "--clusters",
+            "--config",
+            "--format",
             "--sweep",
             "--html",
             "--methods",
