@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from baselines.strategies.memory_order import MEMORY_ORDER
 from graphs.errors import MismatchError
 from graphs.formatting import show
+from graphs.module_paths import KIND
 from graphs.transforms.axes import AXES, GROUPS
+from graphs.transforms.recomputing.selecting import parted
 from graphs.transforms.strategy import MeshRule, Strategy
 from placement.exporters.scripts.facts import INPUTS_APART
 
@@ -101,8 +103,8 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
         yield f"{batch} samples do not divide into {parts_} parts of the same size"
     if strategy.zero == 1 and GROUPS in sizes:
         yield "ZeroRedundancyOptimizer knows no groups of replicas; take zero2"
-    if any(pattern.startswith("!") for pattern in strategy.recompute):
-        yield "this script recomputes modules and cores of attention as a whole, and the strategy keeps a part of them"
+    if parted(strategy.recompute)[1] and any(pattern.startswith(KIND) for pattern in strategy.recompute):
+        yield "this script recomputes cores of attention as a whole; name modules, and what is kept of these behind '!'"
     if strategy.offloaded_activations:
         yield "this script keeps activations on their device; leave out 'offload='"
     if strategy.offloads_optimizer and strategy.zero == 1:

@@ -35,6 +35,7 @@ class Facts:
         groups, dp, tp, pp: sizes of the mesh's axes; groups of replicas are the outer axis dp of a strategy.
         layers: modules whose parameters are gathered together.
         again: modules that are computed a second time.
+        kept: of these, ops that are not computed again: patterns of their kinds, and of modules around them.
         cores: modules of which a part is: from the first of so many ops of a kind to the last.
         samples: of each replica, where they are not as many.
         plan: of tensor parallelism, or None.
@@ -54,6 +55,7 @@ class Facts:
     tp: int
     layers: tuple[str, ...]
     again: tuple[str, ...]
+    kept: tuple[tuple[str, str], ...]
     cores: Mapping[str, int]
     samples: tuple[int, ...]
     plan: TensorPlan | None

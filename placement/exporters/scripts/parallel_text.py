@@ -49,6 +49,12 @@ def parallelize_body(facts: Facts, whole: str, model: str) -> str:
         return f"for module in own_modules({model}, {name}):" if facts.stages is not None else f"for path in {name}:"
 
     inner = "module" if facts.stages is not None else f"{model}.get_submodule(path)"
+    if any(modules != "*" for _, modules in facts.kept):
+        lines += [
+            f"for path, module in {model}.named_modules():",
+            '    if any(fnmatch.fnmatchcase(path, modules) for _, modules in KEPT if modules != "*"):',
+            "        tell_when_it_runs(path, module)",
+        ]
     if facts.again:
         lines += [each("COMPUTED_AGAIN"), f"    recompute({inner})"]
     if facts.cores:

@@ -182,11 +182,43 @@ def recompute_core(module: nn.Module) -> None:
     )
 '''
 
+RECOMPUTED_WHOLE = "forward, *args, use_reentrant=False, **kwargs"
+RECOMPUTED_IN_PART = "\n        forward, *args, use_reentrant=False, context_fn=keeping, **kwargs\n    "
 RECOMPUTE = '''
 def recompute(module: nn.Module) -> None:
     """Let the backward pass compute what is inside the module a second time, instead of keeping it."""
     forward = module.forward
-    module.forward = lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    module.forward = lambda *args, **kwargs: checkpoint($GIVEN)
+'''
+
+KEEPING = '''
+INSIDE: list[str] = []  # modules of KEPT that run, outermost first
+
+
+def tell_when_it_runs(path: str, module: nn.Module) -> None:
+    """Have a module in INSIDE while its forward pass runs, the first or the second time."""
+    forward = module.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        INSIDE.append(path)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            INSIDE.pop()
+
+    module.forward = run
+
+
+def keeping() -> Any:
+    """Contexts of a checkpoint that keeps what ops of KEPT make; all else is computed again."""
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        kind = str(op).rpartition(".")[0]
+        listed = [modules for kinds, modules in KEPT if fnmatch.fnmatchcase(kind, kinds)]
+        is_kept = any(fnmatch.fnmatchcase(path, modules) for modules in listed for path in ("", *INSIDE))
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 '''
 
 BLOCKS = '''

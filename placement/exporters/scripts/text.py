@@ -61,7 +61,10 @@ def _pieces(facts: Facts) -> Iterator[str]:
         yield filled(parts.REPLICA, GROUPS=GROUPS) + "\n"
     yield from labels(facts)
     if facts.again:
-        yield parts.RECOMPUTE + "\n"
+        if facts.kept:
+            yield parts.KEEPING + "\n"
+        given = parts.RECOMPUTED_IN_PART if facts.kept else parts.RECOMPUTED_WHOLE
+        yield filled(parts.RECOMPUTE, GIVEN=given) + "\n"
     if facts.cores:
         yield filled(parts.CORE, COUNT=str(next(iter(facts.cores.values())))) + "\n"
     if facts.has_blocks and facts.is_sharded:
@@ -149,6 +152,11 @@ def _constants(facts: Facts) -> Iterator[str]:
     if facts.again:
         yield "# Modules that the backward pass computes a second time."
         yield from list_text("COMPUTED_AGAIN", facts.again)
+    if facts.kept:
+        yield "# Kinds of ops, and modules, of which they are kept all the same."
+        yield "KEPT = ["
+        yield from (f"    ({quoted(kinds)}, {quoted(modules)})," for kinds, modules in facts.kept)
+        yield "]"
     if facts.cores:
         yield "# Modules of which the backward pass computes a part a second time, around ops of these kinds."
         yield from list_text("CORES", list(facts.cores))

@@ -14,10 +14,11 @@ from baselines.strategies.stage_cuts import pipeline_stages
 from env.lanes import without_lanes
 from graphs.errors import MismatchError
 from graphs.formatting import show
-from graphs.module_paths import prefixes
+from graphs.module_paths import KIND, prefixes
 from graphs.opgraph import OpGraph
 from graphs.transforms.axes import GROUPS
 from graphs.transforms.recomputing.modules import cores, segments
+from graphs.transforms.recomputing.selecting import parted
 from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.splitting.splitter import split
 from graphs.transforms.strategy import Strategy
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from placement.results.result import Result
 
+_ATTENTION = re.compile(r"_scaled_dot_product_\w+")
 _LAYER = re.compile(r"^(.*?\.)?\d+$")
 
 
@@ -83,6 +85,7 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
         tp=axes.get("tp", 1),
         layers=layers_of(result.graph),
         again=tuple(segments(result.graph, strategy.recompute)),
+        kept=_kept(strategy),
         cores=_cores(result.graph if graph is None else graph, strategy),
         samples=samples,
         plan=plan,
@@ -125,6 +128,20 @@ def _cores(graph: OpGraph, strategy: Strategy) -> dict[str, int]:
             f"{found[other]} in {show(other)}, and the script counts as many in each module; name modules instead."
         )
     return found
+
+
+def _kept(strategy: Strategy) -> tuple[tuple[str, str], ...]:
+    """Patterns of kinds, and of modules, of the ops that are kept where modules are computed again.
+
+    Kernels of attention have other names on a GPU than where the graph was captured.
+    """
+    found = []
+    for pattern in parted(strategy.recompute)[1]:
+        kinds, _, modules = (
+            pattern.removeprefix(KIND).partition("@") if pattern.startswith(KIND) else ("*", "", pattern)
+        )
+        found.append((_ATTENTION.sub("_scaled_dot_product_*", kinds), modules or "*"))
+    return tuple(found)
 
 
 def check_same_graph(result: Result, graph: OpGraph) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import placement
 from baselines.strategies.orders import pipeline_order
@@ -63,6 +64,10 @@ ON_TWO = {
     "dp2_shares": ("convnet", "dp2 shares=5:3"),
     "dp2_offload": ("decoder", "dp2 | offload=optimizer"),
     "zero2_offload": ("convnet", "dp2 zero2 | offload=optimizer"),
+    "zero3_kept": (
+        "decoder",
+        "dp2 zero3 | recompute=layers.*+!kind:*mm*@layers.*.query+!kind:aten.gelu+!layers.1.norm_1",
+    ),
     "zero3_hosted": ("decoder", "dp2 zero3 | mb2 | recompute=layers.0 | offload=parameters"),
     "pp2_hosted": ("decoder", "pp2 1f1b mb4 | offload=parameters"),
     "zero1_shares_classified": ("classified", "dp2 shares=5:3 zero1"),
@@ -299,6 +304,32 @@ def test_weights_between_layers_are_cut_by_columns_and_then_by_rows() -> None:
     assert '"layers.*.norm_1": SequenceParallel(use_local_output=False),' in plan
     assert '"layers.*.contract": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),' in plan
     assert '"words": RowwiseParallel(input_layouts=Replicate()),' in script("tied_decoder", "tp2 | mb2")
+
+
+class Products(TorchDispatchMode):
+    """Counts products with a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function is torch.ops.aten.addmm.default
+        return function(*args, **(kwargs or {}))
+
+
+def test_ops_that_are_kept_are_not_computed_again() -> None:
+    """Some or all of the products of each of four layers, by kind and by module; the sixth is the last op of one."""
+    counts = []
+    for kept in ("", "+!kind:*addmm*@layers.*.query", "+!layers.[0-1].value", "+!kind:*mm*"):
+        lines: dict[str, Any] = {"__name__": "script"}
+        exec(script("decoder", f"mb2 | recompute=layers.*{kept}"), lines)
+        model, inputs = lines["build"]()
+        loss = lines["loss_of"](lines["parallelize"](model, None)(**inputs))
+        with Products() as products:
+            loss.backward()
+        counts.append(products.count)
+    assert counts == [4 * 5, 4 * 4, 4 * 5 - 2, 0]
 
 
 def test_buckets_are_those_of_the_strategy() -> None:
