@@ -105,8 +105,15 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
         yield "ZeroRedundancyOptimizer knows no groups of replicas; take zero2"
     if parted(strategy.recompute)[1] and any(pattern.startswith(KIND) for pattern in strategy.recompute):
         yield "this script recomputes cores of attention as a whole; name modules, and what is kept of these behind '!'"
-    if strategy.offloaded_activations:
-        yield "this script keeps activations on their device; leave out 'offload='"
+    hosted = strategy.offloaded_activations
+    if any(pattern.removeprefix("!").startswith(KIND) for pattern in hosted):
+        yield "torch's hooks of saved tensors do not say which op makes them; name modules behind 'offload='"
+    if hosted and sizes.get("tp", 1) > 1:
+        yield "this script does not send DTensors to hosts and back; leave out 'offload=' of activations, or tp"
+    if hosted and parted(strategy.recompute)[1]:
+        yield "torch's selective checkpoint keeps on the device what it keeps; leave out what 'offload=' or '!' names"
+    if hosted and strategy.stages > 1 and strategy.order in INPUTS_APART:
+        yield "activations on hosts are there for one backward pass; take the order gpipe or 1f1b"
     if strategy.offloads_optimizer and strategy.zero == 1:
         yield "ZeroRedundancyOptimizer hands weights over where it updates them, which is on the host; take zero2"
     if strategy.stages > 1 and strategy.order in (MEMORY_ORDER, "pipedream"):

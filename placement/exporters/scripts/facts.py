@@ -36,6 +36,7 @@ class Facts:
         layers: modules whose parameters are gathered together.
         again: modules that are computed a second time.
         kept: of these, ops that are not computed again: patterns of their kinds, and of modules around them.
+        hosted: modules that save on the host what the backward pass needs; here: of these, modules that do not.
         cores: modules of which a part is: from the first of so many ops of a kind to the last.
         samples: of each replica, where they are not as many.
         plan: of tensor parallelism, or None.
@@ -56,6 +57,8 @@ class Facts:
     layers: tuple[str, ...]
     again: tuple[str, ...]
     kept: tuple[tuple[str, str], ...]
+    hosted: tuple[str, ...]
+    here: tuple[str, ...]
     cores: Mapping[str, int]
     samples: tuple[int, ...]
     plan: TensorPlan | None

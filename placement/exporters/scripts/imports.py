@@ -64,6 +64,8 @@ def import_lines(facts: Facts) -> str:
         torch_names.append("from torch.overrides import TorchFunctionMode")
     if strategy.zero == 1 and facts.updates_parts:
         plain.add("functools")
+    if facts.hosted:
+        plain.add("functools")
     if facts.cores or facts.kept:
         plain.add("fnmatch")
         torch_names.append(_CHECKPOINTS)

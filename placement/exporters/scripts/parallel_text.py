@@ -59,6 +59,10 @@ def parallelize_body(facts: Facts, whole: str, model: str) -> str:
         lines += [each("COMPUTED_AGAIN"), f"    recompute({inner})"]
     if facts.cores:
         lines += [each("CORES"), f"    recompute_core({inner})"]
+    if facts.here:
+        lines += [each("ON_DEVICE"), f"    save_here({inner})"]
+    if facts.hosted:
+        lines += [each("ON_HOST"), f"    save_on_host({inner})"]
     if facts.is_ddp and facts.has_cut_replicas:
         lines += [
             f"cut = [name for name, p in {whole}.named_parameters(remove_duplicate=False) if isinstance(p, DTensor)]",

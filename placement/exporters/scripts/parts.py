@@ -191,6 +191,66 @@ def recompute(module: nn.Module) -> None:
     module.forward = lambda *args, **kwargs: checkpoint($GIVEN)
 '''
 
+ON_HOST = '''
+class OnHost(torch.autograd.graph.saved_tensors_hooks):
+    """Keeps in the memory of the host what ops inside of it save for the backward pass, but for weights."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
+        super().__init__(self.send_away, self.bring_back)
+
+    def send_away(self, tensor: torch.Tensor) -> Any:
+        if tensor.nbytes < 1024 or tensor.untyped_storage().data_ptr() in self.weights:
+            return tensor
+        host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        if not tensor.is_cuda:
+            return tensor.device, host.copy_(tensor), None
+        stream = to_host(tensor.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            host.copy_(tensor, non_blocking=True)
+        tensor.record_stream(stream)  # its memory is not used again before the copy is made
+        return tensor.device, host, stream.record_event()
+
+    @staticmethod
+    def bring_back(saved: Any) -> torch.Tensor:
+        if isinstance(saved, torch.Tensor):
+            return saved
+        device, host, sent = saved
+        if sent is not None:
+            torch.cuda.current_stream().wait_event(sent)
+        return host.to(device, non_blocking=True)
+
+
+@functools.cache
+def to_host(device: torch.device) -> torch.cuda.Stream:
+    """The stream of copies to the host, beside computing."""
+    return torch.cuda.Stream(device)
+
+
+def save_on_host(module: nn.Module) -> None:
+    """Let the backward pass find on the host what it needs of the module."""
+    forward = module.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with OnHost(module):
+            return forward(*args, **kwargs)
+
+    module.forward = run
+'''
+
+SAVE_HERE = '''
+def save_here(module: nn.Module) -> None:
+    """Let a module around which others save on the host save on its device."""
+    forward = module.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            return forward(*args, **kwargs)
+
+    module.forward = run
+'''
+
 KEEPING = '''
 INSIDE: list[str] = []  # modules of KEPT that run, outermost first
 

@@ -60,6 +60,10 @@ def _pieces(facts: Facts) -> Iterator[str]:
     if facts.groups > 1:
         yield filled(parts.REPLICA, GROUPS=GROUPS) + "\n"
     yield from labels(facts)
+    if facts.hosted:
+        yield parts.ON_HOST + "\n"
+    if facts.here:
+        yield parts.SAVE_HERE + "\n"
     if facts.again:
         if facts.kept:
             yield parts.KEEPING + "\n"
@@ -83,6 +87,7 @@ def _pieces(facts: Facts) -> Iterator[str]:
         if (
             facts.again
             or facts.cores
+            or facts.hosted
             or (facts.is_sharded and facts.layers)
             or (facts.plan is not None and facts.plan.sequence)
         ):
@@ -157,6 +162,12 @@ def _constants(facts: Facts) -> Iterator[str]:
         yield "KEPT = ["
         yield from (f"    ({quoted(kinds)}, {quoted(modules)})," for kinds, modules in facts.kept)
         yield "]"
+    if facts.hosted:
+        yield "# Modules of which tensors wait on the host for the backward pass."
+        yield from list_text("ON_HOST", facts.hosted)
+    if facts.here:
+        yield "# Modules inside of these of which they do not."
+        yield from list_text("ON_DEVICE", facts.here)
     if facts.cores:
         yield "# Modules of which the backward pass computes a part a second time, around ops of these kinds."
         yield from list_text("CORES", list(facts.cores))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from graphs.transforms.recomputing.modules import cores, segments
 from graphs.transforms.recomputing.selecting import parted
 from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.splitting.splitter import split
-from graphs.transforms.strategy import Strategy
+from graphs.transforms.strategy import ACTIVATIONS, Strategy
 from placement.exporters.hosts import hosts_of
 from placement.exporters.scripts.export_limits import check_exportable, check_source
 from placement.exporters.scripts.facts import Facts
@@ -86,6 +87,8 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
         layers=layers_of(result.graph),
         again=tuple(segments(result.graph, strategy.recompute)),
         kept=_kept(strategy),
+        hosted=_hosted(result.graph, strategy, parted(strategy.offloaded_activations)[0]),
+        here=_hosted(result.graph, strategy, parted(strategy.offloaded_activations)[1]),
         cores=_cores(result.graph if graph is None else graph, strategy),
         samples=samples,
         plan=plan,
@@ -128,6 +131,16 @@ def _cores(graph: OpGraph, strategy: Strategy) -> dict[str, int]:
             f"{found[other]} in {show(other)}, and the script counts as many in each module; name modules instead."
         )
     return found
+
+
+def _hosted(graph: OpGraph, strategy: Strategy, patterns: Sequence[str]) -> tuple[str, ...]:
+    """The outermost modules that patterns of `offload` match; layers, and those beside them, for all activations.
+
+    Modules inside of those that run again save nothing.
+    """
+    again = segments(graph, strategy.recompute)
+    found = segments(graph, ["*" if pattern == ACTIVATIONS else pattern for pattern in patterns])
+    return tuple(path for path in found if not any(path.startswith(f"{other}.") for other in again))
 
 
 def _kept(strategy: Strategy) -> tuple[tuple[str, str], ...]:

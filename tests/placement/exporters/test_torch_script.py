@@ -68,6 +68,8 @@ ON_TWO = {
         "decoder",
         "dp2 zero3 | recompute=layers.*+!kind:*mm*@layers.*.query+!kind:aten.gelu+!layers.1.norm_1",
     ),
+    "zero3_away": ("decoder", "dp2 zero3 | mb2 | recompute=layers.0 | offload=layers.[0-2]+!layers.*.norm_1"),
+    "pp2_away": ("decoder", "pp2 1f1b mb4 | offload=activations"),
     "zero3_hosted": ("decoder", "dp2 zero3 | mb2 | recompute=layers.0 | offload=parameters"),
     "pp2_hosted": ("decoder", "pp2 1f1b mb4 | offload=parameters"),
     "zero1_shares_classified": ("classified", "dp2 shares=5:3 zero1"),
@@ -332,6 +334,30 @@ def test_ops_that_are_kept_are_not_computed_again() -> None:
     assert counts == [4 * 5, 4 * 4, 4 * 5 - 2, 0]
 
 
+def test_what_is_saved_for_the_backward_pass_goes_to_the_host_and_weights_stay() -> None:
+    lines: dict[str, Any] = {"__name__": "script"}
+    exec(script("decoder", "mb2 | recompute=layers.1 | offload=layers.[0-2]+!layers.*.norm_1"), lines)
+    assert (lines["ON_HOST"], lines["ON_DEVICE"]) == (
+        ["layers.0", "layers.1", "layers.2"],
+        ["layers.0.norm_1", "layers.2.norm_1", "layers.3.norm_1"],
+    )
+    saved: list[tuple[torch.Tensor, bool]] = []
+    send_away = lines["OnHost"].send_away
+
+    def seen(self: Any, tensor: torch.Tensor) -> Any:
+        packed = send_away(self, tensor)
+        saved.append((tensor, not isinstance(packed, torch.Tensor)))
+        return packed
+
+    lines["OnHost"].send_away = seen
+    model, inputs = lines["build"]()
+    lines["loss_of"](lines["parallelize"](model, None)(**inputs)).backward()
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    assert any(is_away for _, is_away in saved)
+    for tensor, is_away in saved:
+        assert is_away == (tensor.nbytes >= 1024 and tensor.untyped_storage().data_ptr() not in weights)
+
+
 def test_buckets_are_those_of_the_strategy() -> None:
     assert "BUCKET_MB = 2 " in script("decoder", f"dp2 | bucket={2 * 2**20}")
 
@@ -352,6 +378,11 @@ def test_statistics_are_put_together() -> None:
         ("scaled_decoder", "tp2 sp", "is neither of a norm nor cut itself"),
         ("decoder", "dp2 | dp2 zero1", "take zero2"),
         ("decoder", "dp2 zero1 | offload=optimizer", "which is on the host; take zero2"),
+        ("decoder", "tp2 | offload=activations", "does not send DTensors to hosts and back"),
+        ("decoder", "recompute=kind:*bmm*+!kind:aten.div", "recomputes cores of attention as a whole"),
+        ("decoder", "mb2 | offload=kind:*mm*", "do not say which op makes them; name modules behind 'offload='"),
+        ("decoder", "recompute=*+!kind:*mm* | offload=layers.0", "selective checkpoint keeps on the device what it"),
+        ("decoder", "pp2 zb-h1 mb4 | offload=activations", "are there for one backward pass; take the order gpipe"),
         ("tied_decoder", "pp2 1f1b mb2 | offload=parameters", "untie them, or write 'offload=optimizer'"),
         ("decoder", "pp2 memory mb4", "has no sequence of its own"),
         ("decoder", "pp2 zb-h1 mb4 | recompute=layers.*", "where a module is recomputed"),
