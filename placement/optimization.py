@@ -8,18 +8,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from baselines.strategies.searching.records import ANY_TOOL, ToolLimits
 from env.cluster import Cluster
 from env.objectives import LATENCY
 from env.plan import Priority
 from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
+from placement.exporters.registry import ANY
+from placement.exporters.targets import tool_for, written_check
 from placement.learning.by_name import learned
+from placement.results.alternatives import KeptTo
 from placement.results.result import Result
 from placement.results.stacks import asked_for, beside_compiled
 from placement.runtime.checking.check import check
 from placement.solving.arguments import check_options, check_problem
-from placement.solving.best_of_all import SearchAids, best_of_all, has_strategies
+from placement.solving.best_of_all import FIRST_S, SearchAids, best_of_all, has_strategies
+from placement.solving.checked import Check, unchecked
 from placement.solving.interruption import as_keyboard_interrupt
 from placement.solving.methods import AUTO, LOCAL_SEARCH, METHODS
 from placement.solving.solver import Solver
@@ -29,6 +34,10 @@ from placement.workers.runner import Shared, opened
 from placement.workers.scoring import many_scored
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from baselines.budget import Search
+    from baselines.strategies.searching.records import ScoreMany
     from env.gym.batch import ScorerFactory
     from placement.solving.best_of_all import Progress
 
@@ -54,6 +63,9 @@ def optimize(
     workers: int | None = None,
     address: str | None = None,
     stack: str | None = None,
+    target: str = ANY,
+    model: nn.Module | None = None,
+    first: bool = False,
 ) -> Result:
     """Find out how to run `graph` on `cluster`: which strategy, and which op on which device.
 
@@ -91,16 +103,25 @@ def optimize(
         stack: how ops become kernels: ``"eager"``, ``"compiled"`` or ``"fused"`` (docs/stacks.md); None: as the graph
             says, which is eager where nobody put it on another. `Result.compiled_s` of an eager answer is what
             ``"compiled"`` would bring.
+        target: the tool that is to run the answer, a training step, which `placement.export` writes for it:
+            ``"torch"``, ``"fsdp2"``, ``"accelerate"``, ``"deepspeed"`` (docs/export.md). The search keeps to strategies
+            that it can run, and `Result.kept_to` is what that costs. ``"placement"`` runs all.
+        model: the model of the graph, also on ``meta``. With it strategies that cut weights or the model itself are
+            written for the target before they are scored; without it they may turn out to be none that it can run.
+        first: stop at the first advice: after `FIRST_S` seconds of search over strategies, without a check by computing
+            and without what ``"compiled"`` would bring.
 
     Returns:
         The result; `Result.feasible` is False, with the reason, where nothing that fits was found. After a search over
         strategies, `Result.alternatives` has the best of each family.
 
     Raises:
-        UnknownNameError: an unknown method, objective, priority or stack.
+        UnknownNameError: an unknown method, objective, priority, stack or target.
         GraphError: a graph that cannot be put on the stack.
         MismatchError: a method that does not serve the objective; a scorer of step times for another objective; a
-            strategy with a method, an objective, a budget or a scorer.
+            strategy with a method, an objective, a budget or a scorer; a target beside a method, an objective or a
+            scorer, for a graph without strategies or training, or that cannot run the strategy given; ``first`` where
+            no strategies are searched, or with a budget.
         StrategyError: a strategy that cannot be read, or that graph or cluster do not allow.
         ValueError: a seed, budget or number of evaluations below 0, or what is no graph or no cluster.
         InfeasibleError: no method can place this graph on this cluster; names op, device, bytes needed and free.
@@ -109,8 +130,9 @@ def optimize(
     check_problem(graph, cluster)
     check_options([method], seed, objective, priority, budget_s, evaluations)
     asked = strategy if strategy is None or isinstance(strategy, Strategy) else Strategy.parse(strategy)
+    placed = asked_for(graph, stack)
     question = Question(
-        asked_for(graph, stack),
+        placed,
         cluster,
         method,
         seed,
@@ -121,9 +143,17 @@ def optimize(
         asked,
         progress,
         None if workers is None and address is None else (1 if workers is None else workers, address),
+        tool_for(target, placed, cluster, model),
+        model,
+        first,
     )
+    if question.tool.name:
+        _check_target(question)
+    if first:
+        _check_first(question)
     way = next(way for way in WAYS.values() if way.fits(question))
-    return beside_compiled(way.run(question), question.graph, cluster)
+    result = way.run(question)
+    return result if first else beside_compiled(result, question.graph, cluster)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +163,9 @@ class Question:
     Attributes:
         limits: budget in seconds and evaluations.
         workers: how many, and the address of their Ray cluster; None: this process alone.
+        tool: runs the answer.
+        model: of the graph, where it was given.
+        first: whether the first advice is enough.
     """
 
     graph: OpGraph
@@ -146,6 +179,9 @@ class Question:
     strategy: Strategy | None
     progress: Progress | None
     workers: tuple[int, str | None] | None
+    tool: ToolLimits = ANY_TOOL
+    model: nn.Module | None = None
+    first: bool = False
 
     @property
     def is_simulated(self) -> bool:
@@ -167,11 +203,47 @@ class Question:
         """Nothing fixes or excludes strategies, and there are some."""
         return self.strategy is None and self.is_usual and has_strategies(self.graph)
 
+    @property
+    def check(self) -> Check:
+        """Finds out about a strategy before it is the answer."""
+        found = unchecked if self.first else check
+        return written_check(self.tool.name, self.model, found) if self.tool.name else found
+
     def solver(self) -> Solver:
         return Solver(self.graph, self.cluster, self.seed, self.objective, self.priority)
 
-    def best_of_all(self, aids: SearchAids) -> Result:
+    def best_of_all(self, local_search: Search | None = None, score_many: ScoreMany | None = None) -> Result:
+        aids = SearchAids(self.check, local_search, score_many, self.tool, self.first)
         return best_of_all(self.graph, self.cluster, self.seed, *self.limits, self.progress, aids)
+
+
+def _check_target(question: Question) -> None:
+    """Raises: MismatchError: what is asked for beside a target leaves it nothing to choose, or cannot be run by it."""
+    name, strategy = question.tool.name, question.strategy
+    if strategy is not None and not strategy.is_none:
+        lacks = question.tool.lacks(strategy)
+        if lacks:
+            raise MismatchError(f"target {name!r} cannot run strategy {strategy.text!r}: {lacks}.")
+        return
+    if strategy is not None or not (question.is_usual and question.is_simulated):
+        raise MismatchError(
+            f"target {name!r} runs strategies, which are searched by method {AUTO} and the simulator; leave out the "
+            "target, or method, objective, priority, scorer and strategy 'none'."
+        )
+    if not has_strategies(question.graph):
+        raise MismatchError(
+            f"target {name!r} runs strategies, and no op of graph {question.graph.name!r} can be split; capture it "
+            "from a model."
+        )
+
+
+def _check_first(question: Question) -> None:
+    """Raises: MismatchError: no search over strategies to end early, or one with a budget of its own."""
+    if not (question.searches_strategies and question.is_simulated) or question.limits != (None, None):
+        raise MismatchError(
+            f"a first advice ends a search over strategies after {FIRST_S:g} s; leave out first, or method, objective, "
+            "priority, strategy, scorer and budgets, and give a graph whose ops can be split."
+        )
 
 
 @dataclass(frozen=True)
@@ -197,7 +269,8 @@ def _by_workers(question: Question) -> Result:
         )
     with opened(Shared(question.graph, question.cluster), *question.workers) as runner:
         if question.searches_strategies:
-            return question.best_of_all(SearchAids(check, island_search(runner), partial(many_scored, runner)))
+            score_many = partial(many_scored, runner)
+            return question.best_of_all(island_search(runner), score_many)
         solver = question.solver()
         solver.search_by(LOCAL_SEARCH, island_search(runner))
         return solver.solve(question.method, *question.limits)
@@ -219,15 +292,16 @@ def _fixed_strategy(question: Question) -> Result:
     result = strategy_row(graph, cluster, strategy, question.seed).result
     if result.answer is None:
         return result
-    found = check(graph, cluster, result)
+    found = question.check(graph, cluster, result)
     if found.problem:
         raise InfeasibleError(f"strategy {strategy.text!r} is not to be taken: {found.problem}.")
-    return dataclasses.replace(result, checked=found.words)
+    kept_to = KeptTo(question.tool.name) if question.tool.name else None
+    return dataclasses.replace(result, checked=found.words, kept_to=kept_to)
 
 
 def _all_strategies(question: Question) -> Result:
     """The fastest of one device, placements of the graph as it is, and all strategies."""
-    return question.best_of_all(SearchAids(check))
+    return question.best_of_all()
 
 
 def _measured(question: Question) -> Result:
@@ -242,7 +316,7 @@ def _measured(question: Question) -> Result:
     measuring = make_scorer(solver.problem)  # says at once if it is for another model
     placed = fastest_measured(solver, solved(solver, question.method, *question.limits), measuring)
     if question.searches_strategies and isinstance(measuring, StrategyScorer):
-        found = question.best_of_all(SearchAids(check))
+        found = question.best_of_all()
         return fastest_strategy(question.graph, question.cluster, found, placed, measuring)
     return placed
 

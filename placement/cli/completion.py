@@ -25,6 +25,7 @@ OPTIMIZERS = ("adam", "adamw", "momentum", "sgd")
 COUNTED_OPTIMIZERS = ("adam", "adamw", "adam8bit", "momentum", "adafactor", "sgd")  # by `placement estimate`
 TARGETS = ("placement.exporters.registry:TARGETS",)
 TOOLS = ("placement.configurations.registry:TOOLS",)
+SEARCHED = ("placement.exporters.registry:SEARCHED",)
 FIT_METHODS = ("placement.fitting.registry:NAMES",)
 TRAINING_PRESETS = ("placement.learning.learners.registry:PRESETS",)
 

@@ -36,6 +36,16 @@ ClusterOption = Annotated[
         "machine as measured; not needed where GRAPH brings its own devices.",
     ),
 ]
+For = Annotated[
+    str,
+    typer.Option(
+        "--for",
+        metavar="TARGET",
+        autocompletion=completion.one_of(completion.SEARCHED),
+        help="The tool that is to run the answer: torch, fsdp2, accelerate or deepspeed. The search keeps to what it "
+        "can run, and the answer is in its words. placement runs everything.",
+    ),
+]
 ModelToRun = Annotated[
     str,
     typer.Argument(

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.transforms.strategy import OPTIMIZER, PARAMETERS
 from placement.configurations.configuration import ATTENTION, FULL, NONE, Configuration
@@ -16,6 +15,7 @@ from placement.configurations.results import (
     autocast,
     configuration_of,
     irregular,
+    not_bucketed,
     not_offloaded,
     other_weights,
     refuse,
@@ -354,16 +354,9 @@ def accelerate(result: Result) -> dict[str, Any]:
     Raises:
         MismatchError: a strategy that accelerate has no words for, or a cluster without GPUs.
     """
-    strategy, found = result.strategy, configuration_of(result, "accelerate")
-    if not any(device.kind == "gpu" for device in result.cluster.devices):
-        raise MismatchError(
-            f"cluster {show(result.cluster.name)} has no GPU, and without MPI accelerate starts one process alone on "
-            "CPUs; --to torch writes a script."
-        )
-    is_megatron = found.tensor > 1 or found.stages > 1
-    reasons = _not_megatron(result.graph, strategy) if is_megatron else _not_fsdp(result.graph, strategy)
-    refuse("an accelerate configuration", strategy, reasons)
-    hosts = hosts_of(result, strategy)
+    refuse("an accelerate configuration", result, accelerate_lacks(result))
+    found, is_megatron = configuration_of(result, "accelerate"), _is_megatron(result.strategy)
+    hosts = hosts_of(result, result.strategy)
     others: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "debug": False,
@@ -387,8 +380,23 @@ def accelerate(result: Result) -> dict[str, Any]:
     return document(replace(found, groups=1, shards=None, precision=precision, others=others))
 
 
-def _not_fsdp(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
-    yield from irregular(graph, strategy)
+def accelerate_lacks(result: Result) -> Iterator[str]:
+    """Parts of a result's strategy that accelerate has no words for; it need not have been carried out."""
+    if not any(device.kind == "gpu" for device in result.cluster.devices):
+        name = show(result.cluster.name)
+        yield f"cluster {name} has no GPU, and without MPI accelerate starts one process alone on CPUs"
+    graph, strategy = result.graph, result.strategy
+    yield from _not_megatron(graph, strategy) if _is_megatron(strategy) else _not_fsdp(strategy)
+
+
+def _is_megatron(strategy: Strategy) -> bool:
+    """Whether accelerate leaves a strategy to Megatron-LM."""
+    return strategy.stages > 1 or any(rule.name == "tp" and rule.size > 1 for rule in strategy.mesh)
+
+
+def _not_fsdp(strategy: Strategy) -> Iterator[str]:
+    yield from irregular(strategy)
+    yield from not_bucketed(strategy)
     if strategy.offloads_parameters and strategy.zero != 3:
         yield "FSDP offloads what it keeps in parts; take zero3"
     elif strategy.offload != (PARAMETERS,):
@@ -410,7 +418,7 @@ def _is_all_layers(strategy: Strategy) -> bool:
 
 
 def _not_megatron(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
-    yield from irregular(graph, strategy)
+    yield from irregular(strategy)
     yield from not_offloaded(strategy)
     yield from other_weights("Megatron-LM", graph)
     if strategy.zero > 1:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from graphs.errors import MismatchError
 from graphs.recipes import PRECISIONS, number_bytes
 from graphs.transforms.strategy import OPTIMIZER, PARAMETERS
 from placement.configurations.configuration import NONE, Configuration
@@ -17,8 +16,6 @@ from placement.configurations.keys import FileValues, Format, Key, inert, inert_
 from placement.configurations.results import configuration_of, irregular, other_weights, refuse, refuse_unsaid
 
 if TYPE_CHECKING:
-    from graphs.opgraph import OpGraph
-    from graphs.transforms.strategy import Strategy
     from placement.results.result import Result
 
 _Z = "zero_optimization."
@@ -234,16 +231,8 @@ def deepspeed(result: Result) -> dict[str, Any]:
     Raises:
         MismatchError: a strategy that such a configuration has no words for.
     """
-    strategy, found = result.strategy, configuration_of(result, "deepspeed")
-    refuse("a DeepSpeed configuration", strategy, _unsaid_of(result.graph, strategy))
-    if found.micro_batch is None:
-        parts = strategy.replicas * strategy.micro_batches
-        samples = "an unknown number of" if found.batch is None else found.batch
-        raise MismatchError(
-            f"a batch has {samples} samples, and a DeepSpeed configuration needs {parts} parts of the same size; take "
-            "another batch or strategy."
-        )
-    return document(planned(found))
+    refuse("a DeepSpeed configuration", result, deepspeed_lacks(result))
+    return document(planned(configuration_of(result, "deepspeed")))
 
 
 def planned(found: Configuration) -> Configuration:
@@ -262,9 +251,10 @@ def planned(found: Configuration) -> Configuration:
     return replace(found, precision=precision, optimizer=optimizer, overlaps=True, others=others)
 
 
-def _unsaid_of(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
-    """Reasons why DeepSpeed cannot say a strategy."""
-    yield from chain(irregular(graph, strategy), other_weights("DeepSpeed", graph))
+def deepspeed_lacks(result: Result) -> Iterator[str]:
+    """Parts of a result's strategy that DeepSpeed has no words for; it need not have been carried out."""
+    graph, strategy = result.graph, result.strategy
+    yield from chain(irregular(strategy), other_weights("DeepSpeed", graph))
     if any(rule.name == "tp" and rule.size > 1 for rule in strategy.mesh) or strategy.stages > 1:
         yield "it has no settings for tensor parallelism and pipelines, which the model itself must bring"
     if strategy.offloaded_activations:
@@ -273,3 +263,7 @@ def _unsaid_of(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
         yield f"it offloads what ZeRO splits; take {'zero3' if strategy.offloads_parameters else 'zero1 or zero2'}"
     if strategy.recompute:
         yield "the model itself must say what it recomputes"
+    batch, parts = graph.origin.batch_size, strategy.replicas * strategy.micro_batches
+    if batch is None or batch % parts:
+        samples = "an unknown number of" if batch is None else batch
+        yield f"a batch has {samples} samples, and it needs {parts} parts of the same size; take another batch"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from graphs.errors import ConfigurationError
@@ -310,11 +309,18 @@ def megatron(result: Result) -> str:
     Raises:
         MismatchError: a strategy that Megatron-LM has no words for.
     """
-    graph, strategy, found = result.graph, result.strategy, planned(configuration_of(result, "megatron"))
-    kept = chain(irregular(graph, strategy, ("cp", "ep")), other_weights("Megatron-LM", graph))
-    cut = ("Megatron-LM runs stages of equally many layers",) if strategy.cuts else ()
-    refuse("flags of Megatron-LM", strategy, chain(kept, cut, _unsaid(found)))
-    return write_megatron(replace(found, others={NODES: len(hosts_of(result, strategy))}))
+    refuse("flags of Megatron-LM", result, megatron_lacks(result))
+    found = planned(configuration_of(result, "megatron"))
+    return write_megatron(replace(found, others={NODES: len(hosts_of(result, result.strategy))}))
+
+
+def megatron_lacks(result: Result) -> Iterator[str]:
+    """Parts of a result's strategy that Megatron-LM has no words for; it need not have been carried out."""
+    yield from irregular(result.strategy, ("cp", "ep"))
+    yield from other_weights("Megatron-LM", result.graph)
+    if result.strategy.cuts:
+        yield "Megatron-LM runs stages of equally many layers"
+    yield from _unsaid(planned(configuration_of(result, "megatron")))
 
 
 def planned(found: Configuration) -> Configuration:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from graphs.errors import MismatchError
@@ -113,6 +114,7 @@ def _sequence(result: Result) -> int | None:
     return tokens // samples if tokens and samples else None
 
 
+@lru_cache(maxsize=8)
 def computed_in(graph: OpGraph) -> str:
     """The number format of most FLOPs of the forward pass."""
     flops: Counter[str] = Counter()
@@ -122,6 +124,7 @@ def computed_in(graph: OpGraph) -> str:
     return flops.most_common(1)[0][0] if flops else "float32"
 
 
+@lru_cache(maxsize=8)
 def kept_in(graph: OpGraph) -> str:
     """The number format in which most weights are kept and updated."""
     kept = Counter(
@@ -145,9 +148,10 @@ def _precision(graph: OpGraph) -> str:
 # -- refusals ----------------------------------------------------------------------------------------------------
 
 
-def refuse(what: str, strategy: Strategy, reasons: Iterator[str]) -> None:
+def refuse(what: str, result: Result, reasons: Iterator[str]) -> None:
     """Raises: MismatchError: there is a reason why a tool cannot say a strategy; `what` it is to be written as."""
-    reason = next(reasons, None)
+    strategy = result.strategy
+    reason = next(reasons, None) or no_mean_of_parts(result.graph, strategy)
     if reason is not None:
         raise (
             MismatchError(
@@ -167,7 +171,7 @@ def refuse_unsaid(what: str, reasons: Iterator[str]) -> None:
         raise MismatchError(f"{what} has no words for this configuration: {reason}.")
 
 
-def irregular(graph: OpGraph, strategy: Strategy, axes: tuple[str, ...] = ()) -> Iterator[str]:
+def irregular(strategy: Strategy, axes: tuple[str, ...] = ()) -> Iterator[str]:
     """Parts of a strategy that no tool has, in words.
 
     Args:
@@ -182,9 +186,12 @@ def irregular(graph: OpGraph, strategy: Strategy, axes: tuple[str, ...] = ()) ->
             yield f"it splits storage in {rule.size} groups of replicas, each for itself"
         if len(set(rule.shares)) > 1 or rule.modules or rule.tensor_modules:
             yield f"{rule} is not the same for all replicas and modules"
-    reason = no_mean_of_parts(graph, strategy)
-    if reason is not None:
-        yield reason
+
+
+def not_bucketed(strategy: Strategy) -> Iterator[str]:
+    """A reason of a tool whose buckets are its own."""
+    if strategy.bucket_bytes != Strategy.bucket_bytes and strategy.places > 1:
+        yield "there is no setting for buckets of gradients; leave 'bucket=' out"
 
 
 def not_offloaded(strategy: Strategy) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from graphs.errors import ConfigurationError
@@ -13,7 +12,7 @@ from graphs.transforms.strategy import PARAMETERS
 from placement.configurations.configuration import EVERY, FULL, LAYERS_PER_STAGE, NONE, OPS, Configuration
 from placement.configurations.documents import read_toml, write_toml
 from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, said
-from placement.configurations.results import configuration_of, irregular, refuse, refuse_unsaid
+from placement.configurations.results import configuration_of, irregular, not_bucketed, refuse, refuse_unsaid
 
 if TYPE_CHECKING:
     from placement.results.result import Result
@@ -283,6 +282,12 @@ def torchtitan(result: Result) -> str:
     Raises:
         MismatchError: a strategy that torchtitan has no words for.
     """
-    found, strategy = configuration_of(result, "torchtitan"), result.strategy
-    refuse("a torchtitan configuration", strategy, chain(irregular(result.graph, strategy, _AXES), _unsaid(found)))
-    return write_torchtitan(found)
+    refuse("a torchtitan configuration", result, torchtitan_lacks(result))
+    return write_torchtitan(configuration_of(result, "torchtitan"))
+
+
+def torchtitan_lacks(result: Result) -> Iterator[str]:
+    """Parts of a result's strategy that torchtitan has no words for; it need not have been carried out."""
+    yield from irregular(result.strategy, _AXES)
+    yield from not_bucketed(result.strategy)
+    yield from _unsaid(configuration_of(result, "torchtitan"))

@@ -16,6 +16,10 @@ class Exporter:
         of_strategies: whether it says strategies, which rewrite the graph; else placements of the graph as it is.
         takes: names of the arguments of `placement.export` that it has a use for.
         text: the word for its text, if it writes one and no document: a line about it, and a field of `--json`.
+        tool: of strategies, the tool that runs them, with the version that `lacks` was made from.
+        lacks: ``"module:name"`` of a function of a result, which need not have been carried out: it yields the parts of
+            the strategy that the tool cannot run, in words. A search asks it of every strategy.
+        suffix: of a file that it writes.
     """
 
     function: str
@@ -23,6 +27,9 @@ class Exporter:
     of_strategies: bool = True
     takes: tuple[str, ...] = ()
     text: str = "text"
+    tool: str = ""
+    lacks: str = ""
+    suffix: str = ".json"
 
 
 EXPORTERS: Mapping[str, Exporter] = {
@@ -35,12 +42,49 @@ EXPORTERS: Mapping[str, Exporter] = {
         "scripts of PyTorch",
         takes=("graph", "model", "source"),
         text="script",
+        tool="PyTorch 2.13",
+        lacks="placement.exporters.scripts.export_limits:torch_lacks",
+        suffix=".py",
+    ),
+    "fsdp2": Exporter(
+        "placement.exporters.scripts.fsdp2:fsdp2_script",
+        "scripts of PyTorch with FSDP2",
+        takes=("graph", "model", "source"),
+        text="script",
+        tool="FSDP2 of PyTorch 2.13",
+        lacks="placement.exporters.scripts.fsdp2:fsdp2_lacks",
+        suffix=".py",
     ),
     "torchtitan": Exporter(
-        "placement.configurations.torchtitan:torchtitan", "configurations of torchtitan", text="configuration"
+        "placement.configurations.torchtitan:torchtitan",
+        "configurations of torchtitan",
+        text="configuration",
+        tool="torchtitan of January 2026",
+        lacks="placement.configurations.torchtitan:torchtitan_lacks",
+        suffix=".toml",
     ),
-    "megatron": Exporter("placement.configurations.megatron:megatron", "flags of Megatron-LM", text="flags"),
-    "accelerate": Exporter("placement.configurations.accelerate:accelerate", "configurations of accelerate"),
-    "deepspeed": Exporter("placement.configurations.deepspeed:deepspeed", "configurations of DeepSpeed"),
+    "megatron": Exporter(
+        "placement.configurations.megatron:megatron",
+        "flags of Megatron-LM",
+        text="flags",
+        tool="Megatron-LM",
+        lacks="placement.configurations.megatron:megatron_lacks",
+        suffix=".sh",
+    ),
+    "accelerate": Exporter(
+        "placement.configurations.accelerate:accelerate",
+        "configurations of accelerate",
+        tool="accelerate 1.15",
+        lacks="placement.configurations.accelerate:accelerate_lacks",
+        suffix=".yaml",
+    ),
+    "deepspeed": Exporter(
+        "placement.configurations.deepspeed:deepspeed",
+        "configurations of DeepSpeed",
+        tool="DeepSpeed 0.17",
+        lacks="placement.configurations.deepspeed:deepspeed_lacks",
+    ),
 }
 TARGETS = tuple(EXPORTERS)
+ANY = "placement"  # the target of a search that every strategy is for: `placement.apply` runs them all
+SEARCHED = (ANY, *(name for name, exporter in EXPORTERS.items() if exporter.lacks))

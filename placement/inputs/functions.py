@@ -122,6 +122,14 @@ def check_precision(argument: str, graph: OpGraph, precision: str | None) -> Non
     )
 
 
+def called(argument: str, sizes: Mapping[str, int]) -> str | None:
+    """``file.py:function`` with the keyword arguments of a call; None for what is no function."""
+    if not is_function(argument):
+        return None
+    call = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    return f"{argument}({call})" if call else argument
+
+
 def is_function(argument: str) -> bool:
     """Whether it is ``file.py:function``."""
     return argument.rpartition(":")[0].endswith(".py")

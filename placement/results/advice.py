@@ -264,6 +264,18 @@ def _short(text: str) -> str:
     return line if len(line) <= _WIDE else f"{line[: _WIDE - 4]} ..."
 
 
+def beyond(result: Result) -> str:
+    """The cost of keeping to a tool: what is faster and why the tool cannot run it; empty where any tool would do."""
+    kept = result.kept_to
+    if kept is None or result.answer is None:
+        return ""
+    if kept.faster_s is None:
+        return f"nothing faster was found that {kept.tool} cannot run"
+    gain = 1 - kept.faster_s / result.answer.objective_s
+    lacks = f"which {kept.tool} cannot run: {kept.lacks.rstrip('.')}"
+    return f"without --for {format_seconds(kept.faster_s)}, {gain:.1%} faster, takes {kept.faster!r}, {lacks}"
+
+
 def _row(one: Alternative, one_s: float | None) -> tuple[str, ...]:
     text = "" if one.strategy.is_none else _short(one.strategy.text)
     if one.step_time_s is None:

@@ -63,6 +63,23 @@ class Rung:
     is_estimated: bool
 
 
+@dataclass(frozen=True)
+class KeptTo:
+    """The tool that an answer keeps to, and what it costs to keep to it.
+
+    Attributes:
+        tool: its name, a key of `placement.exporters.registry.EXPORTERS`.
+        faster: text of the fastest strategy found that the tool cannot run, where it is faster than the answer; or "".
+        faster_s: its step time; None without one.
+        lacks: why the tool cannot run it; "" without one.
+    """
+
+    tool: str
+    faster: str = ""
+    faster_s: float | None = None
+    lacks: str = ""
+
+
 def listed(found: Iterable[Alternative]) -> tuple[Alternative, ...]:
     """Fastest first, each once; what does not fit comes last."""
     return tuple(sorted(dict.fromkeys(found), key=lambda one: (one.step_time_s is None, one.step_time_s or 0.0)))

@@ -25,7 +25,7 @@ from graphs.opgraph import FloatArray, IntArray, OpGraph
 from graphs.origin import EAGER
 from graphs.records import LANE
 from graphs.transforms.strategy import Strategy
-from placement.results.alternatives import Alternative, Rung
+from placement.results.alternatives import Alternative, KeptTo, Rung
 from placement.results.answer import Answer, agreed_bound_s, check_answer, relative_gap
 from placement.results.utilisation import Utilisation, basis, uncertainty, utilisation
 
@@ -78,6 +78,7 @@ class Result:
             who runs it need not choose again.
         spent: of a strategy, where its step goes, in words (`placement.results.why`); "" without one.
         why: of a search over strategies, why the next best way is not the best, in words.
+        kept_to: of a search that kept to what one tool can run, that tool; None without one.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
     """
@@ -111,6 +112,7 @@ class Result:
     decisions: Decisions | None = field(default=None, repr=False)
     spent: str = ""
     why: str = ""
+    kept_to: KeptTo | None = None
     command: str = field(default="", compare=False)
     solve_time_s: float = field(default=0.0, compare=False)
 

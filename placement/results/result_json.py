@@ -19,13 +19,13 @@ from graphs.errors import ClusterError, GraphError, MismatchError, StrategyError
 from graphs.files import graph_from_document, graph_to_json, packed_graph
 from graphs.transforms.strategy import NONE, Strategy
 from placement.inputs.cluster_json import cluster_from_dict, cluster_to_dict
-from placement.results.alternatives import Alternative, Rung
+from placement.results.alternatives import Alternative, KeptTo, Rung
 from placement.results.answer import Answer
 from placement.results.packed_answer import is_packed, packed_answer, unpacked_answer, without_answer_columns
 from placement.results.result import Result
 
 SCHEMA = "placement.result"
-VERSION = 11
+VERSION = 12
 _PROBLEM = ("graph", "cluster")
 _ANSWER = tuple(f.name for f in fields(Answer))
 _DECISIONS = "decisions"
@@ -50,6 +50,7 @@ _ADDED: dict[int, dict[str, Any]] = {
     9: {"decisions": None},
     10: {"ladder": []},
     11: {"spent": "", "why": ""},
+    12: {"kept_to": None},
 }
 _WORDS: dict[Any, str] = {
     str: "a string",
@@ -64,6 +65,7 @@ _WORDS: dict[Any, str] = {
     Sequence[str]: "a list of strings",
     Sequence[tuple[str, int, str]]: "a list of [op, number, device]",
     Sequence[Alternative]: f"a list of objects with {', '.join(f.name for f in fields(Alternative))}",
+    KeptTo: f"an object with {', '.join(f.name for f in fields(KeptTo))}",
     Sequence[Rung]: f"a list of objects with {', '.join(f.name for f in fields(Rung))}",
 }
 
@@ -147,6 +149,7 @@ def result_from_json(text: str, where: str) -> Result:
         own["strategy"] = Strategy.parse(own["strategy"])
         for name, kind in (("alternatives", Alternative), ("ladder", Rung)):
             own[name] = tuple(kind(**{**one, "strategy": Strategy.parse(one["strategy"])}) for one in own[name])
+        own["kept_to"] = None if own["kept_to"] is None else KeptTo(**own["kept_to"])
         given = document[_DECISIONS]
         decisions = None if given is None else Decisions.from_document(given)
         return Result(graph=graph, cluster=cluster, answer=_answer(document), decisions=decisions, **own)

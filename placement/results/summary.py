@@ -9,7 +9,7 @@ from env.objectives import THROUGHPUT
 from graphs.formatting import format_bytes, format_seconds, show, show_line
 from graphs.records import LANE
 from graphs.transforms.coverage import repeats_first
-from placement.results.advice import advice_lines, beside, ladder_rows, safer, ties
+from placement.results.advice import advice_lines, beside, beyond, ladder_rows, safer, ties
 from placement.results.experts import experts_words
 from placement.results.ranks import rank_map
 from placement.results.stacks import compiled_words
@@ -74,6 +74,8 @@ def summary(result: Result) -> str:
     if experts := experts_words(result.graph.origin):
         lines.append(f"experts      {experts}")
     lines += others
+    if result.kept_to is not None:
+        lines.append(f"beyond       {show_line(beyond(result))}")
     if result.checked:
         lines.append(show_line(result.checked))
     lines += [f"note         {show_line(note)}" for note in (note, result.basis) if note]

@@ -12,7 +12,7 @@ import numpy as np
 
 from baselines.budget import Budget
 from baselines.strategies.estimating.estimate import Estimate
-from baselines.strategies.searching.records import Rival
+from baselines.strategies.searching.records import ANY_TOOL, Rival, ToolLimits
 from baselines.strategies.searching.settings import DEFAULTS
 from env.cluster import Cluster
 from env.objectives import LATENCY
@@ -20,7 +20,7 @@ from env.plan import Priority
 from env.resizing import part_of
 from env.routes import TABLE_DEVICES
 from graphs.errors import InfeasibleError, StrategyError
-from graphs.formatting import format_bytes, format_seconds
+from graphs.formatting import format_bytes
 from graphs.kept import kept_words
 from graphs.opgraph import OpGraph
 from graphs.transforms.coverage import unshared
@@ -37,14 +37,14 @@ from placement.solving.one_device import as_alternative
 from placement.solving.placing import placing
 from placement.solving.plainest import WITHIN, oddities, plainer
 from placement.solving.reasons import reason
+from placement.solving.remarks import counted, faster, few_samples, kept_to, left_out_words
 from placement.solving.solver import Solver
 from placement.solving.strategy_row import StrategyRow, strategy_row, without_answer
 
 if TYPE_CHECKING:
     from baselines.budget import Search
     from baselines.strategies.searching.outcome import StrategyOutcome
-    from baselines.strategies.searching.records import Scored
-    from baselines.strategies.searching.search import ScoreMany
+    from baselines.strategies.searching.records import Scored, ScoreMany
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
 
@@ -52,6 +52,7 @@ _MOST_NEAR = 4  # of the fastest, whose plainer forms are scored
 _MORE_DEVICES = 4  # times as many as there are, are tried where nothing fits
 _ENOUGH_S = 10.0  # for that, whatever the budget: who is told that nothing fits wants to know what would
 PLACED_DEVICES = 64  # of very many, a graph as it is may be placed on the first ones
+FIRST_S = 6.0  # of search before the first advice
 _S_PER_OP, MOST_DEFAULT_S = 0.02, 90.0  # so that all ends within two minutes
 
 
@@ -63,11 +64,15 @@ class SearchAids:
         check: what is known of a strategy before it is the answer.
         local_search, score_many: workers that search placements and score strategies; None: this process does it all,
             one after the other.
+        tool: runs the answer; one that is named runs strategies and one device, so nothing else is placed.
+        first: whether to stop at the first advice.
     """
 
     check: Check = unchecked
     local_search: Search | None = None
     score_many: ScoreMany | None = None
+    tool: ToolLimits = ANY_TOOL
+    first: bool = False
 
 
 NO_AIDS = SearchAids()
@@ -81,6 +86,14 @@ def has_strategies(graph: OpGraph) -> bool:
 def default_budget_s(graph: OpGraph) -> float:
     """Seconds for a search over strategies; more for a large graph, whose strategies take longer to score."""
     return max(DEFAULT_BUDGET_S, min(MOST_DEFAULT_S, _S_PER_OP * graph.n_ops // 1))
+
+
+def first_advice(graph: OpGraph) -> str:
+    """A remark about an answer that is the first advice."""
+    return (
+        f"First advice, after {FIRST_S:g} s of search and unchecked; without --first the search has up to "
+        f"{default_budget_s(graph):.0f} s, and its answer is checked."
+    )
 
 
 def best_of_all(
@@ -104,18 +117,25 @@ def best_of_all(
     solver = solver_or_reason(graph, few, seed)
     compile_for_strategies()
     if isinstance(solver, Solver):
-        compile_for(solver.problem, [AUTO])
+        compile_for(solver.problem, [SINGLE if aids.tool.name else AUTO])
+    if aids.first:
+        budget_s = FIRST_S
     budget = _budget(graph, budget_s, evaluations)  # which begins here: compiling takes longer than it, once
     if aids.local_search is not None and isinstance(solver, Solver):
         solver.search_by(LOCAL_SEARCH, aids.local_search)
 
     def searched(rival: Rival) -> StrategyOutcome:
         part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
-        outcome = find_strategies(graph, cluster, part, progress, aids.score_many, rival)
+        outcome = find_strategies(graph, cluster, part, progress, aids.score_many, rival, aids.tool)
         budget.absorb(part)
         return outcome
 
-    if isinstance(solver, str):
+    placed: Result | None
+    if isinstance(solver, Solver) and aids.tool.name:
+        placed, single = None, solver.solve(SINGLE)
+        outcome = searched(Rival(lambda: single.objective_s or math.inf))
+        budget.spend(outcome.scored)
+    elif isinstance(solver, str):
         placed = single = without_answer(graph, few, seed, AUTO, solver)
         outcome = searched(Rival(share=DEFAULTS.placing_share))
         budget.spend(outcome.scored)
@@ -126,7 +146,10 @@ def best_of_all(
                 progress("placing the graph as it is", 0, 0)
             placed = own.best(math.inf if outcome.best is None else outcome.best.step_time_s)
         single = solver.solve(SINGLE)
-    return _within(budget, fastest(graph, cluster, seed, placed, single, outcome, aids.check), began_s)
+    best = fastest(graph, cluster, seed, placed, single, outcome, aids)
+    if aids.first:
+        best = dataclasses.replace(best, note=" ".join(filter(None, (first_advice(graph), best.note))))
+    return _within(budget, best, began_s)
 
 
 def beside_placements(
@@ -147,7 +170,7 @@ def beside_placements(
     outcome = find_strategies(graph, cluster, part)
     budget.absorb(part)
     budget.spend(outcome.scored)
-    return _within(budget, fastest(graph, cluster, seed, placed, single, outcome, check), began_s)
+    return _within(budget, fastest(graph, cluster, seed, placed, single, outcome, SearchAids(check)), began_s)
 
 
 def _within(budget: Budget, result: Result, began_s: float) -> Result:
@@ -175,10 +198,12 @@ def find_strategies(
     progress: Progress | None = None,
     score_many: ScoreMany | None = None,
     rival: Rival | None = None,
+    tool: ToolLimits = ANY_TOOL,
 ) -> StrategyOutcome:
     """Outcome of the search over strategies within a budget of placements; Ctrl-C ends it with its best."""
     from baselines.strategies.searching.search import NO_RIVAL, search_strategies  # loads transforms and simulator
 
+    begin = tuple(starts(graph, cluster))
     rival = NO_RIVAL if rival is None else rival
     seconds = max(DEFAULTS.quick_s, budget.seconds)
     each = budget.evaluations / DEFAULTS.placements_each
@@ -189,7 +214,7 @@ def find_strategies(
         own.interrupted = True
 
     with on_interrupt(stop):
-        outcome = search_strategies(graph, cluster, own, progress, starts(graph, cluster), score_many, rival)
+        outcome = search_strategies(graph, cluster, own, progress, begin, score_many, rival, tool)
     budget.interrupted |= own.interrupted or outcome.interrupted
     return outcome
 
@@ -198,10 +223,10 @@ def fastest(
     graph: OpGraph,
     cluster: Cluster,
     seed: int,
-    placed: Result,
+    placed: Result | None,
     single: Result,
     outcome: StrategyOutcome,
-    check: Check = unchecked,
+    aids: SearchAids = NO_AIDS,
 ) -> Result:
     """The fastest that fits of a placement, one device, and the strategies that a search has found.
 
@@ -210,17 +235,19 @@ def fastest(
 
     Args:
         placed, single: the best placement of the graph as it is, and that on a single device; either may have no
-            answer.
+            answer; None where none was looked for.
     """
     from baselines.strategies.searching.bound import strategy_bounds
 
+    tool = aids.tool
     bounds = strategy_bounds(graph, cluster)
     saving = [] if single.answer is not None else _on_one_device(graph, cluster)
-    placements = [StrategyRow(one, None) for one in (placed, single) if one.answer is not None]
+    placements = [StrategyRow(one, None) for one in (placed, single) if one is not None and one.answer is not None]
     best = min(placements, key=_objective_s, default=None)
     left_out: dict[str, str] = {}
-    candidates = {one.strategy.text: one for one in (*outcome.best_of.values(), *outcome.front)}
-    for one in _plainer_forms(candidates.values(), graph, cluster):
+    others = outcome.fitting if tool.name else ()
+    candidates = {one.strategy.text: one for one in (*outcome.best_of.values(), *outcome.front, *others)}
+    for one in () if aids.first else _plainer_forms(candidates.values(), graph, cluster, tool):
         candidates.setdefault(one.strategy.text, one)
     for found in _plain_first(candidates.values()):
         if best is not None and _objective_s(best) <= found.step_time_s:
@@ -228,15 +255,15 @@ def fastest(
         row = None if found.strategy.is_none else strategy_row(graph, cluster, found.strategy, seed, bounds)
         if row is None or row.result.answer is None:
             continue
-        checked = check(graph, cluster, row.result)
+        checked = aids.check(graph, cluster, row.result)
         if not checked.problem:
             limit_s = (1 + WITHIN) * min(one.step_time_s for one in candidates.values())
             limit_s = limit_s if best is None else min(limit_s, _objective_s(best))
-            best = _plainer(row.checked(checked.words), graph, cluster, check, bounds, limit_s)
+            best = _plainer(row.checked(checked.words), graph, cluster, aids, bounds, limit_s)
             break
         left_out[found.strategy.text] = checked.problem
     if best is None:
-        nothing = nothing_fits(graph, cluster, seed, placed, outcome)
+        nothing = nothing_fits(graph, cluster, seed, single if placed is None else placed, outcome)
         best = StrategyRow(without_answer(graph, cluster, seed, AUTO, nothing), None)
     elif not best.result.bounds:
         best = dataclasses.replace(best, result=best.result.among_strategies(bounds))
@@ -246,7 +273,12 @@ def fastest(
         for one in (*_alternatives(placed, single, outcome), *saving, *_own(answer))
         if one.strategy.text not in left_out and not _is_passed_over(one, answer)
     )
-    said = _faster(answer, candidates, left_out), few_samples(graph, cluster), *_said(left_out), counted(outcome)
+    said = (
+        faster(answer, candidates, left_out),
+        few_samples(graph, cluster),
+        *left_out_words(left_out),
+        counted(outcome),
+    )
     cannot = unshared(graph)
     rest = answer.note.replace(cannot, "", 1).strip() if cannot else answer.note  # a strategy's own note says it, too
     remarks = dict.fromkeys((cannot, rest, *said, *impossible(outcome.refused)))
@@ -254,21 +286,22 @@ def fastest(
         answer,
         method=AUTO,
         alternatives=alternatives,
-        why=reason(graph, cluster, best, alternatives),
+        why="" if aids.first else reason(graph, cluster, best, alternatives),
         ladder=tuple(
             Rung(name, one.strategy, one.step_time_s, one.peak_bytes, one.fits, isinstance(one, Estimate))
             for name, one in outcome.ladder.items()
         ),
+        kept_to=kept_to(tool, answer, outcome),
         note=" ".join(remark for remark in remarks if remark),
     )
 
 
-def _plainer_forms(found: Iterable[Scored], graph: OpGraph, cluster: Cluster) -> list[Scored]:
+def _plainer_forms(found: Iterable[Scored], graph: OpGraph, cluster: Cluster, tool: ToolLimits) -> list[Scored]:
     """Plainer forms, that fit, of those within `WITHIN` of the fastest: one of them may be plainer than any found."""
     from baselines.strategies.searching.scoring import tried
 
     near = [one for one in _near(found) if oddities(one.strategy)][:_MOST_NEAR]
-    forms = dict.fromkeys(plain for one in near for plain in plainer(one.strategy))
+    forms = dict.fromkeys(plain for one in near for plain in plainer(one.strategy) if not tool.lacks(plain))
     return [made.scored for plain in forms if (made := tried(graph, cluster, plain)).scored and made.scored.fits]
 
 
@@ -285,17 +318,19 @@ def _plain_first(found: Iterable[Scored]) -> list[Scored]:
 
 
 def _plainer(
-    row: StrategyRow, graph: OpGraph, cluster: Cluster, check: Check, bounds: Mapping[str, float], limit_s: float
+    row: StrategyRow, graph: OpGraph, cluster: Cluster, aids: SearchAids, bounds: Mapping[str, float], limit_s: float
 ) -> StrategyRow:
     """The row, or that of a plainer form of its strategy that takes no longer than a limit."""
     for plain in plainer(row.strategy):
+        if aids.tool.lacks(plain):
+            continue
         try:
             other = strategy_row(graph, cluster, plain, row.result.seed, bounds)
         except StrategyError:
             continue
         if other.result.answer is None or other.result.answer.objective_s > limit_s:
             continue
-        checked = check(graph, cluster, other.result)
+        checked = aids.check(graph, cluster, other.result)
         if not checked.problem:
             return other.checked(checked.words)
     return row
@@ -320,53 +355,12 @@ def _is_passed_over(one: Alternative, best: Result) -> bool:
     return one.strategy != best.strategy and one.step_time_s <= best.objective_s
 
 
-def _faster(best: Result, candidates: Mapping[str, Scored], left_out: Mapping[str, str]) -> str:
-    """A remark where a strategy that is less plain than the answer is a little faster; else empty."""
-    fits = [one for text, one in candidates.items() if text not in left_out]
-    first = min(fits, key=lambda one: one.step_time_s, default=None)
-    if first is None or best.objective_s is None or best.strategy.is_none or best.strategy == first.strategy:
-        return ""
-    gain = 1 - first.step_time_s / best.objective_s
-    return f"{first.strategy.text!r} is {gain:.1%} faster, and less plain." if gain > 0 else ""
-
-
-def few_samples(graph: OpGraph, cluster: Cluster) -> str:
-    """A remark where the batch has fewer samples than the cluster has devices; else empty."""
-    samples, n = graph.origin.batch_size, len(cluster.compute_devices)
-    if samples is None or samples >= n or not has_strategies(graph):
-        return ""
-    is_one = samples == 1
-    batch = (
-        "The batch has one sample, so there are no replicas"
-        if is_one
-        else f"The batch has {samples} samples, so there are at most {samples} replicas"
-    )
-    sizes = ",".join(str(samples * k) for k in (1, 2, 4))
-    return f"{batch}; --sweep batch={sizes} says what a larger one brings."
-
-
-def _said(left_out: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for each reason why strategies were left out."""
-    for problem in dict.fromkeys(left_out.values()):
-        texts = [text for text, why in left_out.items() if why == problem]
-        others = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
-        yield f"Left out: {texts[0]!r}{others}, {problem}."
-
-
-def counted(outcome: StrategyOutcome) -> str:
-    """How many strategies were looked at."""
-    estimated = f"{outcome.estimated:,} {'strategy' if outcome.estimated == 1 else 'strategies'} estimated"
-    if outcome.scored or outcome.nearest is None:
-        return f"{estimated}, {outcome.scored:,} scored by the simulator."
-    nearest, time_s = outcome.nearest.strategy.text, format_seconds(outcome.nearest.step_time_s)
-    return f"{estimated}, none scored by the simulator: the fastest, {nearest!r}, is estimated at {time_s}."
-
-
-def _alternatives(placed: Result, single: Result, outcome: StrategyOutcome) -> Iterator[Alternative]:
+def _alternatives(placed: Result | None, single: Result, outcome: StrategyOutcome) -> Iterator[Alternative]:
     from baselines.strategies.searching.families import family_of
 
     for name, result in ((ONE_DEVICE, single), (PLACEMENT, placed)):
-        yield as_alternative(result, name)
+        if result is not None:
+            yield as_alternative(result, name)
     scored: Sequence[Scored] = [*outcome.best_of.values(), *outcome.front]
     for one in scored:
         if one.strategy.is_none:

@@ -25,6 +25,8 @@ class StrategyOutcome:
             estimates where the simulator did not score it.
         nearest: the fastest that fits by estimate, on several devices; None if none does.
         frugal: the strategy that lacks least memory, by estimate; of use where nothing fits. None where none is legal.
+        fitting: all that fit, fastest first.
+        beyond: the fastest that fits of what the tool cannot run, and why it cannot, where it is faster than the best.
         estimated, scored: how many strategies were estimated, and scored by the simulator.
         refused: why a family is not possible, e.g. that parts of a batch change statistics, by its name.
         interrupted: the search was ended by Ctrl-C.
@@ -36,6 +38,8 @@ class StrategyOutcome:
     ladder: Mapping[str, Figures] = field(default_factory=dict)
     nearest: Estimate | None = None
     frugal: Estimate | None = None
+    fitting: tuple[Scored, ...] = ()
+    beyond: tuple[Scored, str] | None = None
     estimated: int = 0
     scored: int = 0
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -60,6 +64,8 @@ def outcome_of(pool: Pool, is_interrupted: bool) -> StrategyOutcome:
             default=None,
         ),
         frugal=min(estimates, key=lambda estimate: (estimate.missing_bytes, estimate.step_time_s), default=None),
+        fitting=tuple(fitting),
+        beyond=_beyond(pool, fitting),
         estimated=len(estimates),
         scored=len(pool.scored),
         refused=_refusals(pool, best_of),
@@ -71,6 +77,15 @@ def fastest_first(pool: Pool) -> list[Scored]:
     """Scored strategies that fit, fastest first; of equal ones the shorter text first."""
     fitting = (found for found in pool.scored.values() if found.fits)
     return sorted(fitting, key=lambda found: (found.step_time_s, len(found.strategy.text), found.strategy.text))
+
+
+def _beyond(pool: Pool, fitting: Sequence[Scored]) -> tuple[Scored, str] | None:
+    """The fastest that the tool cannot run, and why, where it is faster than what it can."""
+    faster = [one for one in pool.beyond.values() if one.fits]
+    one = min(faster, key=lambda one: (one.step_time_s, len(one.strategy.text)), default=None)
+    if one is None or (fitting and fitting[0].step_time_s <= one.step_time_s):
+        return None
+    return one, pool.lacking[one.strategy]
 
 
 def _refusals(pool: Pool, best_of: Mapping[str, Scored]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,6 +39,41 @@ class Tried:
     seconds: float = 0.0
 
 
+ScoreMany = Callable[[Sequence[Strategy]], Sequence[Tried]]  # each by itself, in their order
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The answer of a tool that cannot run a strategy.
+
+    Attributes:
+        reason: why not.
+        instead: a strategy near it that it may run; None where none is known.
+    """
+
+    reason: str
+    instead: Strategy | None = None
+
+
+@dataclass(frozen=True)
+class ToolLimits:
+    """Limits of the tool that is to run the answer; by default of one that runs every strategy.
+
+    Attributes:
+        name: empty of the one by default.
+        lacks: the first part of a strategy that it has no words for; empty where it has words for all. Asked of
+            every strategy before it is estimated, so it has to be quick.
+        refuses: why it cannot run a strategy all the same; None where it can. Asked before a strategy is scored.
+    """
+
+    name: str = ""
+    lacks: Callable[[Strategy], str] = lambda strategy: ""
+    refuses: Callable[[Strategy], Refusal | None] = lambda strategy: None
+
+
+ANY_TOOL = ToolLimits()
+
+
 @dataclass
 class Pool:
     """Estimates, and what the simulator has said.
@@ -47,6 +82,8 @@ class Pool:
         settings: of the search.
         estimates, scored: of each strategy.
         refused: why graph or cluster do not allow a strategy.
+        lacking: why the tool cannot run a strategy.
+        beyond: scores of some of these, which tell what the tool costs.
         ratios, factors: of like ones, logarithms of how far estimates were off, and what estimates are multiplied by;
             under None of all others.
         tried: of like ones, how many were scored since the last gain.
@@ -57,6 +94,8 @@ class Pool:
     settings: SearchSettings = DEFAULTS
     estimates: dict[Strategy, Estimate] = field(default_factory=dict)
     refused: dict[Strategy, str] = field(default_factory=dict)
+    lacking: dict[Strategy, str] = field(default_factory=dict)
+    beyond: dict[Strategy, Scored] = field(default_factory=dict)
     scored: dict[Strategy, Scored] = field(default_factory=dict)
     ratios: dict[object, list[float]] = field(default_factory=dict)
     factors: dict[object, float] = field(default_factory=dict)

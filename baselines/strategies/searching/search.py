@@ -16,16 +16,27 @@ from baselines.budget import Budget
 from baselines.strategies.allowed import FLUSHING
 from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.estimating.estimator import Estimator
+from baselines.strategies.searching.beyond import look_beyond
 from baselines.strategies.searching.families import HYBRID, family_of
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.ladder import first_rungs, ladder_of
 from baselines.strategies.searching.moves import neighbours
 from baselines.strategies.searching.outcome import StrategyOutcome, fastest_first, outcome_of
 from baselines.strategies.searching.patterns import patterns
-from baselines.strategies.searching.records import Pool, Rival, Scored, Tried, like, shape_of
+from baselines.strategies.searching.records import (
+    ANY_TOOL,
+    Pool,
+    Rival,
+    Scored,
+    ScoreMany,
+    ToolLimits,
+    Tried,
+    like,
+    shape_of,
+)
 from baselines.strategies.searching.saving import savings
 from baselines.strategies.searching.scoring import scored_ops, tried
-from baselines.strategies.searching.settings import DEFAULTS, SearchSettings
+from baselines.strategies.searching.settings import DEFAULTS
 from baselines.strategies.searching.space import Space, frugal_strategies, offloads, sharded
 from env.cluster import Cluster
 from graphs.errors import StrategyError
@@ -33,7 +44,6 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
-ScoreMany = Callable[[Sequence[Strategy]], Sequence[Tried]]  # each by itself, in their order
 
 NO_RIVAL = Rival()
 
@@ -46,7 +56,7 @@ def search_strategies(
     starts: Iterable[Strategy] = (),
     score_many: ScoreMany | None = None,
     rival: Rival = NO_RIVAL,
-    settings: SearchSettings = DEFAULTS,
+    tool: ToolLimits = ANY_TOOL,
 ) -> StrategyOutcome:
     """Find the best strategies; with evaluations alone for a limit the outcome is always the same.
 
@@ -59,8 +69,9 @@ def search_strategies(
             here, each with all that is known by then.
         rival: what there is without strategies; where none promises to come near it, the search ends after a part of
             its time.
+        tool: runs the answer; a few strategies that it cannot run are scored beyond the evaluations.
     """
-    search = _Search(graph, cluster, budget, progress, score_many, rival, settings)
+    search = _Search(graph, cluster, budget, progress, score_many, rival, tool)
     try:
         search.run(tuple(starts))
     except KeyboardInterrupt:
@@ -102,15 +113,16 @@ class _Search:
         progress: Progress | None,
         score_many: ScoreMany | None,
         rival: Rival,
-        settings: SearchSettings = DEFAULTS,
+        tool: ToolLimits,
     ) -> None:
-        self.settings = settings
+        self.settings, self.tool = DEFAULTS, tool
+        self.beyond_s = 0.0 if tool is ANY_TOOL else DEFAULTS.beyond_share * budget.left_s()  # kept for the end
         self.rival, self.share = rival, 1.0
         self.is_whole = False  # whether all that was to be estimated so far was
-        self.batch = 1 if score_many is None else settings.batch
+        self.batch = 1 if score_many is None else DEFAULTS.batch
         self.score_many = score_many or (lambda strategies: [tried(graph, cluster, each) for each in strategies])
         self.graph, self.cluster, self.budget = graph, cluster, budget
-        self.space, self.estimator, self.pool = Space(graph, cluster), Estimator(graph, cluster), Pool(settings)
+        self.space, self.estimator, self.pool = Space(graph, cluster), Estimator(graph, cluster), Pool()
         self.progress = progress or (lambda text, done, total: None)
         self.capacity = max((cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist()), default=1)
         self._begin_time()
@@ -141,13 +153,20 @@ class _Search:
         self._score_best()
         rungs = [rung.strategy for rung in ladder_of(self.pool).values() if self._is_open(rung.strategy)]
         self._score_if_time(self.pool.estimates[strategy] for strategy in rungs)
+        if self.tool is not ANY_TOOL:
+            self.progress("looking beyond", 4, 4)
+            look_beyond(self.pool, self.budget, self.beyond_s, self.estimator, self.score_many, self._scoring_s)
 
     # -- estimating -------------------------------------------------------------------------------------------
 
     def _begin_time(self) -> None:
         """Parts of the search share the time that is left now."""
-        self.all_s = self.budget.left_s()
+        self.all_s = self._time_s()
         self.own_s = (1 - self.rival.share) * self.all_s  # what is left of it for strategies
+
+    def _time_s(self) -> float:
+        """Seconds left, but for those that are kept for the end."""
+        return max(0.0, self.budget.left_s() - (0.0 if math.isinf(self.beyond_s) else self.beyond_s))
 
     def _let_rival_settle(self) -> None:
         """Let the rival settle with all cores, unless a strategy is estimated below `ahead` times its step time."""
@@ -159,7 +178,10 @@ class _Search:
         pool = self.pool
         if strategy in pool.estimates:
             return pool.estimates[strategy]
-        if strategy in pool.refused:
+        if strategy in pool.refused or strategy in pool.lacking:
+            return None
+        if lacking := self.tool.lacks(strategy):
+            pool.lacking[strategy] = lacking
             return None
         try:
             found = self.estimator.estimate(strategy)
@@ -175,7 +197,7 @@ class _Search:
         if self.budget.interrupted or len(self.pool.estimates) >= self.settings.most_estimates:
             return False
         end_share: float = getattr(self.settings, f"{part}_share")
-        return math.isinf(self.all_s) or self.budget.left_s() > self.all_s - self.share * end_share * self.own_s
+        return math.isinf(self.all_s) or self._time_s() > self.all_s - self.share * end_share * self.own_s
 
     def _look_at_rival(self) -> None:
         """Take a part of the time only, while what fits is estimated to be slower than the rival; less the slower."""
@@ -246,6 +268,8 @@ class _Search:
                 if not self.space.may_fit(frugal) or (frugal.offloads_parameters and zero == 1):
                     continue
                 yield frugal
+                if frugal in self.pool.lacking:
+                    continue
                 found = self.pool.estimates.get(frugal)
                 if found is None or found.fits:
                     return
@@ -347,8 +371,8 @@ class _Search:
         """Seconds left for strategies; all that there are, once one of them has beaten the rival."""
         best = self._best()
         if math.isinf(self.all_s) or (best is not None and self._is_beaten(best.step_time_s)):
-            return self.budget.left_s()
-        return self.budget.left_s() - (self.all_s - self.share * self.own_s)
+            return self._time_s()
+        return self._time_s() - (self.all_s - self.share * self.own_s)
 
     def _best_of_families(self) -> list[Estimate]:
         """The most promising one, also of the hand grid, each set of devices of `starts`, near meshes and families.
@@ -370,13 +394,15 @@ class _Search:
         return self.op_scoring_s * scored_ops(self.graph, self.cluster, estimate.strategy)
 
     def _is_open(self, strategy: Strategy) -> bool:
-        return strategy not in self.pool.scored and strategy not in self.pool.refused
+        pool = self.pool
+        return strategy not in pool.scored and strategy not in pool.refused and strategy not in pool.lacking
 
     def _is_over(self) -> bool:
         return (self.budget.over() or self._left_s() <= 0) and (bool(self.pool.scored) or self._is_far_behind())
 
     def _score(self, estimates: Sequence[Estimate]) -> bool:
-        """Score strategies; returns whether one of them is the best so far."""
+        """Score strategies that the tool runs; returns whether one of them is the best so far."""
+        estimates = [estimate for estimate in estimates if self._is_run(estimate)]
         if not estimates:
             return False
         self.progress(f"scoring {estimates[0].strategy}", len(self.pool.scored), len(self.pool.estimates))
@@ -385,13 +411,29 @@ class _Search:
         gains = [self._learn(estimate, each) for estimate, each in zip(estimates, found, strict=True)]
         return any(gains)
 
+    def _is_run(self, estimate: Estimate) -> bool:
+        """Whether the tool runs a strategy; else what it takes instead is estimated."""
+        strategy, pool = estimate.strategy, self.pool
+        refusal = self.tool.refuses(strategy)
+        if refusal is None:
+            return True
+        pool.lacking[strategy] = refusal.reason
+        del pool.estimates[strategy]
+        if refusal.instead is None or self._estimate(refusal.instead) is None:
+            self._try_in_vain(strategy)
+        return False
+
+    def _try_in_vain(self, strategy: Strategy) -> None:
+        """Note that a strategy promised what it does not keep."""
+        self.pool.tried_in_vain[like(strategy)] = self.pool.tried_in_vain.get(like(strategy), 0) + 1
+
     def _learn(self, estimate: Estimate, found: Tried) -> bool:
         """Note the outcome of a strategy; returns whether it is the best so far."""
         strategy = estimate.strategy
         if found.scored is None:
             self.pool.refused[strategy] = found.reason
             del self.pool.estimates[strategy]
-            self.pool.tried_in_vain[like(strategy)] = self.pool.tried_in_vain.get(like(strategy), 0) + 1
+            self._try_in_vain(strategy)
             return False
         taken_s = found.seconds / scored_ops(self.graph, self.cluster, strategy)
         self.op_scoring_s = max(self.op_scoring_s, taken_s) if self.pool.scored else taken_s

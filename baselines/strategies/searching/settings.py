@@ -9,8 +9,7 @@ from dataclasses import dataclass
 class SearchSettings:
     """How a search over strategies spends its budget, and what it takes for promising.
 
-    None of them changes what a strategy's score is. `search_strategies` takes them as an argument, for a benchmark to
-    vary; those from `scoring_share` on, which share a budget with placements, always have their defaults.
+    None of them changes what a strategy's score is. Those from `scoring_share` on share a budget with placements.
 
     Attributes:
         sketch_share, climb_share, grid_share: of the time, when each part of the estimating ends.
@@ -40,6 +39,8 @@ class SearchSettings:
             before any strategy is estimated.
         settled_share: of the budget: so long strategies wait, at most, for the rival to settle.
         near_placed: times the best strategy: placements below it may win.
+        beyond_share, most_lacking, most_beyond: of the time, at most so many estimates, and scores, tell what it costs
+            that the tool of the answer cannot run every strategy.
     """
 
     sketch_share: float = 0.2
@@ -71,6 +72,9 @@ class SearchSettings:
     most_placing_quick_s: float = 5.0
     settled_share: float = 0.3
     near_placed: float = 1.5
+    beyond_share: float = 0.1
+    most_lacking: int = 200
+    most_beyond: int = 3
 
 
 DEFAULTS = SearchSettings()

@@ -104,6 +104,7 @@ def _write_text(given: ExportOptions, text: str, word: str) -> None:
 def _exported(given: ExportOptions) -> dict[str, Any] | str:
     with progress("importing"):
         from placement.exporters import exporting
+        from placement.inputs.functions import called
         from placement.inputs.sources import read_model
         from placement.results.result import Result
     result = Result.load(given.file)
@@ -117,7 +118,7 @@ def _exported(given: ExportOptions) -> dict[str, Any] | str:
         model = None if given.model is None else read_model(given.model, sizes)
         graph, source = None, None
         if given.model is not None and _is_captured(given.to):
-            graph, source = _model_graph(given.model, sizes, result), _function(given.model, sizes)
+            graph, source = _model_graph(given.model, sizes, result), called(given.model, sizes)
         found: dict[str, Any] | str = exporting.export(
             result, given.to, model=model, no_split=classes, graph=graph, source=source
         )
@@ -144,16 +145,6 @@ def _model_graph(argument: str, sizes: dict[str, int], result: Result) -> OpGrap
         precision=origin.precision,
     )
     return on_stack(with_load_of(result, found.graph), result.stack)
-
-
-def _function(argument: str, sizes: dict[str, int]) -> str | None:
-    """Import of a script: ``file.py:function``, with the call; None for a built-in model, which is no file."""
-    from placement.inputs.functions import is_function
-
-    if not is_function(argument):
-        return None
-    call = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    return f"{argument}({call})" if call else argument
 
 
 def _described(found: dict[str, Any]) -> str:

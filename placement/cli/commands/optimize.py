@@ -15,6 +15,7 @@ from placement.cli.output import check_outputs, emit, emit_json, progress, reaso
 from placement.cli.reading import read_graph
 from placement.cli.records import is_default, option_of
 from placement.cli.searching import against, checked_search, first_lines
+from placement.cli.targets import handed_over, handed_to, model_for, target_lines
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def optimize(given: OptimizeOptions) -> None:
     """Find out how to run a model: the best strategy and placement, saved with all that it takes to verify them."""
-    check_outputs(given.html, given.trace, given.output, inputs=[given.graph, given.cluster])
+    check_outputs(given.html, given.trace, given.output, handed_to(given), inputs=[given.graph, given.cluster])
     with progress("importing"):
         from placement import optimization
     search = checked_search([given.method], given)
@@ -35,6 +36,7 @@ def optimize(given: OptimizeOptions) -> None:
     if not is_default(given, "strategy"):
         _check_strategy(given)
     graph, cluster, running = _problem(given)
+    model = model_for(given)
     with reason_as_json(given.as_json), running as scorer, progress(f"placing with {_what(given)}") as report:
         result = optimization.optimize(
             graph,
@@ -45,12 +47,16 @@ def optimize(given: OptimizeOptions) -> None:
             progress=lambda now, done, _: report(now, done),
             workers=given.workers,
             address=given.address,
+            target=given.for_,
+            model=model,
+            first=given.first,
             **search,
         )
     result = dataclasses.replace(result, command=given.again())
     written = list(_write(result, given, graph, cluster)) if result.feasible else []
+    text = handed_over(given, result, graph, model)
     if given.as_json:
-        emit_json(result.to_dict())
+        emit_json(result.to_dict() | ({} if text is None else {"handed_over": text}))
     elif result.feasible:
         from placement.results.advice import advice_lines
         from placement.solving.one_device import beside_one_device
@@ -59,7 +65,7 @@ def optimize(given: OptimizeOptions) -> None:
         lines = summary.splitlines()
         if result.alternatives:  # it begins with the advice itself
             lines = lines[len(advice_lines(result)) :]
-        emit("\n".join([*first, *lines, *against(given, result), *written]))
+        emit("\n".join([*first, *target_lines(given, result, text), *lines, *against(given, result), *written]))
     if not result.feasible:
         _refuse(given, result)
 
@@ -82,7 +88,7 @@ def _sweep(given: OptimizeOptions, search: dict[str, Any]) -> None:
     sweep = sweeps.sweep_of(given)
     if given.strategy not in (None, "none"):
         raise typer.BadParameter("--sweep looks for the best of each row; leave out --strategy, or give none.")
-    for field in ("workers", "address"):
+    for field in ("workers", "address", "for_", "first"):
         if not is_default(given, field):
             raise typer.BadParameter(f"--sweep searches in this process; leave out {option_of(field)}.")
     if not is_default(given, "scorer"):

@@ -138,6 +138,10 @@ class OptimizeOptions(HowToSearch, HowToScore):
             "default the best strategy is searched.",
         ),
     ] = None
+    for_: options.For = "placement"
+    first: Annotated[
+        bool, typer.Option("--first", help="Stop at the first advice, after a few seconds of search and unchecked.")
+    ] = False
     sweep: options.Sweep = None
     price: options.Price = None
     seed: options.Seed = 0
@@ -168,7 +172,7 @@ class OptimizeOptions(HowToSearch, HowToScore):
         """The command line that gives the same answer."""
         how = ["method"] if self.strategy in (None, "none") else []
         how += [] if is_default(self, "strategy") else ["strategy"]
-        fields = ("cluster", *how, "sweep", "price", "scorer", "workers", *ANSWER_FIELDS)
+        fields = ("cluster", *how, "for_", "first", "sweep", "price", "scorer", "workers", *ANSWER_FIELDS)
         return again("optimize", [self.graph], self, fields)
 
 

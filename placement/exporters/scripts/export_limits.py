@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from baselines.strategies.memory_order import MEMORY_ORDER
+from env.cluster import Cluster
+from env.lanes import without_lanes
 from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.module_paths import KIND
@@ -59,19 +61,32 @@ def _plainer(strategy: Strategy) -> Iterator[Strategy]:
         yield found
 
 
+def _is_on_cpus(strategy: Strategy, cluster: Cluster) -> bool:
+    """Whether a CPU takes part, which it does beside other devices only where it is named."""
+    named = set(strategy.device_names)
+    own = cluster.devices if named else [cluster.devices[d] for d in cluster.compute_devices.tolist()]
+    return any(device.kind == "cpu" and (not named or device.name in named) for device in own)
+
+
 def _is_uneven(rule: MeshRule) -> bool:
     return len(set(rule.shares)) > 1
 
 
+def torch_lacks(result: Result) -> Iterator[str]:
+    """Parts of a result's strategy that plain PyTorch has no words for; it need not have been carried out."""
+    return _limits(result, result.strategy)
+
+
 def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
+    graph = result.graph
     if strategy.is_none:
         yield (
             "it is one of placements, which no script of torch's libraries runs; export it as a device_map, or name a "
             "strategy, as `placement optimize` with --strategy dp2 does"
         )
-    if result.graph.origin.train is False:
+    if graph.origin.train is False:
         yield "it was found for inference, and the script trains; place the training step, with train=True"
-    precision = result.graph.origin.precision
+    precision = graph.origin.precision
     has_policy = precision is not None and precision not in ("float32", "bfloat16")
     if has_policy and any(rule.tensor_modules for rule in strategy.mesh):
         yield (
@@ -95,10 +110,9 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
             )
         if rule.sequence and rule.modules:
             yield "the sequence is cut (sp) between some modules alone; leave 'sp' or 'on' out"
-    used = set(result.device_numbers().tolist())
     sizes = {rule.name: rule.size for rule in strategy.mesh}
     parts_ = strategy.replicas * strategy.micro_batches
-    batch = result.graph.origin.batch_size
+    batch = graph.origin.batch_size
     if batch and batch % parts_ and not any(map(_is_uneven, strategy.mesh)):
         yield f"{batch} samples do not divide into {parts_} parts of the same size"
     if strategy.zero == 1 and GROUPS in sizes:
@@ -123,7 +137,7 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
             f"torch's 1F1B wants as many micro-batches as stages, {strategy.stages}, or more, and there "
             f"{'is' if strategy.micro_batches == 1 else 'are'} {strategy.micro_batches}; take the order gpipe"
         )
-    if strategy.statistics == "sync" and any(result.cluster.devices[d].kind == "cpu" for d in used):
+    if strategy.statistics == "sync" and _is_on_cpus(strategy, without_lanes(result.cluster)):
         yield "torch.nn.SyncBatchNorm has kernels for GPUs alone, and these devices are CPUs; take 'statistics=local'"
     if strategy.statistics == "sync" and (strategy.stages > 1 or sizes.get("tp", 1) > 1 or GROUPS in sizes):
         yield (

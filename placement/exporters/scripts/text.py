@@ -108,7 +108,7 @@ def _pieces(facts: Facts) -> Iterator[str]:
 
 def _head(facts: Facts) -> str:
     result = facts.result
-    answer = result.answered()
+    step_s = result.step_time_s  # None of a strategy that was not carried out yet
     where = "on each host, of which HOST is one:\n\n    " if facts.hosts > 1 else "    "
     text = "\n".join(f"    {line}" for line in textwrap.wrap(plain(facts.strategy.text), LINE_WIDTH))
     seen = _visible(result)
@@ -120,7 +120,7 @@ def _head(facts: Facts) -> str:
         f'"""{plain(result.graph_name)} in plain PyTorch, under the strategy\n\n{text}\n\n'
         f"{where}torchrun {facts.launch} FILE\n\n"
         f"Written by ``placement export --to torch``. Predicted on {plain(result.cluster_name)}: "
-        f'{format_seconds(answer.step_time_s)} a step.\n"""\n'
+        f'{"" if step_s is None else format_seconds(step_s)} a step.\n"""\n'
     )
 
 

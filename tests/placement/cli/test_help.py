@@ -66,6 +66,8 @@ OPTIONS = {
             "--address",
             "--workers",
             "--cluster",
+            "--first",
+            "--for",
             "--html",
             "--method",
             "--objective",

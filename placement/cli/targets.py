@@ -1,0 +1,95 @@
+"""``--for``: an answer in the words of the tool that is to run it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from placement.cli.comparing.asked import OptimizeOptions
+from placement.cli.options import parse_dims
+from placement.exporters.registry import ANY, EXPORTERS, Exporter
+
+if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
+    from placement.results.result import Result
+
+_SHORT = 60  # lines of a text that are shown in full
+
+
+def handed_to(given: OptimizeOptions) -> Path | None:
+    """The file beside that of the result which says it in the target's words; None where there is none."""
+    exporter = _exporter(given)
+    if given.output is None or exporter is None:
+        return None
+    return given.output.with_suffix(f".{given.for_}{exporter.suffix}")
+
+
+def model_for(given: OptimizeOptions) -> Any:
+    """The model, where the target names its modules and GRAPH is one; else None."""
+    exporter = _exporter(given)
+    if exporter is None or "model" not in exporter.takes:
+        return None
+    from graphs.errors import CaptureError
+    from graphs.zoo import MODELS
+    from placement.inputs.functions import is_function
+    from placement.inputs.sources import read_model
+
+    if not (given.graph in MODELS or is_function(given.graph)):
+        return None
+    try:
+        return read_model(given.graph, parse_dims(given.dim))
+    except CaptureError:  # a function that returns a graph
+        return None
+
+
+def handed_over(given: OptimizeOptions, result: Result, graph: OpGraph, model: Any) -> str | None:
+    """The answer in the target's words, also written to `handed_to`; None where there is nothing to hand over.
+
+    Args:
+        graph: before the strategy.
+        model: as of `model_for`.
+    """
+    if given.for_ == ANY or not result.feasible or result.strategy.is_none:
+        return None
+    from placement.exporters.exporting import export
+    from placement.exporters.targets import arguments, needs_model
+    from placement.inputs.functions import called
+
+    exporter = EXPORTERS[given.for_]
+    if "model" in exporter.takes and model is None and needs_model(result.strategy):
+        return None
+    source = called(given.graph, parse_dims(given.dim))
+    found = export(result, given.for_, **arguments(given.for_, graph, model, source))
+    text = found if isinstance(found, str) else json.dumps(found, indent=1, allow_nan=False) + "\n"
+    path = handed_to(given)
+    if path is not None:
+        from graphs.disk import write_atomically
+
+        write_atomically(path, text)
+    return text
+
+
+def target_lines(given: OptimizeOptions, result: Result, text: str | None) -> list[str]:
+    """Lines for people about what `handed_over` gave, and what keeping to the target costs."""
+    exporter = _exporter(given)
+    if exporter is None or result.kept_to is None:
+        return []
+    return [f"{given.for_:<12} {_handed(given, exporter, text)}"]
+
+
+def _handed(given: OptimizeOptions, exporter: Exporter, text: str | None) -> str:
+    """The answer in the target's words, or where they are."""
+    what = f"for {exporter.tool}"
+    if text is None:
+        return f"nothing to write {what}: one device runs the model as it is"
+    path, lines = handed_to(given), text.splitlines()
+    if path is not None:
+        return f"{what}: {path}, {len(lines)} lines"
+    if len(lines) <= _SHORT:
+        return "\n".join([f"{what}:", *lines])
+    return f"{what}: {len(lines)} lines; -o found.json writes them, to found.{given.for_}{exporter.suffix}"
+
+
+def _exporter(given: OptimizeOptions) -> Exporter | None:
+    return EXPORTERS[given.for_] if given.for_ != ANY and given.for_ in EXPORTERS else None

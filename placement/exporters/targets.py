@@ -1,0 +1,89 @@
+"""`tool_for`: a target of `placement.export` as the tool that a search over strategies keeps to."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from baselines.strategies.searching.records import ANY_TOOL, Refusal, ToolLimits
+from env.cluster import Cluster
+from graphs.entry_points import imported
+from graphs.errors import MismatchError, UnknownNameError
+from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import Strategy
+from placement.exporters.exporting import export
+from placement.exporters.registry import ANY, EXPORTERS, SEARCHED
+from placement.solving.checked import Check, Checked
+from placement.solving.methods import STRATEGY
+from placement.solving.strategy_row import without_answer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from placement.results.result import Result
+
+
+def tool_for(target: str, graph: OpGraph, cluster: Cluster, model: nn.Module | None = None) -> ToolLimits:
+    """The tool of a target, for a search that is to find what it can run.
+
+    Args:
+        model: of the graph; without it a strategy that cuts weights or the model itself is not written, to see whether
+            it can be, before it is scored.
+
+    Raises:
+        UnknownNameError: no such target.
+        MismatchError: a target of training steps, and a graph that is none.
+    """
+    if target not in SEARCHED:
+        raise UnknownNameError("target", target, SEARCHED)
+    if target == ANY:
+        return ANY_TOOL
+    exporter = EXPORTERS[target]
+    if graph.origin.train is not True:
+        raise MismatchError(
+            f"target {target!r} trains, and graph {graph.name!r} is no training step; capture it with train=True."
+        ).but_on_command_line(f"--for {target} is for training, and {graph.name!r} is no training step; add --train.")
+    lacks = imported(exporter.lacks)
+    draft = without_answer(graph, cluster, 0, STRATEGY, "not carried out")
+
+    def lacking(strategy: Strategy) -> str:
+        return next(lacks(dataclasses.replace(draft, strategy=strategy)), "")
+
+    def refuses(strategy: Strategy) -> Refusal | None:
+        if model is None and needs_model(strategy):
+            return None
+        try:
+            drafted = dataclasses.replace(draft, strategy=strategy)
+            imported(exporter.function)(drafted, **arguments(target, graph, model))
+        except MismatchError as error:
+            return Refusal(str(error))
+        return None
+
+    return ToolLimits(target, lacking, refuses)
+
+
+def arguments(target: str, graph: OpGraph | None, model: nn.Module | None, source: str | None = None) -> dict[str, Any]:
+    """Those of the arguments of `placement.export` that a target takes."""
+    given = {"graph": graph, "model": model, "source": source}
+    return {name: value for name, value in given.items() if name in EXPORTERS[target].takes}
+
+
+def needs_model(strategy: Strategy) -> bool:
+    """Whether a script of a strategy names modules."""
+    return strategy.stages > 1 or any(rule.size > 1 and rule.axis().cuts_weights for rule in strategy.mesh)
+
+
+def written_check(target: str, model: nn.Module | None, check: Check) -> Check:
+    """A check of a strategy, which has to be one that a target writes, too."""
+
+    def both(graph: OpGraph, cluster: Cluster, result: Result) -> Checked:
+        found = check(graph, cluster, result)
+        if found.problem or (model is None and needs_model(result.strategy)):
+            return found
+        try:
+            export(result, target, **arguments(target, graph, model))
+        except MismatchError as error:
+            return dataclasses.replace(found, problem=str(error).rstrip("."))
+        return found
+
+    return both

@@ -1,0 +1,118 @@
+"""Answers that keep to what a tool can run: each is written for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import cache
+from pathlib import Path
+
+import exported_models
+import pytest
+
+import placement
+from baselines.strategies.searching.records import ANY_TOOL
+from graphs.errors import MismatchError, UnknownNameError
+from graphs.opgraph import OpGraph
+from placement.cli import run
+from placement.exporters.registry import ANY, SEARCHED
+from placement.exporters.targets import arguments, tool_for
+from placement.results.result import Result
+from placement.results.summary import summary
+
+CLUSTER, TWO = placement.Cluster.preset("4xV100-pcie"), placement.Cluster.preset("2xK40-pcie")
+FEW = 100  # evaluations: as many as scoring one strategy counts
+TARGETS = tuple(name for name in SEARCHED if name != ANY)
+MODEL = exported_models.decoder()[0]
+
+
+@cache
+def graph() -> OpGraph:
+    """With so much work that links hardly count."""
+    captured = placement.capture(*exported_models.decoder()[:2], train=True)
+    return dataclasses.replace(captured, flops=captured.flops * 1e7)
+
+
+@cache
+def found(target: str) -> Result:
+    return placement.optimize(graph(), TWO, target=target, model=MODEL, evaluations=FEW, seed=0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_answer_is_one_that_the_target_writes(target: str) -> None:
+    result = found(target)
+    assert result.kept_to is not None
+    assert result.kept_to.tool == target
+    assert result.strategy.devices > 1
+    assert placement.export(result, target, **arguments(target, graph(), MODEL))
+    assert Result.from_json(result.to_json()) == result
+    (line,) = (line for line in summary(result).splitlines() if line.startswith("beyond"))
+    assert line.startswith(("beyond       nothing faster", "beyond       without --for"))
+
+
+def test_the_default_is_every_strategy() -> None:
+    assert tool_for(ANY, graph(), CLUSTER) is ANY_TOOL
+    assert placement.optimize(graph(), CLUSTER, strategy="dp4").kept_to is None
+
+
+def test_fsdp2_shards_its_replicas() -> None:
+    lacks = tool_for("fsdp2", graph(), CLUSTER).lacks
+    parse = placement.Strategy.parse
+    assert not lacks(parse("dp4 zero3"))
+    assert "DistributedDataParallel" in lacks(parse("dp4"))
+    assert "layer by layer" in lacks(parse("dp4 zero3 | bucket=0"))
+    result = placement.optimize(graph(), CLUSTER, strategy="dp4 zero1")
+    with pytest.raises(MismatchError, match="cannot be written with FSDP2"):
+        placement.export(result, "fsdp2")
+    assert "fully_shard" in placement.export(placement.optimize(graph(), CLUSTER, strategy="dp4 zero3"), "fsdp2")
+
+
+def test_a_fixed_strategy_has_to_be_one_that_the_target_runs() -> None:
+    result = placement.optimize(graph(), CLUSTER, strategy="dp4 zero1", target="deepspeed")
+    assert (result.strategy.text, result.kept_to is not None) == ("dp4 zero1", True)
+    with pytest.raises(MismatchError, match="'deepspeed' cannot run strategy 'tp4'"):
+        placement.optimize(graph(), CLUSTER, strategy="tp4", target="deepspeed")
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "words"),
+    [
+        ({"target": "torchh"}, UnknownNameError, "did you mean 'torch'"),
+        ({"target": "torch", "method": "heft"}, MismatchError, "leave out the target, or method"),
+        ({"target": "torch", "strategy": "none"}, MismatchError, "strategy 'none'"),
+    ],
+)
+def test_bad_questions_are_refused(asked: dict[str, str], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        placement.optimize(graph(), CLUSTER, **asked)  # type: ignore[arg-type]
+
+
+def test_inference_is_refused() -> None:
+    captured = placement.capture(*exported_models.decoder()[:2])
+    with pytest.raises(MismatchError, match="no training step; capture it with train=True"):
+        placement.optimize(captured, CLUSTER, target="deepspeed")
+
+
+def test_the_command_writes_the_target_file_beside_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["optimize", "alexnet", "--train", "--cluster", "8xA100-nvswitch", "--evaluations", "100"]
+    assert run([*words, "--for", "deepspeed", "-o", "found.json"]) == 0
+    out = capsys.readouterr().out
+    assert "deepspeed    for DeepSpeed" in out
+    assert "--for deepspeed" in Result.load(tmp_path / "found.json").command
+    written = json.loads((tmp_path / "found.deepspeed.json").read_text())
+    assert written["train_batch_size"] == 256
+    assert run([*words, "--for", "deeepspeed"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
+def test_the_first_advice_says_so_and_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("placement.solving.best_of_all.FIRST_S", 0.5)
+    result = placement.optimize(graph(), TWO, first=True)
+    assert result.feasible
+    assert result.note.startswith("First advice, after")
+    assert result.compiled_s is None
+    with pytest.raises(MismatchError, match="leave out first, or method"):
+        placement.optimize(graph(), TWO, first=True, strategy="dp2")
