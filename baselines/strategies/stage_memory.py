@@ -22,10 +22,10 @@ def stage_fill(graph: OpGraph, cluster: Cluster, strategy: Strategy, devices: In
     whole, it is more.
     """
     sizes = {rule.name: rule.size for rule in strategy.mesh}
-    dp, tp = sizes.get("dp", 1), sizes.get("tp", 1)
+    parts, tp = strategy.storage_parts, sizes.get("tp", 1)
     kept = np.zeros(graph.n_ops)
     for level, part in ((3, graph.parameter_bytes), (2, graph.gradient_bytes), (1, graph.optimizer_bytes)):
-        kept += part / tp / (dp if strategy.zero >= level else 1)
+        kept += part / tp / (parts if strategy.zero >= level else 1)
     waiting = _waiting_bytes(graph) / (strategy.places * strategy.micro_batches)
     grid = devices[: strategy.devices].reshape(strategy.stages, -1).tolist()
     room = _USED * np.array([min(cluster.devices[d].usable_bytes for d in row) for row in grid], dtype=np.float64)

@@ -19,6 +19,8 @@ class AxisKind:
         family: name of the strategies that use this axis alone (`baselines.strategies.searching.families`).
         needs: axis of split rows without which a graph cannot use it; "" for none beyond `words`.
         shares_states: devices along it keep parts of the weights.
+        splits_storage: devices along it have other data and, of what it does not cut, the same weights: ZeRO keeps one
+            of them in all of these devices together.
         in_torch: torch and the training frameworks have a module or a setting for it.
         written: in texts of strategies, where it is another word than `name`.
     """
@@ -31,6 +33,7 @@ class AxisKind:
     family: str
     needs: str = ""
     shares_states: bool = False
+    splits_storage: bool = False
     in_torch: bool = False
     written: str = ""
 
@@ -74,6 +77,7 @@ AXES: Mapping[str, AxisKind] = {
             "data parallel",
             "the batch, a part for each replica",
             family="dp",
+            splits_storage=True,
             in_torch=True,
         ),
         AxisKind(
@@ -85,6 +89,7 @@ AXES: Mapping[str, AxisKind] = {
             family="ep",
             needs="experts",
             shares_states=True,
+            splits_storage=True,
         ),
         AxisKind(
             "cp",
@@ -93,6 +98,7 @@ AXES: Mapping[str, AxisKind] = {
             "context parallel",
             "the sequence",
             family="cp",
+            splits_storage=True,
         ),
         AxisKind(
             "hp",
@@ -122,3 +128,4 @@ AXES: Mapping[str, AxisKind] = {
         ),
     )
 }
+STORAGE_AXES = tuple(name for name, axis in AXES.items() if axis.splits_storage)

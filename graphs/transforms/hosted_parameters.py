@@ -120,9 +120,12 @@ class _Rewiring:
     def copy_before_gathers(self) -> None:
         """Have a gather read of each place what its host copies in, which waits for what the gather waited for."""
         graph = self.graph
-        for collective in self.derived.collectives:
-            if not all(map(_is_for_use, collective.members)):
-                continue
+        for_use = [one for one in self.derived.collectives if all(map(_is_for_use, one.members))]
+        gathers = {op for one in for_use for op in one.ops}
+        for collective in for_use:
+            first = collective.ops[0]
+            if gathers.intersection(graph.tensor_producer[self.read[self.ptr[first] : self.ptr[first + 1]]].tolist()):
+                continue  # it gathers along a second axis what came along a first one
             copied = {int(self.part[op]): self._copied_in(op, int(self.batch[op])) for op in collective.ops}
             moved: dict[int, int] = {}
             for op in collective.ops:

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from graphs.disk import plain_reason
 from graphs.errors import StrategyError
-from graphs.transforms.axes import AXES, GROUPS
+from graphs.transforms.axes import AXES, GROUPS, STORAGE_AXES
 from graphs.transforms.splitting.sharding import Axis
 
 ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "memory", "pipedream")
@@ -118,8 +118,8 @@ class Strategy:
         order: of the micro-batches in the pipeline, a name of `ORDERS`.
         chunks: stages of each device, where the order has several (``v2`` in texts).
         micro_batches: into which the batch is cut in time.
-        zero: level at which storage is split along ``dp``; 0 for none. Where the mesh has `GROUPS` too, each group has
-            a whole of it (hybrid sharding).
+        zero: level at which storage is split along `STORAGE_AXES`; 0 for none. Where the mesh has `GROUPS` too, each
+            group has a whole of it (hybrid sharding).
         recompute: patterns of modules, or ``kind:`` and one of kinds, that run a second time for the backward pass; of
             what is kept all the same, behind ``!`` (`graphs.transforms.recomputing.selecting`).
         offload: what lives in the memory of each device's host, names of `OFFLOADED`: the state of the optimizer, with
@@ -136,8 +136,8 @@ class Strategy:
             about as long as each other.
 
     Raises:
-        StrategyError: sizes below 1, an unknown name, an order without stages, ZeRO without ``dp``, groups without ZeRO
-            or of unlike replicas, or not as many devices or cuts as the strategy needs, each once.
+        StrategyError: sizes below 1, an unknown name, an order without stages, ZeRO without an axis to split along,
+            groups without ZeRO or of unlike replicas, or not as many devices or cuts as the strategy needs, each once.
     """
 
     mesh: tuple[MeshRule, ...] = ()
@@ -172,10 +172,10 @@ class Strategy:
         for name, size in sizes.items():
             if size < 1:
                 raise StrategyError(f"strategy {self.text!r} has {name}{size}; expected 1 or more.")
-        if self.zero and not sizes.get("dp", 1) > 1:
+        if self.zero and self.storage_parts == 1:
             raise StrategyError(
                 f"strategy {self.text!r} has zero{self.zero}, which splits storage among replicas, but no dp; write for"
-                f" example 'dp4 zero{self.zero}'."
+                f" example 'dp4 zero{self.zero}', or, without replicas, 'ep4 zero{self.zero}' or 'cp4 zero{self.zero}'."
             )
         self._check_groups(sizes)
         if not 0 <= self.bucket_bytes < _MOST_BUCKET_BYTES:
@@ -248,6 +248,11 @@ class Strategy:
         """Replicas of the model, those of all groups."""
         return math.prod(rule.size for rule in self.mesh if rule.name in (GROUPS, "dp"))
 
+    @property
+    def storage_parts(self) -> int:
+        """Devices among which ZeRO splits what all of them use whole."""
+        return math.prod(rule.size for rule in self.mesh if rule.name in STORAGE_AXES)
+
     def grouped(self, size: int, zero: int) -> Strategy:
         """The same with ZeRO of a level in groups of so many replicas; among all of them where groups of that size are
         not possible.
@@ -259,8 +264,9 @@ class Strategy:
             rules = [MeshRule(GROUPS, total // size), MeshRule("dp", size)]
         else:
             rules = [replace(rule, size=total)] if total > 1 else []
-        others = (other for other in self.mesh if other.name not in (GROUPS, "dp"))
-        return replace(self, mesh=(*rules, *others), zero=zero if total > 1 else 0)
+        others = [other for other in self.mesh if other.name not in (GROUPS, "dp")]
+        is_split = any(rule.size > 1 and rule.name in STORAGE_AXES for rule in (*rules, *others))
+        return replace(self, mesh=(*rules, *others), zero=zero if is_split else 0)
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -302,9 +308,10 @@ class Strategy:
         return self.text
 
     def _segments(self) -> Iterator[str]:
+        split = next((name for name in STORAGE_AXES if self.zero and any(rule.name == name for rule in self.mesh)), "")
         for rule in self.mesh:
             if rule.name != "tp":
-                yield f"{rule}{f' zero{self.zero}' if rule.name == 'dp' and self.zero else ''}"
+                yield f"{rule}{f' zero{self.zero}' if rule.name == split else ''}"
         micro = f"mb{self.micro_batches}"
         if self.stages > 1 or (self.order, self.chunks) != (Strategy.order, Strategy.chunks):
             chunks = f" v{self.chunks}" if self.chunks > 1 else ""

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from graphs.errors import StrategyError
-from graphs.transforms.axes import AXES, GROUPS
+from graphs.transforms.axes import AXES, GROUPS, STORAGE_AXES
 from graphs.transforms.collectives.rounds import ALGORITHMS, is_algorithm
 from graphs.transforms.strategy import NONE, ORDERS, STATISTICS, MeshRule, Strategy
 
@@ -90,7 +90,7 @@ class _Reader:
         zero = strategy.zero
         for word in rest:
             name, size = self._sized(word)
-            if name == "zero" and rule.name == "dp" and 1 <= size <= 3:
+            if name == "zero" and rule.name in STORAGE_AXES and 1 <= size <= 3:
                 self._once(word, "a level of ZeRO")
                 zero = size
             elif word[0] == "sp" and rule.name == "tp":
@@ -115,7 +115,8 @@ class _Reader:
                 options = {
                     "dp": ["zero1", "zero2", "zero3", "shares=2:1", "on", "tp on"],
                     "tp": ["sp", "on"],
-                    "cp": ["ulysses", "ring", "on"],
+                    "cp": ["ulysses", "ring", "zero1", "on"],
+                    "ep": ["zero1", "zero2", "zero3", "on"],
                 }.get(rule.name, ["on"])
                 raise self._unknown(word, options)
         mesh = {other.name: other for other in strategy.mesh}

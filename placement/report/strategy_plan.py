@@ -8,7 +8,7 @@ from html import escape
 import numpy as np
 
 from graphs.opgraph import Phase
-from graphs.transforms.axes import AXES
+from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.recomputing.selecting import parted
 from graphs.transforms.strategy import MeshRule, Strategy
 from placement.results.result import Result
@@ -47,9 +47,12 @@ def split_lines(strategy: Strategy) -> Iterator[str]:
         rest += f"; in {', '.join(rule.tensor_modules)} {AXES['tp'].cuts}" if rule.tensor_modules else ""
         shares = f" in shares of {':'.join(map(str, rule.shares))}" if rule.shares else ""
         yield f"{rule.name}, {rule.size} parts: {AXES[rule.name].cuts}{shares}{where}{rest}."
-        of_group = " of a group" if rule.size < strategy.replicas else ""
-        if rule.name == "dp" and strategy.zero:
-            yield f"zero{strategy.zero}: {_ZERO[strategy.zero]} in {rule.size} parts, one on each replica{of_group}."
+    if strategy.zero:
+        parts, replicas = strategy.storage_parts, {rule.name: rule.size for rule in strategy.mesh}
+        where = "one on each replica" if parts == replicas.get("dp", 1) else "one on each device with other data"
+        where += " of a group" if GROUPS in replicas else ""
+        but = "; experts among their replicas" if replicas.get("ep", 1) > 1 else ""
+        yield f"zero{strategy.zero}: {_ZERO[strategy.zero]} in {parts} parts, {where}{but}."
     if strategy.stages > 1:
         yield f"pp, {strategy.stages} stages: the layers; {strategy.micro_batches} micro-batches follow each other."
     elif strategy.micro_batches > 1:

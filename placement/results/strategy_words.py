@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from graphs.module_paths import KIND
-from graphs.transforms.axes import AXES, GROUPS
+from graphs.transforms.axes import AXES, GROUPS, STORAGE_AXES
 from graphs.transforms.recomputing.selecting import IN, parted
 from graphs.transforms.strategy import ACTIVATIONS, MeshRule, Strategy
 from placement.results.alternatives import ONE_DEVICE, PLACEMENT
@@ -81,11 +81,13 @@ def impossible(refused: Mapping[str, str]) -> list[str]:
 
 
 def _parts(strategy: Strategy) -> Iterator[str]:
+    along = [rule.name for rule in strategy.mesh]
+    split = next((name for name in STORAGE_AXES if name in along), "")
     for rule in strategy.mesh:
         if rule.name == "dp":
             yield _axis(replace(rule, size=strategy.replicas), strategy.zero, rule.size)
         elif rule.name != GROUPS:
-            yield _axis(rule)
+            yield _axis(rule, strategy.zero if rule.name == split else 0, rule.size)
     micro = f"{strategy.micro_batches} micro-batches"
     if strategy.stages > 1:
         order = _ORDERS.get(strategy.order, strategy.order)

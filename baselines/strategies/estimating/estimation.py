@@ -48,6 +48,7 @@ from env.times.op_times import launch_seconds
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph, Phase
+from graphs.transforms.axes import STORAGE_AXES
 from graphs.transforms.splitting.sharding import Axis
 from graphs.transforms.strategy import Strategy
 
@@ -121,18 +122,18 @@ class Estimation:
             made.append(cuts.along(axis, others))
         chunks = cuts.along(chunking, axes) if strategy.micro_batches > 1 else None
         names = [axis.name for axis in axes]
-        zero_axis = names.index("dp") if strategy.zero and "dp" in names else -1
+        zero_axes = tuple(a for a, name in enumerate(names) if strategy.zero and name in STORAGE_AXES)
         keeps = tuple(not axis.words and not axis.sequence for axis in axes)
         synchronised = strategy.statistics == "sync"
         on_hosts = strategy.offloads_parameters
-        split = Split(tuple(made), keeps, chunks, zero_axis, strategy.zero, synchronised, on_hosts)
+        split = Split(tuple(made), keeps, chunks, zero_axes, strategy.zero, synchronised, on_hosts)
         shares = tuple(rule.shares for rule in strategy.mesh if rule.size > 1)
         sizes = Sizes(tuple(axis.size for axis in axes), strategy.micro_batches, shares)
         key = (
             *(cut.key for cut in made),
             keeps,
             chunks and chunks.key,
-            zero_axis,
+            zero_axes,
             strategy.zero,
             synchronised,
             on_hosts,
@@ -200,7 +201,10 @@ class Estimation:
                     _COLLECTIVES[kind], axis, size[chosen], self.strategy.reduce, stage=r
                 )
                 result[chosen] *= self.sizes.axes[axis] - 1 if kind == SHIFT else 1  # once for each block of others
-            of_parts = chosen[(jobs.state[chosen] >= 0) & (kind == ALL_GATHER) & self.split.on_hosts]
+            is_first = (
+                axis == self.split.outermost(self.source.states)[jobs.state[chosen]] if kind == ALL_GATHER else False
+            )
+            of_parts = chosen[(jobs.state[chosen] >= 0) & is_first & self.split.on_hosts]
             if len(of_parts):  # each part comes from its host, and is gathered then
                 part = size[of_parts] / jobs.amount[of_parts] / self.sizes.axes[axis]
                 result[of_parts] += self.host_ways[r].seconds(part)
@@ -224,7 +228,7 @@ class Estimation:
         group = (jobs.kind * 64 + jobs.axis) * (1 + int(stage.max())) + stage
         filling = jobs.is_gradient | jobs.is_update
         # Parts are added up between groups in the buckets of which they are parts.
-        parts = np.where(self.split.adds_parts(jobs), (self.sizes.axes or (1,))[self.split.zero_axis], 1)
+        parts = self.split.parts_exchanged(jobs, self.source.states, self.sizes.axes)
         for value in np.unique(group[filling]).tolist():
             members = np.flatnonzero(filling & (group == value))
             total, whole = np.cumsum(size[members]), (size * parts)[members]
@@ -382,7 +386,7 @@ class Estimation:
         frame, lives, graph = self.step.frame, self.step.lives, self.source.graph
         n = graph.n_ops
         size = np.where(graph.tensor_in_place, 0.0, local.tensor_bytes)
-        if (self.split.zero >= 2 and self.split.zero_axis >= 0) or self.split.on_hosts:
+        if (self.split.zero >= 2 and self.split.zero_axes) or self.split.on_hosts:
             size = np.where(_is_gradient(graph, self.source.states), local.tensor_bytes, size)
         sizes = np.concatenate([size, np.where(self.step.jobs.is_gradient, 0.0, local.job_made)])[lives.tensor]
         born, gone = _sums(lives.first, sizes, n), _sums(lives.last, sizes, n)
@@ -413,7 +417,7 @@ class Estimation:
             end: int64 [S], the place after each stage's backward pass.
         """
         graph, lives, tensors = self.source.graph, self.step.lives, self.step.summed
-        is_released = (self.split.zero >= 2 and self.split.zero_axis >= 0) or self.split.on_hosts
+        is_released = bool(self.split.zero >= 2 and self.split.zero_axes) or self.split.on_hosts
         if self.strategy.micro_batches == 1 or not is_released:
             return np.zeros(self.n_stages)
         waits = np.zeros(graph.n_tensors, dtype=np.bool_)

@@ -76,7 +76,7 @@ class Offloaded:
         """Arguments as of `local_costs`, and its result."""
         graph, frame, cluster = step.frame.graph, step.frame, times.cluster
         trained = np.flatnonzero(states.trained)
-        level = split.zero if split.zero_axis >= 0 else 0
+        level = split.zero if split.zero_axes else 0
         state, parameter = (
             local_states(split, sizes, states, size, level >= 1) for size in (states.optimizer, states.parameter)
         )
@@ -96,7 +96,7 @@ class Offloaded:
         np.maximum.at(made_by, consumer, frame.position[graph.tensor_producer[tensor]])
         size = np.bincount(consumer, local.tensor_bytes[tensor], graph.n_ops)[update]
         if level:
-            size = np.where(split.stored_in_parts(states)[trained], size / sizes.axes[split.zero_axis], size)
+            size = np.asarray(size / split.parts(states, sizes.axes)[trained], dtype=np.float64)
         hosts = cluster.host_devices
         of_stage = [hosts[list(numbers)].tolist() for numbers in devices]
         on_host = local_costs(step, split, sizes, states, times, of_stage).op_s[update]

@@ -163,19 +163,21 @@ def local_costs(
     for cut, size, weights in every:
         work = work * cut.share(size, weights)
         tensor = tensor * cut.written_share(size, weights)
-    parts = sizes.axes[split.zero_axis] if split.zero_axis >= 0 else 1
-    stored = np.unique(states.update[split.stored_in_parts(states) & states.trained])
-    casts = split.cast_in_parts(states)
-    tensor[graph.output_ptr[casts]] /= parts
-    stored = np.concatenate([stored, casts])  # each place does its part of these
+    # Each place does its part of updates, and of casts of what is stored.
+    of_state, parts = split.parts(states, sizes.axes), np.ones(graph.n_ops)
+    trained = np.flatnonzero(states.trained)
+    parts[states.update[trained]] = of_state[trained]
+    casts = np.isin(states.casts, split.cast_in_parts(states))
+    parts[states.casts[casts]] = of_state[states.cast_state[casts]]
+    tensor[graph.output_ptr[states.casts[casts]]] /= parts[states.casts[casts]]
     op_s, rings = np.zeros(graph.n_ops), LocalRings.of(step, sizes, tensor)
     shares = sizes.shares[0] if sizes.shares else ()
     # A micro-batch has a host of its own, and so has what is done once a step (`OpGraph.stream` of split graphs).
     stream = None if split.chunks is None else (split.chunks.extent > 0).astype(np.int64)
     for replica in range(len(shares)) if shares else (None,):
         own_work = local_work(graph, every, replica, sized=times.reads_extents)
-        own_work.flops[stored] /= parts
-        own_work.moved[stored] /= parts
+        own_work.flops[:] /= parts
+        own_work.moved[:] /= parts
         # The axis of replicas is the outermost one.
         own = devices if replica is None else [_stretch(numbers, replica, len(shares)) for numbers in devices]
         slower = _slower(every, replica)
@@ -283,7 +285,7 @@ def _sums_s(
 
 
 def _parts_of(states: States, split: Split) -> list[tuple[np.ndarray, bool]]:
-    level = split.zero if split.zero_axis >= 0 else 0
+    level = split.zero if split.zero_axes else 0
     return [(states.parameter, level >= 3), (states.gradient, level >= 2), (states.optimizer, level >= 1)]
 
 
@@ -292,8 +294,8 @@ def local_states(split: Split, sizes: Sizes, states: States, size: np.ndarray, i
     value = size.astype(float)
     for a, (cut, k) in enumerate(zip(split.cuts, sizes.axes, strict=True)):
         divided = cut.state > SUM
-        if is_split and a == split.zero_axis:
-            divided = divided | split.stored_in_parts(states)
+        if is_split:
+            divided = divided | split.stored_along(a, states)
         value = np.where(divided, np.ceil(value / k), value)
     return value
 
@@ -334,7 +336,7 @@ def _job_bytes(
         op = np.argsort(step.frame.position)[jobs.after[at] + 1]
         for a, (cut, size, weights) in enumerate(every):
             whole[at] *= np.where(jobs.axis[at] == a, size, cut.share(size, weights)[op])
-    whole = np.where(split.adds_parts(jobs), whole / (sizes.axes or (1,))[split.zero_axis], whole)
+    whole = whole / split.parts_exchanged(jobs, states, sizes.axes)
     is_made = ~jobs.is_update & ~np.isin(jobs.kind, (HALO, STATISTICS, SUMS, THERE, SHIFT))
     made = np.where(np.isin(jobs.kind, (ALL_GATHER, ALL_REDUCE, BACK, COPIED_IN)), whole, whole / k)
     copied = jobs.kind == COPIED_IN

@@ -10,6 +10,7 @@ happens once a step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -206,7 +207,7 @@ class Split:
         cuts: along the axes of the mesh.
         keeps_whole: of each axis, whether what it gathers stays for the backward pass (tensor axes without sequence).
         chunks: into micro-batches; None for one.
-        zero_axis: number of the axis along which storage is split; -1 for none.
+        zero_axes: numbers of the axes along which storage is split; none without ZeRO.
         zero: the level.
         synchronised: whether parts of a batch norm put their statistics together.
         on_hosts: whether parameters and gradients lie on hosts, and are copied in for each use.
@@ -215,17 +216,38 @@ class Split:
     cuts: tuple[AxisCut, ...]
     keeps_whole: tuple[bool, ...]
     chunks: AxisCut | None
-    zero_axis: int = -1
+    zero_axes: tuple[int, ...] = ()
     zero: int = 0
     synchronised: bool = False
     on_hosts: bool = False
 
-    def stored_in_parts(self, states: States) -> BoolArray:
-        """bool [s]: states whose storage is split, as ZeRO has it; weights that are cut along its axis are not."""
-        if self.zero_axis < 0:
+    def stored_along(self, axis: int, states: States) -> BoolArray:
+        """bool [s]: states whose storage is split along an axis, as ZeRO has it; weights that are cut there are not."""
+        if axis not in self.zero_axes:
             return np.zeros_like(states.trained)
         split = states.trained | states.frozen if self.zero == 3 else states.trained
-        result: BoolArray = split & (self.cuts[self.zero_axis].state <= SUM)
+        result: BoolArray = split & (self.cuts[axis].state <= SUM)
+        return result
+
+    def stored_in_parts(self, states: States) -> BoolArray:
+        """bool [s]: states whose storage is split along any axis."""
+        result = np.zeros_like(states.trained)
+        for a in self.zero_axes:
+            result |= self.stored_along(a, states)
+        return result
+
+    def parts(self, states: States, sizes: Sequence[int]) -> IntArray:
+        """int64 [s]: into how many parts the storage of each state is split, on axes of these sizes."""
+        result = np.ones(len(states.trained), dtype=np.int64)
+        for a in self.zero_axes:
+            result = np.where(self.stored_along(a, states), result * sizes[a], result)
+        return result
+
+    def outermost(self, states: States) -> IntArray:
+        """int64 [s]: the axis along which stored parts of each state are gathered first; -1 for none."""
+        result = np.full(len(states.trained), -1, dtype=np.int64)
+        for a in reversed(self.zero_axes):
+            result = np.where(self.stored_along(a, states), a, result)
         return result
 
     def cast_in_parts(self, states: States) -> IntArray:
@@ -234,13 +256,25 @@ class Split:
             return states.casts[:0]
         return states.casts[self.stored_in_parts(states)[states.cast_state]]
 
-    def adds_parts(self, jobs: Jobs) -> BoolArray:
-        """bool [j]: exchanges that add up parts of gradients, between the groups that each have a whole of storage."""
-        if self.zero_axis < 1:
-            return np.zeros_like(jobs.is_gradient)
-        is_scattered = self.cuts[self.zero_axis].written[jobs.tensor] == SUM
-        found: BoolArray = jobs.is_gradient & (jobs.axis < self.zero_axis) & (jobs.kind == ALL_REDUCE) & is_scattered
-        return found
+    def parts_exchanged(self, jobs: Jobs, states: States, sizes: Sequence[int]) -> IntArray:
+        """int64 [j]: into how many parts that of which a place exchanges one was cut by exchanges along other axes.
+
+        Gradients are reduced, and parameters gathered, along axes of storage one after the other, of which the inner
+        ones have the larger parts. Between the groups that each have a whole of storage, parts are added up.
+        """
+        result = np.ones(len(jobs.kind), dtype=np.int64)
+        is_state, is_gradient = jobs.state >= 0, jobs.is_gradient & (jobs.tensor >= 0)
+        is_between = np.zeros(len(jobs.kind), dtype=np.bool_)
+        for a in self.zero_axes:
+            scattered = self.cuts[a].written[jobs.tensor] == SUM
+            is_between |= is_gradient & (jobs.kind == ALL_REDUCE) & (jobs.axis < a) & scattered
+        for a in self.zero_axes:
+            stored, written = self.stored_along(a, states), self.cuts[a].written[jobs.tensor]
+            is_inner = (jobs.axis < a) & (written == SUM) | (written == WHOLE)  # of what is whole each has its part
+            of_gradient = is_gradient & is_inner & ((jobs.kind == REDUCE_SCATTER) | is_between)
+            of_state = is_state & (jobs.axis < a) & (stored[jobs.state] if len(stored) else False)
+            result = np.where(of_gradient | of_state, result * sizes[a], result)
+        return result
 
 
 def step_of(
@@ -286,7 +320,7 @@ class _Builder:
             ops = np.flatnonzero(self.split.cuts[a].sums_bytes)
             self._put_together(SUMS, a, ops, self.split.cuts[a].sums_bytes[ops])
             self._ring(a)
-        if self.split.zero_axis >= 0 or self.split.on_hosts:
+        if self.split.zero_axes or self.split.on_hosts:
             self._storage()
         if hosted is not None:
             self._to_hosts(hosted)
@@ -304,8 +338,8 @@ class _Builder:
         needed = ((written == SUM) & (read != SUM)) | ((written > SUM) & (read != written))
         needed &= ~self._needless()
         to_update = (graph.phase[self.consumer] == Phase.UPDATE) & (graph.phase[self.producer] != Phase.UPDATE)
-        scattered = to_update & (a == self.split.zero_axis)
-        needed |= scattered & (written == SUM)
+        scattered = to_update & (written == SUM) & (a in self.split.zero_axes)
+        needed |= scattered
         at = np.flatnonzero(needed)
         if len(at):
             kind = np.where(written == SUM, np.where(read == WHOLE, ALL_REDUCE, REDUCE_SCATTER), -1)
@@ -390,25 +424,31 @@ class _Builder:
     def _storage(self) -> None:
         """Gathers of parameters whose storage is split, and copies of those that lie whole on hosts."""
         frame, states = self.frame, self.states
-        a, level, is_split = self.split.zero_axis, self.split.zero, self.split.stored_in_parts(states)
-        is_copied = (states.trained | states.frozen) & self.split.on_hosts
-        if level < 3 and not self.split.on_hosts:
-            found = np.flatnonzero(is_split)
+        is_by_use = self.split.zero == 3 or self.split.on_hosts
+        for a in () if is_by_use else self.split.zero_axes:
+            found = np.flatnonzero(self.split.stored_along(a, states))
             n = len(found)
             update, none = states.update[found], np.full(n, -1, dtype=np.int64)
             self._keep(
                 np.full(n, ALL_GATHER), np.full(n, a), none, found, frame.position[update], frame.block[update],
                 np.zeros(n, np.bool_), np.ones(n, np.bool_), np.ones(n),
             )  # fmt: skip
-            return
+        if is_by_use:
+            self._gathers_for_use()
+
+    def _gathers_for_use(self) -> None:
+        """Each layer's parameters are gathered, or copied in, for its passes, one layer ahead."""
+        frame, states = self.frame, self.states
+        is_copied = (states.trained | states.frozen) & self.split.on_hosts
+        stored = {a: self.split.stored_along(a, states) for a in self.split.zero_axes}
         turns: list[int] = []
         previous: str | None = None
-        rows, ends, shares = [], [], []
+        rows, ends, shares, is_last = [], [], [], []
         for state, _, readers, cast, layer in states.gathers:
-            if not is_split[state] and not is_copied[state]:
+            along = [a for a in self.split.zero_axes if stored[a][state]]
+            if not along and not is_copied[state]:
                 continue
             first, last = readers[0], readers[-1]
-            shares.append(1.0 if cast < 0 else self._narrower(state, cast))
             if layer != previous:
                 turns.append(int(frame.position[first]))
                 previous = layer
@@ -416,15 +456,18 @@ class _Builder:
             after = turns[-2] if len(turns) > 1 else -1
             if after > turns[-1]:
                 after = turns[-1] - 1
-            kind, axis = (ALL_GATHER, a) if is_split[state] else (COPIED_IN, 0)
-            rows.append((kind, axis, -1, state, after, int(frame.block[first])))
-            ends.append((int(frame.position[first]), int(frame.position[last])))
+            for kind, axis in [(ALL_GATHER, a) for a in along] or [(COPIED_IN, 0)]:
+                shares.append(1.0 if cast < 0 else self._narrower(state, cast))
+                rows.append((kind, axis, -1, state, after, int(frame.block[first])))
+                ends.append((int(frame.position[first]), int(frame.position[last])))
+                is_last.append(axis == (along or [0])[-1])
         table, n = np.array(rows, dtype=np.int64).reshape(-1, 6).T, len(rows)
         self._keep(*table, np.zeros(n, np.bool_), np.zeros(n, np.bool_), np.array(shares))
-        numbers = np.arange(self.n_jobs - n, self.n_jobs)
+        numbers, held = np.arange(self.n_jobs - n, self.n_jobs), np.array(is_last, dtype=np.bool_)
         places = np.array(ends, dtype=np.int64).reshape(-1, 2)
         self.waits.append((places[:, 0], numbers))
-        self.job_lives.append((numbers, np.minimum(np.maximum(table[4], 0), places[:, 0]), places[:, 1]))
+        begin = np.minimum(np.maximum(table[4], 0), places[:, 0])
+        self.job_lives.append((numbers[held], begin[held], places[held, 1]))
         gathered = np.zeros(self.graph.n_tensors, dtype=np.bool_)
         casts = states.casts if self.split.on_hosts else self.split.cast_in_parts(states)
         gathered[self.graph.output_ptr[casts]] = True

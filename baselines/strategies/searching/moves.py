@@ -22,7 +22,7 @@ from baselines.strategies.stage_cuts import moved_cuts
 from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
-from graphs.transforms.axes import AXES, GROUPS
+from graphs.transforms.axes import AXES, GROUPS, STORAGE_AXES
 from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.strategy import ORDERS, VIRTUAL, MeshRule, Strategy
 
@@ -150,7 +150,7 @@ def _reshaped(cluster: Cluster, strategy: Strategy, sizes: dict[str, int], batch
         order=strategy.order if stages > 1 else Strategy.order,
         chunks=strategy.chunks if stages > 1 else 1,
         micro_batches=max(strategy.micro_batches, _first_micro_batches(batch, sizes) if strategy.stages == 1 else 1),
-        zero=strategy.zero if sizes.get("dp", 1) > 1 else 0,
+        zero=strategy.zero if any(rule.name in STORAGE_AXES for rule in mesh) else 0,
         fused_updates=strategy.fused_updates and stages == 1 and len(mesh) > 0,
         device_names=(),
         cuts=(),

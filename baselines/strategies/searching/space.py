@@ -5,6 +5,7 @@ Nothing here changes the mathematics of the step: statistics of a batch are put 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -68,7 +69,13 @@ class Space:
         graph, parts = self.graph, strategy.stages
         for rule in strategy.mesh:
             parts *= rule.size if AXES[rule.name].shares_states or rule.tensor_modules else 1
-        dp = max((rule.size for rule in strategy.mesh if rule.name == "dp"), default=1)
+        # Along axes that share states every byte is divided already, whichever way.
+        splitting = (AXES[rule.name] for rule in strategy.mesh)
+        dp = math.prod(
+            rule.size
+            for rule, axis in zip(strategy.mesh, splitting, strict=True)
+            if axis.splits_storage and not axis.shares_states
+        )
         sizes = [] if strategy.offloads_parameters else [graph.parameter_bytes.sum(), graph.gradient_bytes.sum()]
         sizes += [] if strategy.offloads_optimizer else [graph.optimizer_bytes.sum()]
         kept = sum(float(size) / (dp if strategy.zero > 2 - i else 1) for i, size in enumerate(sizes)) / parts

@@ -19,6 +19,8 @@ from graphs.records import Phase
 from graphs.transforms.collectives.rewiring import rewired
 from graphs.transforms.derived import STORED, Collective, Derived
 
+_STORED_FLAT = ("gradient", "parameter")  # of `Exchanged.what`: flat vectors of which each place keeps a part
+
 
 def bucketed(derived: Derived, bucket_bytes: int, apart: IntArray | None = None) -> Derived:
     """Put reductions of gradients, and gathers of updated parameters, together until a bucket holds `bucket_bytes`.
@@ -105,13 +107,17 @@ def _buckets(derived: Derived, bucket_bytes: int, apart: IntArray | None) -> lis
 
 
 def _reduced_before(derived: Derived) -> dict[int, int]:
-    """By all-reduce of stretches of a gradient, the reduce-scatter that made these; both by number."""
-    made_by = {op: c for c, one in enumerate(derived.collectives) if one.kind == "reduce_scatter" for op in one.ops}
+    """By exchange of stretches of a gradient or parameter, the one that made these; both by number.
+
+    Along several axes gradients are reduced, and parameters gathered, by one exchange after the other.
+    """
+    what = [{member.what for member in one.members} for one in derived.collectives]
+    made_by = {op: c for c, one in enumerate(derived.collectives) for op in one.ops if what[c] & {*_STORED_FLAT}}
     ptr, tensors = derived.graph.inputs
     read = [
         (c, int(derived.graph.tensor_producer[tensors[ptr[one.ops[0]]]]))
         for c, one in enumerate(derived.collectives)
-        if one.kind == "all_reduce" and any(member.what == "gradient" for member in one.members)
+        if what[c] & {*_STORED_FLAT}
     ]
     return {c: made_by[op] for c, op in read if op in made_by}
 

@@ -323,7 +323,7 @@ class _Split:
         result = np.column_stack(columns)
         if layout.chunks is not None:  # several cut copies are simply all read
             result[layout.chunks.written[tensors] > SUM, -1] = False
-        if layout.mesh and self.storage.axis is not None:
+        if self.storage.axes:
             # Split storage makes all exchanges of these, along every axis, once for all micro-batches.
             result[self.storage.takes(tensors, consumers)] = False
         return result

@@ -1,4 +1,8 @@
-"""The ZeRO levels: what is stored of parameters is split along an axis on which they are used whole.
+"""The ZeRO levels: what is stored of parameters is split along the axes on which they are used whole.
+
+These are `dp`, `cp`, and `ep` but for experts: all devices that work on other data with the same weights, as in
+Megatron-LM's distributed optimizer, FSDP2 and DeepSpeed. Along several of them gradients are reduced from the innermost
+axis to the outermost one, and parameters gathered the other way round, so that most bytes stay among neighbours.
 
 Level 1 splits the optimizer's state and the update, level 2 the gradients too, level 3 the parameters, which are
 gathered for every use (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
@@ -8,6 +12,8 @@ buffers stay whole.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +22,7 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import Phase
 from graphs.rows import State
+from graphs.transforms.axes import STORAGE_AXES
 from graphs.transforms.derived import STORED, Exchanged
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
@@ -26,15 +33,15 @@ from graphs.transforms.splitting.storage_ops import cast_tensor, gathers_of, par
 
 @dataclass(frozen=True)
 class Zero:
-    """A level of ZeRO, the storage that it splits, and the axis along which.
+    """A level of ZeRO, the storage that it splits, and the axes along which.
 
     Attributes:
         level: 1, 2 or 3.
-        axis: name of the mesh axis, usually the one of data parallelism.
+        axes: names of the mesh axes, of which a mesh has at least one.
     """
 
     level: int
-    axis: str = "dp"
+    axes: tuple[str, ...] = STORAGE_AXES
 
 
 class Storage:
@@ -44,19 +51,24 @@ class Storage:
         self.layout, self.level = layout, 0
         graph = layout.graph
         names = [sharding.axis.name for sharding in layout.mesh]
-        self.axis: int | None = None
-        if zero is not None and zero.axis in names:
-            self.axis, self.level = names.index(zero.axis), zero.level
-        elif zero is not None:
-            raise StrategyError(
-                f"zero{zero.level} splits storage along axis {zero.axis!r}, which this mesh does not have."
-            )
+        wanted = () if zero is None else zero.axes
+        self.axes = tuple(a for a, name in enumerate(names) if name in wanted)
+        if zero is not None:
+            self.level = zero.level
+            if not self.axes:
+                where = ", ".join(map(repr, zero.axes[:-1])) + f" or {zero.axes[-1]!r}"
+                raise StrategyError(f"zero{zero.level} splits storage along {where}, which this mesh does not have.")
+        # The axes of each state along which it is whole, so that ZeRO may split it.
+        self._along = [tuple(a for a in self.axes if layout.mesh[a].state[s] <= SUM) for s in range(len(graph.states))]
         self._index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
         self._is_update = np.zeros(graph.n_ops, dtype=np.bool_)
+        self._state_of: dict[int, int] = {}  # of each update of a split state
         for number, state in enumerate(graph.states):
-            for user in state.users if self._is_whole(number) else ():
+            for user in state.users if self._along[number] and self.level else ():
                 op = self._index[user]
-                self._is_update[op] |= graph.phase[op] == Phase.UPDATE and self.level > 0
+                if graph.phase[op] == Phase.UPDATE:
+                    self._is_update[op] = True
+                    self._state_of[op] = number
         casts = parameter_casts(graph) if self.level == 3 else {}
         self._casts = {op: state for op, state in casts.items() if self._is_cast_apart(op, state)}
         self.is_released = np.zeros(graph.n_tensors, dtype=np.bool_)
@@ -64,9 +76,8 @@ class Storage:
             _, consumer, tensor = graph.edge_list
             self.is_released[tensor[self._is_update[consumer]]] = True
 
-    @property
-    def _parts(self) -> int:
-        return 1 if self.axis is None else self.layout.parts[self.axis]
+    def _parts(self, state: int) -> int:
+        return math.prod(self.layout.parts[a] for a in self._along[state])
 
     def kept_bytes(self) -> tuple[IntArray, IntArray, IntArray]:
         """int64 [n, K] each: parameters, gradients and optimizer state that an op's first copy keeps at each place."""
@@ -84,25 +95,22 @@ class Storage:
 
     def stored(self, number: int) -> tuple[IntArray, IntArray, IntArray]:
         """int64 [K] each: bytes of a state's parameter, gradient and optimizer state that each place keeps."""
-        state = self.layout.graph.states[number]
+        state, along = self.layout.graph.states[number], self._along[number]
         sizes = (state.parameter_bytes, state.gradient_bytes, state.optimizer_bytes)
         levels = [self.level >= least and self._is_split(number, state) for least in (3, 2, 1)]
-        found = [self._local(number, size, is_split) for size, is_split in zip(sizes, levels, strict=True)]
+        split = zip(sizes, levels, strict=True)
+        found = [self._local(number, size, along if is_split else ()) for size, is_split in split]
         return found[0], found[1], found[2]
-
-    def _is_whole(self, state: int) -> bool:
-        """Whether ops use all of a state along the axis of storage, so that ZeRO may split it."""
-        return self.axis is not None and bool(self.layout.mesh[self.axis].state[state] <= SUM)
 
     def _is_split(self, number: int, state: State) -> bool:
         is_updated = any(self._is_update[self._index[user]] for user in state.users)
-        return is_updated or (self.level == 3 and state.frozen and self._is_whole(number))
+        return is_updated or (self.level == 3 and state.frozen and bool(self._along[number]))
 
-    def _local(self, state: int, size: int, is_split: bool) -> IntArray:
-        """int64 [K]: bytes of a state at each place."""
+    def _local(self, state: int, size: int, along: tuple[int, ...]) -> IntArray:
+        """int64 [K]: bytes of a state at each place, split along these axes."""
         value = np.array([size], dtype=np.int64)
         for a, (sharding, k) in enumerate(zip(self.layout.mesh, self.layout.sizes, strict=True)):
-            if sharding.state[state] > SUM or (is_split and a == self.axis):
+            if sharding.state[state] > SUM or a in along:
                 value = cut_evenly(value, self.layout.parts[a])[:, :k].reshape(-1)
             else:
                 value = np.repeat(value, k)
@@ -119,9 +127,10 @@ class Storage:
 
     def share(self, op: IntArray) -> FloatArray:
         """float64 [copies]: of an op on a split state, each place does its part."""
-        is_stored = self._is_update.copy()
-        is_stored[[*self._casts]] = True
-        return np.where(is_stored[op], 1.0 / self._parts, 1.0)
+        share = np.ones(self.layout.graph.n_ops)
+        for one, state in (self._state_of | self._casts).items():
+            share[one] = 1.0 / self._parts(state)
+        return np.asarray(share[op])
 
     def tensor_sizes(self) -> IntArray:
         """int64 of every copy of a tensor: its bytes; of one that is made of stored parts, its part."""
@@ -131,7 +140,7 @@ class Storage:
         sizes = sizes.copy()
         for op, state in self._casts.items():
             tensor = cast_tensor(layout.graph, op)
-            local = self._local(state, int(layout.graph.tensor_bytes[tensor]), True)
+            local = self._local(state, int(layout.graph.tensor_bytes[tensor]), self._along[state])
             sizes[layout.tensor_ids(tensor)] = local
         return sizes
 
@@ -150,7 +159,7 @@ class Storage:
 
     def emit(self, out: Emission, exchanges: Exchanges) -> None:
         """Add the exchanges of split storage to the graph."""
-        if self.axis is None:
+        if not self.axes:
             return
         self._reduce_gradients(out, exchanges)
         split = [(s, state) for s, state in enumerate(self.layout.graph.states) if self._is_split(s, state)]
@@ -162,26 +171,27 @@ class Storage:
 
     def _reduce_gradients(self, out: Emission, exchanges: Exchanges) -> None:
         layout, graph = self.layout, self.layout.graph
-        assert self.axis is not None
         ptr, tensors = graph.inputs
         consumers = np.repeat(np.arange(graph.n_ops), np.diff(ptr))
         for e in np.flatnonzero(self._reduces(tensors, consumers)).tolist():
             t, c = int(tensors[e]), int(consumers[e])
+            along = self._along[self._state_of[c]]
             targets: list[int | None] = []
             for a, sharding in enumerate(layout.mesh):
                 written, read = int(sharding.written[t]), int(sharding.read[e])
                 differs = (written == SUM and read != SUM) or (written > SUM and read != written)
-                targets.append(read if differs and a != self.axis else None)
+                targets.append(read if differs and a not in along else None)
             is_summed = [bool(sharding.written[t] == SUM) for sharding in layout.mesh]
-            # Along axes outside of that of storage parts are added up, which are smaller.
-            of_parts = range(self.axis if is_summed[self.axis] else 0)
-            late = [a for a in of_parts if is_summed[a] and targets[a] == WHOLE]
+            scattered = [a for a in along if is_summed[a]]
+            # Along axes outside of those of storage parts are added up, which are smaller.
+            late = [a for a in range(min(scattered, default=0)) if is_summed[a] and targets[a] == WHOLE]
             targets = [None if a in late else target for a, target in enumerate(targets)]
             ids = exchanges.converted(t, targets, True, Phase.BACKWARD)
-            if is_summed[self.axis]:
+            if scattered:
                 sizes = exchanges.sizes[layout.tensor_ids(t)][:1]
                 for a, target in enumerate(targets):
-                    if target is not None and target > SUM:
+                    # Each place gives its part alone of what is the same on all places of an axis.
+                    if (target is not None and target > SUM) or (a in along and a not in scattered):
                         sizes = sizes // layout.parts[a]
                 op = int(graph.tensor_producer[t])
                 codes = tuple(
@@ -189,23 +199,31 @@ class Storage:
                     for sharding, target in zip(layout.mesh, targets, strict=True)
                 )
                 about = Exchanged("gradient", t, codes, codes, True, phase=int(Phase.BACKWARD))
-                ids, sizes = exchanges.exchange("reduce_scatter", self.axis, Parts(ids, sizes), op, about, True)
-                for a in late:
-                    ids, sizes = exchanges.exchange("all_reduce", a, Parts(ids, sizes), op, about, True)
+                steps = [("reduce_scatter", a) for a in reversed(scattered)] + [("all_reduce", a) for a in late]
+                for kind, a in steps:
+                    ids, sizes = exchanges.exchange(kind, a, Parts(ids, sizes), op, about, True)
             out.edges(ids, layout.op_ids(c))
 
     def _gather_updated(self, out: Emission, exchanges: Exchanges, number: int, state: State) -> None:
         """After the update every place has all of the parameter again."""
-        assert self.axis is not None
         update = next(self._index[user] for user in state.users if self._is_update[self._index[user]])
         made, size = self._shard(out, number, state, self.layout.op_ids(update).reshape(-1))
-        whole = self._local(number, state.parameter_bytes, False)[None, :] if self.layout.is_folded else None
         about = Exchanged("parameter", number, phase=int(Phase.UPDATE))
-        exchanges.exchange("all_gather", self.axis, Parts(made, size, whole), update, about, True)
+        for a, whole in self._gathers(number, state.parameter_bytes):
+            made, size = exchanges.exchange("all_gather", a, Parts(made, size, whole), update, about, True)
+
+    def _gathers(self, number: int, size: int) -> Iterator[tuple[int, IntArray | None]]:
+        """The axes along which parts of a state are gathered, and int64 [1, K], bytes that a place then has of `size`.
+
+        None stands for what the parts are together, where all of them are here.
+        """
+        along = self._along[number]
+        for n, a in enumerate(along, 1):
+            yield a, self._local(number, size, along[n:])[None, :] if self.layout.is_folded else None
 
     def _shard(self, out: Emission, number: int, state: State, producers: IntArray) -> tuple[IntArray, IntArray]:
         """Tensors [1, K] of the part of a parameter that each place keeps or has updated, and their sizes."""
-        size = self._local(number, state.parameter_bytes, True)
+        size = self._local(number, state.parameter_bytes, self._along[number])
         return out.tensors(producers, size, True)[None, :], size[None, :]
 
     # -- level 3 ----------------------------------------------------------------------------------------------
@@ -213,7 +231,6 @@ class Storage:
     def _gather_for_use(self, out: Emission, exchanges: Exchanges, split: list[tuple[int, State]]) -> None:
         """Each layer's parameters are gathered for its forward and for its backward pass, one layer ahead."""
         layout, graph = self.layout, self.layout.graph
-        assert self.axis is not None
         gathers = gathers_of(graph, self._casts)
         shards = self._shards(out, exchanges, split, {one.state for one in gathers if one.cast < 0})
         turns: list[IntArray] = []  # the ops that come first in each layer, [copies, K], in the order of the step
@@ -229,11 +246,13 @@ class Storage:
                 previous, latest = layer, first
             copies = max(int(layout.copies[op]) for op in ops)
             shard, size, total = shards[number, cast]
-            whole = np.repeat(self._local(number, total, False)[None, :], copies, 0)
-            parts = Parts(np.repeat(shard, copies, 0), np.repeat(size, copies, 0), whole if layout.is_folded else None)
             about = Exchanged("parameter", number, phase=int(phase), cast=cast)
-            ids, _ = exchanges.exchange("all_gather", self.axis, parts, first, about, False)
-            self._wait(out, exchanges, copies, turns)
+            ids, sizes = np.repeat(shard, copies, 0), np.repeat(size, copies, 0)
+            for n, (a, whole) in enumerate(self._gathers(number, total)):
+                parts = Parts(ids, sizes, None if whole is None else np.repeat(whole, copies, 0))
+                ids, sizes = exchanges.exchange("all_gather", a, parts, first, about, False)
+                if not n:
+                    self._wait(out, exchanges, a, copies, turns)
             for op in ops:
                 out.edges(ids if layout.copies[op] == copies else ids[:1], layout.op_ids(op))
 
@@ -270,22 +289,22 @@ class Storage:
         )
         return self._shard(out, number, state, ops)
 
-    def _wait(self, out: Emission, exchanges: Exchanges, copies: int, turns: list[IntArray]) -> None:
-        """The gathers made last begin when the layer before theirs does, not all at the beginning of the step."""
+    def _wait(self, out: Emission, exchanges: Exchanges, axis: int, copies: int, turns: list[IntArray]) -> None:
+        """The gathers made last, along an axis, begin when the layer before theirs does, not at once."""
         layout = self.layout
-        last = exchanges.collectives[-(copies * layout.places // layout.sizes[self.axis or 0]) :]
+        last = exchanges.collectives[-(copies * layout.places // layout.sizes[axis]) :]
         gathers = np.array([op for collective in last for op in collective.ops])
         if len(turns) < 2:
             return
         before = turns[-2]
         signals = out.tensors(before.reshape(-1), 0).reshape(before.shape)
         shape = (copies, *layout.sizes)
-        ordered = np.moveaxis(gathers.reshape(_last(shape, self.axis)), -1, (self.axis or 0) + 1).reshape(copies, -1)
+        ordered = np.moveaxis(gathers.reshape(_last(shape, axis)), -1, axis + 1).reshape(copies, -1)
         out.edges(signals if len(signals) == copies else signals[:1], ordered)
 
 
-def _last(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+def _last(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     """The shape with that axis of the mesh at its end, as collectives list their ranks."""
     sizes = list(shape)
-    sizes.append(sizes.pop((axis or 0) + 1))
+    sizes.append(sizes.pop(axis + 1))
     return tuple(sizes)

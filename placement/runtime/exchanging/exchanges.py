@@ -227,7 +227,7 @@ def _combined(member: Member, place: int, pieces: Mapping[int, torch.Tensor], ke
     if member.is_sum:
         may_take = member.kind == "reduce_scatter" or (member.in_place and kept.is_contiguous())
         return _total(pieces, place, kept.view(want.local_shape) if may_take else kept.new_empty(want.local_shape))
-    room = _room_around(kept, member.before[place]) if member.in_place else None
+    room = _room_around(kept, member.before[place], want) if member.in_place else None
     parts = [
         (part, piece)
         for source, piece in pieces.items()
@@ -236,13 +236,13 @@ def _combined(member: Member, place: int, pieces: Mapping[int, torch.Tensor], ke
     return join_in(kept.new_empty(want.local_shape) if room is None else room, want, parts)
 
 
-def _room_around(tensor: torch.Tensor, part: PartLayout) -> torch.Tensor | None:
-    """The vector that a tensor lies in as its part, where the memory of the tensor is that of all of the vector."""
-    runs = part.runs(0) or [(0, 0)]
+def _room_around(tensor: torch.Tensor, part: PartLayout, want: PartLayout) -> torch.Tensor | None:
+    """The stretch of a vector that a tensor lies in as a part, where the memory of the tensor is that of the vector."""
+    runs, around = part.runs(0) or [(0, 0)], want.runs(0) or [(0, 0)]
     n_bytes = part.shape[0] * tensor.element_size()
     is_right = tensor.untyped_storage().nbytes() == n_bytes and tensor.storage_offset() == runs[0][0]
     is_right &= len(runs) == 1 and tensor.is_contiguous()
-    return tensor.as_strided(part.shape, (1,), 0) if is_right else None
+    return tensor.as_strided(want.local_shape, (1,), around[0][0]) if is_right else None
 
 
 def _total(pieces: Mapping[int, torch.Tensor], own: int, result: torch.Tensor) -> torch.Tensor:

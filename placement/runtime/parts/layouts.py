@@ -161,7 +161,7 @@ class PartLayout:
                 raise overlapping(self.shape, shard.dim)
             # Coarser units are never cut apart.
             new = inner
-        ends = _ends(new.high - new.low, size, weights)
+        ends = ends_of(new.high - new.low, size, weights)
         part = new._replace(low=new.low + ends[number], high=new.low + ends[number + 1])
         rest = [cut for cut in self.cuts if not met or cut is not met[-1]]
         return PartLayout(self.shape, (*rest, part))
@@ -258,10 +258,10 @@ def _across(part: PartLayout, view: TensorInfo) -> StrategyError:
     )
 
 
-def _ends(extent: int, size: int, weights: tuple[int, ...]) -> list[int]:
-    """Where the parts of an extent begin, and where the last one ends."""
+def ends_of(extent: int, size: int, weights: tuple[int, ...] = ()) -> list[int]:
+    """Where the parts of an extent begin, and where the last one ends; parts of nothing are empty."""
     ends = [0]
-    for share in shares(extent, size, weights).tolist():
+    for share in shares(extent, size, weights).tolist() if extent else [0.0] * size:
         ends.append(ends[-1] + round(share * extent))
     return ends
 

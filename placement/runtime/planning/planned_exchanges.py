@@ -73,20 +73,22 @@ class PlannedExchanges:
             return Member(kind, table, before=each, dtype=dtype)
         if member.what in ("gradient", "parameter"):
             state, form = self.storage.flat_state(member)
-            n = values.parts.layout(form, places[0]).n_elements
-            parts = tuple(self.storage.flat(n, place) for place in places)
+            n, axis = values.parts.layout(form, places[0]).n_elements, values.split.axis_number(collective.axis)
+            # Axes of storage are exchanged along one after the other: those inside of this one hold stretches by now.
+            together = self.storage.flat(state, n, places[0], inner_to=axis)
+            parts = tuple(self.storage.flat(state, n, place, inner_to=axis - 1) for place in places)
             if kind == "all_gather":
                 info = values.step.program.state_infos[state]
                 dtype = (info if member.cast < 0 else values.parts.root(self.storage.cast_form(member))).layout.dtype
                 # Below level 3 a rank has the memory of the whole for good, and its own entries lie in it.
                 has_room = member.phase == Phase.UPDATE
-                return Member(kind, whole((n,)), before=parts, dtype=dtype, is_flat=True, in_place=has_room)
+                return Member(kind, together, before=parts, dtype=dtype, is_flat=True, in_place=has_room)
             # Level 1 keeps gradients whole: the sum of a part goes where it was, and nothing is copied.
             dtype = values.parts.root(values.written(member.number)).layout.dtype
             if kind == "all_reduce":  # of the parts of a gradient, which are a reduce-scatter's results
                 return Member(kind, whole(parts[0].local_shape), dtype=dtype, is_flat=True)
             keeps = self.storage.keeps_gradients
-            return Member(kind, whole((n,)), after=parts, dtype=dtype, is_flat=True, in_place=keeps)
+            return Member(kind, together, after=parts, dtype=dtype, is_flat=True, in_place=keeps)
         if any(b > SUM and a == SUM for b, a in zip(member.before, member.after, strict=True)):
             name = values.split.graph.op_names[int(values.split.graph.tensor_producer[member.number])]
             raise StrategyError(

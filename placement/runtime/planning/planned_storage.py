@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from graphs.opgraph import Phase
-from graphs.rows import Shard
+from graphs.transforms.axes import STORAGE_AXES
 from graphs.transforms.splitting.sharding import SUM
 from graphs.transforms.splitting.storage_ops import cast_tensor
-from placement.runtime.parts.layouts import PartLayout, whole
+from placement.runtime.parts.layouts import PartCut, PartLayout, ends_of
 from placement.runtime.states.state_parts import StatePart, StateTable
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class PlannedStorage:
             part = self.values.parts.layout(self.values.kept(s), place)
             flat = None
             if s in self.flattened:
-                vector = self.flat(part.n_elements, place)
+                vector = self.flat(s, part.n_elements, place)
                 flat = vector.runs(0)[0] if vector.runs(0) else (0, 0)
             has_room = flat is not None and s not in self._gathered
             on_host = strategy.offloads_optimizer and s in trained
@@ -151,22 +151,23 @@ class PlannedStorage:
         return self.values.applied.strategy.zero == 1
 
     @cached_property
-    def zero_axis(self) -> int | None:
-        """The axis of the mesh along which storage is split."""
-        if not self.values.applied.strategy.zero:
-            return None
-        return next((a for a, sharding in enumerate(self.values.split.mesh) if sharding.axis.name == "dp"), None)
+    def zero_axes(self) -> tuple[int, ...]:
+        """The axes of the mesh along which storage is split."""
+        mesh = self.values.split.mesh if self.values.applied.strategy.zero else ()
+        return tuple(a for a, sharding in enumerate(mesh) if sharding.axis.name in STORAGE_AXES)
+
+    def split_along(self, state: int) -> tuple[int, ...]:
+        """Those of `zero_axes` along which a state of the program is whole: weights that are cut there are not."""
+        codes = self.values.state_codes(state)
+        return tuple(a for a in self.zero_axes if codes[a] <= SUM)
 
     @cached_property
     def flattened(self) -> frozenset[int]:
         """States of the program of which each rank stores a stretch of the flat vector; weights cut there are not."""
-        axis = self.zero_axis
-        if axis is None:
-            return frozenset()
         split = {gradient.state for gradient in self.gradients}
         if self.values.applied.strategy.zero == 3:
             split |= {s for s in self.values.split.state_number if self._is_frozen(s)}
-        return frozenset(state for state in split if self.values.state_codes(state)[axis] <= SUM)
+        return frozenset(state for state in split if self.split_along(state))
 
     def _is_frozen(self, state: int) -> bool:
         """Whether a state of the program is a parameter that no op writes."""
@@ -178,11 +179,18 @@ class PlannedStorage:
         """States of the program that are stored in parts, and gathered for every use."""
         return self.flattened if self.values.applied.strategy.zero == 3 else frozenset()
 
-    def flat(self, n_elements: int, place: int) -> PartLayout:
-        """The entries of a vector that are stored at a place."""
-        assert self.zero_axis is not None
-        coordinate = self.values.split.coordinates(place)[self.zero_axis]
-        vector = whole((n_elements,))
-        if not n_elements:
-            return vector
-        return vector.cut_by(Shard(0, n_elements), self.values.split.sizes[self.zero_axis], coordinate)
+    def flat(self, state: int, n_elements: int, place: int, inner_to: int = -1) -> PartLayout:
+        """The entries of a state's vector that are stored at a place.
+
+        The innermost axis of the mesh cuts first, so that what is exchanged along it lies side by side.
+
+        Args:
+            inner_to: an axis of the mesh; the entries of all places along it, and along those outside of it, are meant.
+        """
+        coordinates, sizes = self.values.split.coordinates(place), self.values.split.sizes
+        first, last = 0, n_elements
+        for a in reversed(self.split_along(state)):
+            if a > inner_to:
+                ends = ends_of(last - first, sizes[a])
+                first, last = first + ends[coordinates[a]], first + ends[coordinates[a] + 1]
+        return PartLayout((n_elements,), (PartCut(0, 1, n_elements, first, last),) if n_elements else ())

@@ -89,6 +89,10 @@ class SplitStep:
     def places(self) -> int:
         return int(np.prod(self.sizes, dtype=np.int64))
 
+    def axis_number(self, name: str) -> int:
+        """The number of an axis of the mesh."""
+        return next(a for a, sharding in enumerate(self.mesh) if sharding.axis.name == name)
+
     def coordinates(self, place: int) -> tuple[int, ...]:
         return tuple(int(c) for c in np.unravel_index(place, self.sizes)) if self.sizes else ()
 

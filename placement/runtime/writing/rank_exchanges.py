@@ -13,11 +13,13 @@ from graphs.opgraph import Phase
 from graphs.transforms.derived import Exchanged
 from graphs.transforms.splitting.sharding import is_by_groups
 from placement.runtime.calls.group_calls import FromExperts, ToExperts
+from placement.runtime.parts.layouts import whole
 from placement.runtime.planning.forms import ONCE, SUMMED, Form, Wanted
 from placement.runtime.planning.grouped_lists import trip
 from placement.runtime.writing.glue import flattened
 
 if TYPE_CHECKING:
+    from placement.runtime.parts.layouts import PartLayout
     from placement.runtime.planning.planned_storage import Gradient
     from placement.runtime.writing.arguments import Arguments
     from placement.runtime.writing.code import Code
@@ -51,6 +53,7 @@ class RankExchanges:
         self._gathers: list[int] = []  # exchanges of updated parameters, in order
         self._n_gathered = 0  # how many of these have begun
         self._gathered_by: dict[Form, int] = {}
+        self._reduced: dict[int, PartLayout] = {}  # of each state's gradient, the stretch that exchanges have left
         self._casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
         self._open: fx.Node | None = None  # the exchange of gradients that is on its way
 
@@ -59,7 +62,8 @@ class RankExchanges:
         members = self._exchanged.collectives[number].members
         if number in self._code.exchanges or all(map(self._is_needless, members)):
             return
-        values, keys = zip(*(self._given(member, batch) for member in members), strict=True)
+        axis = self._values.split.axis_number(self._exchanged.collectives[number].axis)
+        values, keys = zip(*(self._given(member, batch, axis) for member in members), strict=True)
         sums = {m.number: self._sums.form(m.number, batch) for m in members if m.what in ("statistics", "sums")}
         is_for_update = all(
             m.what == "gradient" or (m.what == "tensor" and m.number in self._plan.results) for m in members
@@ -73,8 +77,8 @@ class RankExchanges:
             if isinstance(key, Form):
                 self._forms.send(key)
 
-    def _given(self, member: Exchanged, batch: int) -> tuple[fx.Node, Hashable]:
-        """This rank's input to an exchange, and the key of its result."""
+    def _given(self, member: Exchanged, batch: int, axis: int) -> tuple[fx.Node, Hashable]:
+        """This rank's input to an exchange along an axis, and the key of its result."""
         if member.what == "statistics":
             sums = self._sums.statistics(member.number)
             assert sums is not None
@@ -83,17 +87,17 @@ class RankExchanges:
             return self._sums.own_classes(member.number, batch), ("sums", member.number, batch)
         if member.what == "gradient":
             state, _ = self._plan.storage.flat_state(member)
-            if ("gradient", state) in self._code.pending:  # its part, to be added up with those of other groups
-                return self._code.arrived(("gradient", state)), ("gradient", state)
-            value = self.gradient(self._plan.storage.gradient_of[state], member.after)
-            return self._code.call(flattened, value), ("gradient", state)
+            return self._stretch(state, member, axis), ("gradient", state)
         if member.what == "parameter":
             state, form = self._plan.storage.flat_state(member)
+            form = self._plan.storage.cast_form(member) if member.cast >= 0 else form
+            key = form._replace(phase=member.phase, batch=batch)
+            if key in self._code.pending:  # what was gathered along an axis before
+                return self._code.arrived(key), key
             stored = self._copied.stored(state)
             if member.cast >= 0:
-                form = self._plan.storage.cast_form(member)
                 stored = self._cast(stored, self._values.parts.root(form).layout.dtype)
-            return stored, form._replace(phase=member.phase, batch=batch)
+            return stored, key
         turn = max(member.turn, 0)
         before = Form(member.number, -1, member.before, SUMMED if member.is_summed else batch, turn=turn)
         again = before._replace(is_again=True)
@@ -103,6 +107,29 @@ class RankExchanges:
         if any(map(is_by_groups, before.codes)):  # its size, and those of others, the data says
             value = self._on_trip(FromExperts, before, value)
         return value, after
+
+    def _stretch(self, state: int, member: Exchanged, axis: int) -> fx.Node:
+        """The stretch of a gradient's vector that is reduced along an axis, the inner axes of storage being done."""
+        storage, key = self._plan.storage, ("gradient", state)
+        if key in self._code.pending:
+            value = self._code.arrived(key)
+        else:
+            value = self._code.call(flattened, self.gradient(storage.gradient_of[state], member.after))
+        value = self._cut_to(state, value, axis)
+        self._reduced[state] = storage.flat(state, self._n_elements(state), self._parts.place, inner_to=axis - 1)
+        return value
+
+    def as_stored(self, state: int, value: fx.Node) -> fx.Node:
+        """The part of a gradient that this rank stores, of what exchanges have left of it."""
+        return self._cut_to(state, value, -1)
+
+    def _cut_to(self, state: int, value: fx.Node, axis: int) -> fx.Node:
+        n = self._n_elements(state)
+        have, want = self._reduced.get(state, whole((n,))), self._plan.storage.flat(state, n, self._parts.place, axis)
+        return value if have.coarse_cuts == want.coarse_cuts else self._code.part(value, have, want)
+
+    def _n_elements(self, state: int) -> int:
+        return self._parts.layout(self._values.kept(state)).n_elements
 
     def _on_trip(self, way: type[FromExperts | ToExperts], form: Form, value: fx.Node) -> fx.Node:
         """Tokens that are taken out for their experts, or put back in their places."""
@@ -186,8 +213,10 @@ class RankExchanges:
             for number in numbers
             if number is not None and self.is_update(number)
         }
-        # The model's first parameters are read first; the same order on all ranks.
-        self._gathers = sorted(of_updates, key=lambda number: min(m.number for m in of_updates[number]))
+        # The model's first parameters are read first; the same order on all ranks. Along several axes of storage a
+        # parameter is gathered by several exchanges, of which the outermost comes first.
+        axis = {n: self._values.split.axis_number(self._exchanged.collectives[n].axis) for n in of_updates}
+        self._gathers = sorted(of_updates, key=lambda n: (min(m.number for m in of_updates[n]), axis[n]))
         for index, number in enumerate(self._gathers):
             for member in of_updates[number]:
                 self._gathered_by[self._plan.storage.flat_state(member)[1]] = index
@@ -199,7 +228,11 @@ class RankExchanges:
             members = self._exchanged.collectives[self._gathers[index]].members
             states, forms = zip(*map(self._plan.storage.flat_state, members), strict=True)
             exchange = self._plan.exchanges.of(self._gathers[index], {})
-            self._code.begin(exchange, [*map(self._forms.state, states)], forms)
+            given = [
+                self._code.arrived(form) if form in self._code.pending else self._forms.state(state)
+                for state, form in zip(states, forms, strict=True)
+            ]
+            self._code.begin(exchange, given, forms)
             self._n_gathered = index + 1
 
 

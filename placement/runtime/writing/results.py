@@ -16,7 +16,6 @@ from placement.runtime.writing.glue import flattened
 
 if TYPE_CHECKING:
     from placement.runtime.planning.planned_outputs import OutputParts
-    from placement.runtime.planning.planned_storage import Gradient
     from placement.runtime.writing.arguments import Arguments
     from placement.runtime.writing.code import Code
     from placement.runtime.writing.rank_exchanges import RankExchanges
@@ -64,16 +63,12 @@ class Results:
 
     def _gradient(self, gradient: Gradient) -> fx.Node:
         """A gradient as this rank stores its parameter."""
-        if ("gradient", gradient.state) in self._code.pending:
-            return self._code.arrived(("gradient", gradient.state))
-        value = self._exchanges.gradient(gradient)
-        return self._flat_part(value, gradient) if gradient.state in self._plan.storage.flattened else value
-
-    def _flat_part(self, value: fx.Node, gradient: Gradient) -> fx.Node:
-        """The stretch of a gradient that needs no reduction that this rank stores."""
-        n_elements = self._parts.layout(self._values.kept(gradient.state)).n_elements
-        vector = self._code.call(flattened, value)
-        return self._code.part(vector, whole((n_elements,)), self._plan.storage.flat(n_elements, self._parts.place))
+        key = "gradient", gradient.state
+        is_reduced = key in self._code.pending
+        value = self._code.arrived(key) if is_reduced else self._exchanges.gradient(gradient)
+        if gradient.state not in self._plan.storage.flattened:
+            return value
+        return self._exchanges.as_stored(gradient.state, value if is_reduced else self._code.call(flattened, value))
 
     def _give_loss(self) -> None:
         """The loss to every rank: the sum of what the ranks of its stage have of it."""

@@ -132,11 +132,42 @@ def test_split_storage_exchanges_each_gradient_once_beside_another_axis() -> Non
     net = build("llama3_8b", small=True, batch_size=8)
     graph = capture(net.model, net.train_args, train=True)
     what = applied(graph, Cluster.preset("4xA100-nvswitch"), Strategy.parse("dp2 zero1 | cp2 | mb2"))
-    summed = [each for each in what.exchanged.collectives if (each.kind, each.axis) == ("all_reduce", "cp")]
-    assert summed
+    of_gradients = [each for each in what.exchanged.collectives if each.members[0].what == "gradient"]
+    inner, outer = (
+        [each for each in of_gradients if (each.kind, each.axis) == ("reduce_scatter", axis)] for axis in ("cp", "dp")
+    )
+    assert inner
     # Once for the whole step, not once for each micro-batch, and not a second time for the update.
-    assert all((what.exchanged.micro_batch[list(each.ops)] < 0).all() for each in summed)
-    assert sum(each.bytes for each in summed) <= 2 * graph.gradient_bytes.sum()
+    assert all((what.exchanged.micro_batch[list(each.ops)] < 0).all() for each in (*inner, *outer))
+    # Each of the two replicas reduces all along `cp`; then each of the two parts of the sequence its half along `dp`.
+    assert sum(each.bytes for each in inner) == 2 * graph.gradient_bytes.sum()
+    assert sum(each.bytes for each in outer) == graph.gradient_bytes.sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "parts"),
+    [
+        ("llama3_8b", "cp2 zero1", 2),
+        ("llama3_8b", "dp2 zero2 | cp2", 4),
+        ("mixtral_8x7b", "ep2 zero1", 2),
+        ("mixtral_8x7b", "dp2 zero1 | ep2", 4),
+        ("mixtral_8x7b", "dp2 zero3 | ep2", 4),
+    ],
+)
+def test_states_are_split_among_all_that_have_other_data(model: str, text: str, parts: int) -> None:
+    """As in Megatron-LM: what is no expert along all axes of data; experts, which `ep` spreads, among their replicas.
+
+    That is all of the state in as many parts as there are devices, in both cases.
+    """
+    net = build(model, small=True, batch_size=8)
+    graph = capture(net.model, net.train_args, train=True)
+    cluster = Cluster.preset("4xA100-nvswitch")
+    what = applied(graph, cluster, Strategy.parse(text))
+    kept = np.bincount(what.plan.device, what.problem.graph.optimizer_bytes)[:parts]
+    assert kept == pytest.approx(graph.optimizer_bytes.sum() / parts, rel=0.02)
+    estimate, score = Estimator(graph, cluster).estimate(what.strategy), Simulator(what.problem).score(what.plan)
+    assert estimate.peak_bytes == pytest.approx(score.peak_bytes.max(), rel=0.1)
+    assert estimate.step_time_s == pytest.approx(score.step_time_s, rel=0.1)
 
 
 def two_hosts(within_s: float, between_s: float) -> Cluster:

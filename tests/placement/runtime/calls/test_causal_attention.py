@@ -75,6 +75,7 @@ def _words() -> tuple[Tensor]:
         "cp3",
         "cp5",
         "dp2 zero3 | cp2",
+        "dp2 zero1 | cp3 | mb2",
         "cp2 | mb2",
         "cp2 | recompute=layers.*",
         "cp2 | tp2 sp",
@@ -123,7 +124,9 @@ def test_too_few_heads_and_heads_that_weights_cut_are_refused() -> None:
 
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_two_steps(is_fused: bool) -> None:
-    check_steps(Words(is_fused), _words(), "dp2 | cp2", lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9), 2)
+    check_steps(
+        Words(is_fused), _words(), "dp2 zero1 | cp2", lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9), 2
+    )
 
 
 @pytest.mark.parametrize("is_fused", [True, False])

@@ -53,6 +53,8 @@ def with_a_shared_expert() -> nn.Module:
     [
         "ep2",
         "dp2 zero3 | ep2 | mb2",
+        "dp2 | dp2 zero1 | ep2",
+        "ep2 zero2",
         pytest.param("ep2 | tp2", marks=pytest.mark.slow),
         pytest.param("ep4 | recompute=model.model.layers.*", marks=pytest.mark.slow),
         pytest.param("pp2 1f1b mb2 | ep2", marks=pytest.mark.slow),
