@@ -6,12 +6,13 @@ It is captured without weights. Parts that frameworks run again are modules of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from truth_experts import Experts, Latent, LatentAttention, Mixture
 
 import placement
 from graphs.opgraph import OpGraph
@@ -34,6 +35,9 @@ class Shape:
         autocast: parameters are float32, and products cast to bfloat16, as ``torch.autocast`` does, whatever
             `precision` says.
         head_norms: queries and keys are normalised, each head by itself.
+        head: width of a head; 0: the hidden width over the heads.
+        experts: of layers whose feed-forward network is a mixture.
+        latent: of attention whose keys and values are made of one narrow tensor.
         dropout: share of numbers that are dropped of attention's weights, and of what each layer adds; 0: no dropout.
     """
 
@@ -55,19 +59,31 @@ class Shape:
     autocast: bool = False
     head_norms: bool = False
     dropout: float = 0.0
+    head: int = 0
+    experts: Experts | None = None
+    latent: Latent | None = None
 
     @property
-    def parameters(self) -> int:
-        """Of its products, the head among them, and nothing else."""
-        head = self.hidden // self.heads
-        attention = self.hidden * (2 * self.heads + 2 * self.kv_heads) * head
-        return self.layers * (attention + (3 if self.gate else 2) * self.hidden * self.inner) + (
-            self.hidden * self.vocabulary
-        )
+    def head_width(self) -> int:
+        return self.head or self.hidden // self.heads
+
+    @property
+    def used_parameters(self) -> int:
+        """Of the products that a token goes through, the head among them, and nothing else."""
+        attention = self.hidden * (2 * self.heads + 2 * self.kv_heads) * self.head_width
+        if self.latent is not None:
+            attention = self.latent.parameters(self.hidden, self.heads)
+        each = (3 if self.gate else 2) * self.hidden
+        dense, mixed = self.layers, 0
+        if self.experts is not None:
+            dense = self.experts.dense_layers
+            mixed = (self.layers - dense) * (self.experts.asked * self.experts.inner + self.experts.shared)
+        return self.layers * attention + each * (dense * self.inner + mixed) + self.hidden * self.vocabulary
 
     def model_flops(self, batch: int) -> float:
         """Of one training step: 6 for each parameter and token, and 12 of attention for each pair of tokens."""
-        each = 6.0 * self.parameters + 12.0 * self.layers * self.hidden * self.tokens
+        width = self.heads * self.head_width if self.latent is None else self.latent.attended(self.heads)
+        each = 6.0 * self.used_parameters + 12.0 * self.layers * width * self.tokens
         return each * batch * self.tokens
 
 
@@ -101,10 +117,15 @@ class Core(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.flash, self.grouped = shape.flash, shape.kv_heads < shape.heads
-        self.scale = (shape.hidden // shape.heads) ** -0.5
+        self.scale = shape.head_width**-0.5
         self.drop = Dropout(shape.dropout)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        if self.flash and value.shape[3] != key.shape[3]:
+            # cuDNN's kernel takes values that are narrower than keys; torch's others would spell attention out.
+            kernel = torch.ops.aten._scaled_dot_product_cudnn_attention
+            attended: Tensor = kernel(query, key, value, None, True, 0.0, True)[0]
+            return attended
         if self.flash:
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.grouped)
         scores = torch.matmul(query, key.transpose(2, 3)) * self.scale
@@ -116,9 +137,9 @@ class Attention(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        head = shape.hidden // shape.heads
+        head = shape.head_width
         self.heads, self.kv_heads = shape.heads, shape.kv_heads
-        self.query = nn.Linear(shape.hidden, shape.hidden, bias=shape.biases)
+        self.query = nn.Linear(shape.hidden, shape.heads * head, bias=shape.biases)
         self.key = nn.Linear(shape.hidden, shape.kv_heads * head, bias=shape.biases)
         self.value = nn.Linear(shape.hidden, shape.kv_heads * head, bias=shape.biases)
         self.rotary = Rotary() if shape.positions == "rotary" else None
@@ -145,7 +166,8 @@ class Post(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.project = nn.Linear(shape.hidden, shape.hidden, bias=shape.biases)
+        value = shape.head_width if shape.latent is None else shape.latent.value
+        self.project = nn.Linear(shape.heads * value, shape.hidden, bias=shape.biases)
         self.norm, self.drop = _norm(shape), Dropout(shape.dropout)
 
     def forward(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,17 +206,28 @@ class Inner(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward network, each on normalised inputs and added to them."""
+    """Attention and a feed-forward network or a mixture, each on normalised inputs and added to them."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, number: int) -> None:
         super().__init__()
-        self.norm, self.attention = _norm(shape), Attention(shape)
-        self.post, self.inner, self.drop = Post(shape), Inner(shape), Dropout(shape.dropout)
+        self.norm = _norm(shape)
+        self.attention: nn.Module = Attention(shape)
+        if shape.latent is not None:
+            self.attention = LatentAttention(shape.hidden, shape.heads, shape.latent, Core(shape))
+        self.post, self.inner, self.drop = Post(shape), _inner(shape, number), Dropout(shape.dropout)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
         x, normed = self.post(x, self.attention(self.norm(x), tables))
         result: Tensor = x + self.drop(self.inner(normed))
         return result
+
+
+def _inner(shape: Shape, number: int) -> nn.Module:
+    experts = shape.experts
+    if experts is None or number < experts.dense_layers:
+        return Inner(shape)
+    shared = Inner(replace(shape, inner=experts.shared)) if experts.shared else None
+    return Mixture(shape.hidden, experts, shape.gate, shared)
 
 
 class Transformer(nn.Module):
@@ -206,12 +239,12 @@ class Transformer(nn.Module):
         self.word_embedding = nn.Embedding(shape.vocabulary, shape.hidden)
         learned = shape.positions == "learned"
         self.position_embedding = nn.Embedding(shape.tokens, shape.hidden) if learned else None
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(Layer(shape, number) for number in range(shape.layers))
         self.norm = _norm(shape)
         self.output = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
         if shape.tied:
             self.output.weight = self.word_embedding.weight
-        half = shape.hidden // shape.heads // 2
+        half = (shape.head_width if shape.latent is None else shape.latent.turned) // 2
         for name, table in (
             ("cosine", torch.zeros(shape.tokens, 1, half)),
             ("sine", torch.zeros(shape.tokens, 1, half)),

@@ -15,8 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from truth_experts import Experts, Latent
 from truth_models import Shape
 from truth_runs import (
+    BEYOND_REPLICAS,
     GIB,
     Row,
     Run,
@@ -27,6 +29,8 @@ from truth_runs import (
     even_cuts,
     hosts,
     joined,
+    megatron_experts,
+    megatron_latent,
     megatron_words,
     true,
     workspaces,
@@ -42,8 +46,6 @@ MEGATRON_GPT: dict[str, Any] = {
     **{"gate": False, "activation": "gelu", "norm": "layer", "biases": True, "tied": True, "flash": False},
     "dropout": 0.1,
 }
-# Megatron cuts the states of what is no expert over all replicas and `ep`, and those of experts over replicas alone.
-EXPERTS = "experts are not built: states of other weights are cut along ep as well, and zero1 here cuts none along it"
 GPT2_PADDED = 51_200  # words of GPT-2's vocabulary, padded by Megatron
 
 
@@ -183,21 +185,25 @@ def _dgxc(row: Row) -> Run | Skipped:
         return Skipped(name, f"{row['precision']}: fp8 has no recipe yet")
     if "NeMo" not in row["framework"] or row["fsdp"]:
         return Skipped(name, f"{row['framework']}, {row['fsdp'] or 'no NeMo'}: not built")
-    if (row["experts"] or "0") not in ("", "0", "1"):
-        return Skipped(name, EXPERTS)
-    gated = row["model"].startswith("llama")
+    experts = int(row["experts"] or 0)
+    if experts > 1 and not row["model"].startswith(("mixtral", "grok")):
+        return Skipped(name, f"experts of {row['model']}: the table does not say their sizes")
+    gated = row["model"].startswith(("llama", "mixtral", "grok"))
     gpt3 = row["model"].startswith("gpt3")
     shape = Shape(
         *(int(row[key]) for key in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")),
         gate=gated,
-        activation="silu" if gated else "gelu" if gpt3 else "relu2",
+        activation="gelu" if gpt3 or row["model"].startswith("grok") else "silu" if gated else "relu2",
         norm="rms" if gated else "layer",
         positions="learned" if gpt3 else "rotary",
         biases=gpt3,
         precision="master-bf16-reduce",  # grad_sync_dtype=bf16 in NeMo-Framework-Launcher, examples/training/*/h100
+        experts=Experts(experts, 2, int(row["ffn"])) if experts > 1 else None,  # top-2, both of them
     )
-    replicas = gpus // (tensor * stages * context)
-    words = megatron_words(replicas, tensor, context, stages, chunks)
+    replicas, spread = gpus // (tensor * stages * context), int(row["ep"] or 1) if experts > 1 else 1
+    if replicas % spread:
+        return Skipped(name, BEYOND_REPLICAS)
+    words = megatron_words(replicas, tensor, context, stages, chunks, spread=spread)
     words += [even_cuts(shape.layers, stages * chunks, "_to_copy" if gated else "native_layer_norm")]
     return Run(
         *(name, shape, int(row["gbs"]), int(row["mbs"]), replicas, joined(words)),
@@ -211,17 +217,36 @@ def _simumax(row: Row) -> Run | Skipped:
     """Megatron-LM with Transformer Engine on one host: distributed optimizer, no recompute, nothing overlaps."""
     gpus = int(row["gpus"])
     tensor, stages, context, replicas = (int(row[key] or 1) for key in ("tp", "pp", "cp", "dp"))
-    if (row["experts"] or "0") not in ("", "0", "1"):
-        return Skipped(row["case"], EXPERTS)
     keys = ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "seq")
     shape = replace(Shape(*(int(row[key]) for key in keys)), precision="master")
+    experts, spread = int(row["experts"] or 0), 1
+    if experts > 1:
+        spread = int(row["ep"] or 1)
+        if replicas % spread:
+            return Skipped(row["case"], BEYOND_REPLICAS)
+        sizes = (int(row[key] or 0) for key in ("topk", "moe_ffn", "shared_ffn"))
+        latent = _latent(row["model"])
+        # Its scripts give DeepSeek one dense layer, whatever the number of layers (run_pretrain_deepseekv2.sh).
+        mixture = Experts(experts, *sizes, dense_layers=0 if latent is None else 1)
+        shape = replace(shape, experts=mixture, latent=latent)
     kind = row["gpu"].split("-")[0]
-    words = [*megatron_words(replicas, tensor, context, stages, 1), even_cuts(shape.layers, stages)]
+    words = [*megatron_words(replicas, tensor, context, stages, 1, spread=spread), even_cuts(shape.layers, stages)]
+    if tensor == 1:  # CP_COMM_TYPE of its scripts is a2a; beside tp, which cuts heads too, no strategy says it
+        words = [f"{word} ulysses" if word.startswith("cp") else word for word in words]
     return Run(
         *(row["case"], shape, int(row["global_batch"]), int(row["micro_batch"]), replicas, joined(words)),
         *(hosts(gpus, kind), "fused", gpus, float(row["step_ms"]) / 1e3, float(row["max_alloc_gib"]) * GIB),
         software=Software(blocking=True, workspace_bytes=workspaces(kind, True, False)),
     )
+
+
+def _latent(model: str) -> Latent | None:
+    """Sizes of a model's latent attention, as DeepSeek publishes them; None for a model without."""
+    name = model.lower().replace("-", "").replace("_", "")
+    if not name.startswith(("deepseekv2", "deepseekv3", "deepseek16b", "kimi", "moonlight")):
+        return None
+    is_small = name.startswith(("deepseekv2lite", "deepseek16b", "moonlight"))
+    return Latent(query=0 if is_small else 1536, keys=512)
 
 
 def _bloom(row: Row) -> Run | Skipped:
@@ -297,20 +322,19 @@ def _megatron_ci(row: Row) -> Run | Skipped:
     if row["second_half_of_resume"] == "True" or row["same_series_also_filed_under_other_device_or_test"]:
         return Skipped(name, "filed twice")
     unknown = (
-        *("num_experts", "multi_latent_attention", "mtp_num_layers", "hybrid_layer_pattern", "fp8_format", "spec"),
-        *(
-            "use_megatron_fsdp",
-            "use_torch_fsdp2",
-            "pipeline_model_parallel_layout",
-        ),
+        *("mtp_num_layers", "hybrid_layer_pattern", "fp8_format", "spec"),
+        *("use_megatron_fsdp", "use_torch_fsdp2", "pipeline_model_parallel_layout"),
         *("data_parallel_sharding_strategy", "step_batch_size_schedule", "cuda_graph_impl"),
     )
     other = next((word for word in ("frozen", "distill") if word in row["test"]), "")
-    if not row["test"].startswith("gpt/") or any(row[key] for key in unknown) or other:
+    if not row["test"].startswith(("gpt/", "moe/", "mixtral/")) or any(row[key] for key in unknown) or other:
         used = [key for key in unknown if row[key]]
         return Skipped(name, f"not built: {', '.join(used) or other or row['test'].split('/')[0]}")
     if "uneven" in row["test"]:
         return Skipped(name, "layers of stages are not listed")
+    experts, why = megatron_experts(row)
+    if why:
+        return Skipped(name, why)
     keys = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     tensor, stages, context = (int(row[key] or 1) for key in keys)
     # Where a recipe is not listed: all that are have eight GPUs, but for those of one node with four.
@@ -337,10 +361,17 @@ def _megatron_ci(row: Row) -> Run | Skipped:
         dropout=float(row["attention_dropout"] or 0.1),
         # Gradients are added up in float32 for bfloat16 alone (megatron/training/arguments.py), else in 16 bits.
         precision="master" if row["bf16"] else "master-bf16-reduce",
-        head_norms=bool(row["qk_layernorm"]),
+        head_norms=bool(row["qk_layernorm"]) and not row["multi_latent_attention"],
+        head=int(row.get("kv_channels") or 0),
+        experts=experts,
+        latent=megatron_latent(row),
     )
+    spread = int(row["expert_model_parallel_size"] or 1) if experts else 1
     instances = int(row["num_distributed_optimizer_instances"] or 1)
-    words = megatron_words(replicas // instances, tensor, context, stages, chunks, bool(row["sequence_parallel"]))
+    if replicas // instances % spread:
+        return Skipped(name, BEYOND_REPLICAS)
+    is_cut = bool(row["sequence_parallel"])
+    words = megatron_words(replicas // instances, tensor, context, stages, chunks, is_cut, spread)
     words = [word if row["use_distributed_optimizer"] else word.replace(" zero1", "") for word in words]
     words += [again(FULL if row["recompute_granularity"] == "full" else "")]
     tables = "account_for_embedding_loss" in row["test"]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from truth_experts import Experts, Latent
 from truth_models import Shape
 
 MIB, GIB = 2**20, 2**30
+# Where `ep` is more than the replicas, experts are spread over ranks of tensor or context parallelism, too.
+BEYOND_REPLICAS = "experts are spread over more ranks than there are replicas, which no strategy says"
+# Defaults of megatron/training/arguments.py: widths of what queries, and keys and values, are made of, and of heads.
+_LATENT = {"q_lora_rank": 0, "kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
 
 Row = Mapping[str, str]
 
@@ -124,15 +130,48 @@ def deepspeed_cuts(layers: int, stages: int) -> str:
 
 
 def megatron_words(
-    replicas: int, tensor: int, context: int, stages: int, chunks: int, sequence: bool = True
+    replicas: int, tensor: int, context: int, stages: int, chunks: int, sequence: bool = True, spread: int = 1
 ) -> list[str]:
+    """Segments of a strategy, with Megatron's distributed optimizer.
+
+    Args:
+        spread: replicas among which experts are spread (``expert_model_parallel_size``).
+    """
     order = f"interleaved v{chunks}" if chunks > 1 else "1f1b"
+    sizes = {"dp": replicas // spread, "ep": spread, "cp": context}
+    split = next((name for name, size in sizes.items() if size > 1), "")
     return [
-        f"dp{replicas} zero1" if replicas > 1 else "",
-        f"cp{context}" if context > 1 else "",
+        *(f"{name}{size}{' zero1' if name == split else ''}" if size > 1 else "" for name, size in sizes.items()),
         f"tp{tensor}{' sp' if sequence else ''}" if tensor > 1 else "",
         f"pp{stages} {order}" if stages > 1 else "",
     ]
+
+
+def megatron_experts(row: Row) -> tuple[Experts | None, str]:
+    """``(experts of one of Megatron's tests, "")``, None without any; or why they cannot be built."""
+    number = int(row["num_experts"] or 0)
+    if number < 2:
+        return None, ""
+    tensor = int(row["tensor_model_parallel_size"] or 1)
+    if tensor > 1 and (row["expert_tensor_parallel_size"] or str(tensor)) != str(tensor):
+        return None, BEYOND_REPLICAS
+    # "([0]*3+[1]*12)": layers with one network, and layers with experts
+    stretches = re.findall(r"\[([01])\]\*(\d+)", row["moe_layer_freq"])
+    is_known = row["moe_layer_freq"] in ("", "1") or [kind for kind, _ in stretches] in (["1"], ["0", "1"])
+    if not is_known:
+        return None, f"layers with experts by {row['moe_layer_freq']!r} are not built"
+    dense = int(stretches[0][1]) if stretches and stretches[0][0] == "0" else 0
+    inner = int(row["moe_ffn_hidden_size"] or row["ffn_hidden_size"] or 4 * int(row["hidden_size"]))
+    shared = int(row["moe_shared_expert_intermediate_size"] or 0)
+    return Experts(number, int(row["moe_router_topk"] or 2), inner, shared, dense), ""
+
+
+def megatron_latent(row: Row) -> Latent | None:
+    """Latent attention of one of Megatron's tests, with Megatron's defaults; None without."""
+    if not row["multi_latent_attention"]:
+        return None
+    sizes = [int(row[key] or usual) for key, usual in _LATENT.items()]
+    return Latent(*sizes, has_norms=bool(row["qk_layernorm"]))
 
 
 def again(pattern: str) -> str:

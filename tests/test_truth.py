@@ -11,11 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SIMUMAX = (
-    "case,gpu,gpus,model,layers,hidden,ffn,heads,kv_heads,vocab,experts,seq,tp,cp,pp,ep,dp,micro_batch,"
-    "num_microbatches,global_batch,step_ms,max_alloc_gib\n"
-    "a,B200-SXM,8,m,2,1024,4096,8,8,1000,,512,2,1,1,1,4,1,4,16,40.0,3.0\n"
-    "b,B200-SXM,8,m,2,1024,4096,8,8,1000,,512,1,1,2,1,4,1,8,32,60.0,3.0\n"
-    "c,B200-SXM,8,m,2,1024,4096,8,8,1000,8,512,1,1,1,1,8,1,4,32,60.0,3.0\n"
+    "case,gpu,gpus,model,layers,hidden,ffn,heads,kv_heads,vocab,experts,topk,moe_ffn,shared_ffn,seq,tp,cp,pp,ep,dp,"
+    "micro_batch,num_microbatches,global_batch,step_ms,max_alloc_gib\n"
+    "a,B200-SXM,8,m,2,1024,4096,8,8,1000,,,,,512,2,1,1,1,4,1,4,16,40.0,3.0\n"
+    "b,B200-SXM,8,m,2,1024,4096,8,8,1000,,,,,512,1,1,2,1,4,1,8,32,60.0,3.0\n"
+    "c,B200-SXM,8,m,2,1024,4096,8,8,1000,8,2,512,,512,2,1,1,8,4,1,4,16,60.0,3.0\n"
+    "d,B200-SXM,8,deepseekv2,2,1024,4096,8,8,1000,8,2,512,512,512,1,2,1,2,4,1,1,4,60.0,3.0\n"
 )
 # One of Megatron's own tests, of which columns that are not given are empty.
 _EMPTY = (
@@ -25,7 +26,7 @@ _EMPTY = (
     "step_batch_size_schedule,qk_layernorm,cuda_graph_impl,context_parallel_size,num_layers_per_virtual_pipeline_stage,"
     "num_virtual_stages_per_pipeline_rank,swiglu,ffn_hidden_size,num_query_groups,squared_relu,normalization,"
     "position_embedding_type,disable_bias_linear,untie_embeddings_and_output_weights,attention_backend,"
-    "recompute_granularity,sequence_parallel,use_distributed_optimizer"
+    "recompute_granularity,sequence_parallel,use_distributed_optimizer,kv_channels"
 )
 _GIVEN = {
     **{"test": "gpt/small", "device": "dgx_h100", "nodes": 1, "gpus_per_node": 8, "mem_max_allocated_bytes": 2**27},
@@ -55,15 +56,18 @@ def test_rows_are_predicted_and_those_that_cannot_be_built_say_why(tmp_path: Pat
     files = {each["file"]: each for each in json.loads(found.stdout)["files"]}
     assert sorted(files) == ["products.csv", "steps.csv"]
     rows = files["steps.csv"]["rows"]
-    assert [row["run"] for row in rows] == ["a", "b", "c"]
+    assert [row["run"] for row in rows] == ["a", "b", "c", "d"]
     assert "experts" in rows[2]["skipped"]
-    for row in rows[:2]:
+    built = [rows[0], rows[1], rows[3]]
+    # Megatron's `dp` has the ranks among which experts are spread, and `cp` has other data as well.
+    assert rows[3]["strategy"] == "dp2 zero1 | ep2 | cp2 ulysses"
+    for row in built:
         assert row["error"] == pytest.approx(row["predicted_s"] / row["measured_s"] - 1.0)
         assert 0 < row["predicted_s"] < 1
         assert row["predicted_bytes"] > 0
-    assert files["steps.csv"]["mean_error"] == pytest.approx(sum(abs(row["error"]) for row in rows[:2]) / 2)
-    # The constant is the best of one for both rows, so one of them has no error.
-    assert min(abs(row["constant_error"]) for row in rows[:2]) < 1e-9
+    assert files["steps.csv"]["mean_error"] == pytest.approx(sum(abs(row["error"]) for row in built) / 3)
+    # The constant is the best of one for all rows, so one of them has no error.
+    assert min(abs(row["constant_error"]) for row in built) < 1e-9
     (product, unknown) = files["products.csv"]["rows"]
     assert 100e-6 < product["predicted_s"] < 400e-6
     assert "x9" in unknown["skipped"]

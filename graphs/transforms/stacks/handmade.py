@@ -1,9 +1,9 @@
 """`handmade_kernels`: ops that the hand-made kernels of Megatron-LM and Transformer Engine do in one go.
 
 These are patterns, not rules: chains of ops with a meaning. All else is launched op by op. After
-`megatron/core/fusions` of Megatron-LM (fused_layer_norm, fused_bias_dropout, fused_bias_gelu, fused_bias_swiglu,
-fused_softmax, fused_cross_entropy) and the RMSNorm, rotary embedding and multi-tensor Adam of Transformer Engine. The
-bias of a product is the product's own here, as it is in cuBLASLt.
+`megatron/core/fusions` of Megatron-LM (fused_layer_norm, fused_bias_dropout, fused_bias_gelu, fused_bias_swiglu and
+its weighted form, fused_softmax, fused_cross_entropy) and the RMSNorm, rotary embedding and multi-tensor Adam of
+Transformer Engine. The bias of a product is the product's own here, as it is in cuBLASLt.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _PAIRS = frozenset(
         ("native_dropout", "add"),
     }
 )
+_GATES = {"silu", "gelu"}
 # Kinds of ops by which a module of pointwise ops and reductions is known as a norm, or an approximated GELU.
 _NORM, _GELU = {"rsqrt", "mean"}, {"tanh", "pow"}
 
@@ -100,6 +101,8 @@ class _Patterns:
             return True
         if kinds == ("div", "mul"):  # the scaled mask of a dropout
             return "bernoulli" in self._kinds_before(source)
+        if kinds == ("mul", "mul"):  # the weight of a token's expert, within its activation
+            return any(self.names[each] in _GATES for each in self.groups.members[self.groups.of(source)])
         if kinds == ("mul", "add"):  # a dropout, and the sum after it
             return any(self.names[each] == "bernoulli" for each in self.groups.members[self.groups.of(source)])
         return kinds in _PAIRS
