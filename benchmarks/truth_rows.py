@@ -46,6 +46,8 @@ MEGATRON_GPT: dict[str, Any] = {
     **{"gate": False, "activation": "gelu", "norm": "layer", "biases": True, "tied": True, "flash": False},
     "dropout": 0.1,
 }
+# --wgrad-deferral-limit of Megatron's tests that put gradients of the embedding off: gpt/.../model_config.yaml @ 16d85528
+DEFERRED = 2
 GPT2_PADDED = 51_200  # words of GPT-2's vocabulary, padded by Megatron
 
 
@@ -383,6 +385,11 @@ def _megatron_ci(row: Row) -> Run | Skipped:
         # Inductor writes the exponentials of float32 logits to a buffer of their own and copies them back, as
         # megatron/core/fusions/fused_cross_entropy.py @ 0cb4a9c8 says of what it replaces.
         extra += 4 * int(row["micro_batch_size"]) * shape.tokens // context * (shape.vocabulary // tensor)
+    if "defer_embedding_wgrad" in row["test"]:
+        # Gradients of the logits, and what was multiplied by the table, of so many micro-batches wait for the end of
+        # the step (megatron/core/tensor_parallel/layers.py, grad_output_buffer and embedding_activation_buffer).
+        rows = int(row["micro_batch_size"]) * shape.tokens
+        extra += DEFERRED * 2 * rows * (shape.vocabulary // tensor + hidden // (tensor if is_cut else 1))
     return Run(
         *(name, shape, int(row["global_batch_size"]), int(row["micro_batch_size"]), replicas),
         joined([f"dp{instances}" if instances > 1 else "", *words]),
