@@ -46,7 +46,8 @@ MEGATRON_GPT: dict[str, Any] = {
     **{"gate": False, "activation": "gelu", "norm": "layer", "biases": True, "tied": True, "flash": False},
     "dropout": 0.1,
 }
-# --wgrad-deferral-limit of Megatron's tests that put gradients of the embedding off: gpt/.../model_config.yaml @ 16d85528
+# --wgrad-deferral-limit of Megatron's tests that put gradients of the embedding off
+# (tests/functional_tests, gpt3_mcore_te_tp2_pp2_defer_embedding_wgrad_compute/model_config.yaml @ 16d85528).
 DEFERRED = 2
 GPT2_PADDED = 51_200  # words of GPT-2's vocabulary, padded by Megatron
 

@@ -157,9 +157,7 @@ def test_a_graph_without_rows_is_refused() -> None:
 
 
 def test_storage_is_split_along_an_axis_there_is() -> None:
-    with pytest.raises(
-        StrategyError, match="zero1 splits storage along 'dp', 'ep' or 'cp', which this mesh does not have"
-    ):
+    with pytest.raises(StrategyError, match="zero1 splits storage along 'dp', 'ep' or 'cp', which this mesh does"):
         split(mlp(), [Axis("tp", 2, TP)], zero=Zero(1))
 
 

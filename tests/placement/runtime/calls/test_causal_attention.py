@@ -124,9 +124,8 @@ def test_too_few_heads_and_heads_that_weights_cut_are_refused() -> None:
 
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_two_steps(is_fused: bool) -> None:
-    check_steps(
-        Words(is_fused), _words(), "dp2 zero1 | cp2", lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9), 2
-    )
+    strategy = "dp2 zero1 | cp2"
+    check_steps(Words(is_fused), _words(), strategy, lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9), 2)
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
