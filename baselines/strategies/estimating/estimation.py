@@ -190,6 +190,8 @@ class Estimation:
         rank = ranks[jobs.block // GROUPS]
         self.host_ways = self._host_ways()
         size = self._in_buckets(local.job_bytes.copy())
+        # Beside those of states; a graph without any has one, which no job is of.
+        outermost = np.append(self.split.outermost(self.source.states), -1)
         for kind, axis, r in {*zip(jobs.kind.tolist(), jobs.axis.tolist(), rank.tolist(), strict=True)}:
             chosen = np.flatnonzero((jobs.kind == kind) & (jobs.axis == axis) & (rank == r) & self.has_time)
             if kind in (THERE, BACK, COPIED_IN):
@@ -201,10 +203,8 @@ class Estimation:
                     _COLLECTIVES[kind], axis, size[chosen], self.strategy.reduce, stage=r
                 )
                 result[chosen] *= self.sizes.axes[axis] - 1 if kind == SHIFT else 1  # once for each block of others
-            is_first = (
-                axis == self.split.outermost(self.source.states)[jobs.state[chosen]] if kind == ALL_GATHER else False
-            )
-            of_parts = chosen[(jobs.state[chosen] >= 0) & is_first & self.split.on_hosts]
+            is_part = (kind == ALL_GATHER) & (jobs.state[chosen] >= 0) & self.split.on_hosts
+            of_parts = chosen[is_part & (outermost[jobs.state[chosen]] == axis)]
             if len(of_parts):  # each part comes from its host, and is gathered then
                 part = size[of_parts] / jobs.amount[of_parts] / self.sizes.axes[axis]
                 result[of_parts] += self.host_ways[r].seconds(part)

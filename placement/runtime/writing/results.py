@@ -16,6 +16,7 @@ from placement.runtime.writing.glue import flattened
 
 if TYPE_CHECKING:
     from placement.runtime.planning.planned_outputs import OutputParts
+    from placement.runtime.planning.planned_storage import Gradient
     from placement.runtime.writing.arguments import Arguments
     from placement.runtime.writing.code import Code
     from placement.runtime.writing.rank_exchanges import RankExchanges
