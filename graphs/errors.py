@@ -35,16 +35,23 @@ class PlacementError(Exception):
     Attributes:
         on_command_line: the sentence with advice for the command line, where the message has some for Python; or empty.
         finished: what was finished of a long piece of work before the error, or None.
+        instead: an object like the refused one that would be taken, or None.
     """
 
     def __init__(self, message: str = "") -> None:
         self.on_command_line = ""
         self.finished: object = None
+        self.instead: object = None
         super().__init__(_shown(message))
 
     def but_on_command_line(self, sentence: str) -> Self:
         """This error, with another sentence for the command line."""
         self.on_command_line = _shown(sentence)
+        return self
+
+    def but_take(self, instead: object) -> Self:
+        """This error, with what would be taken."""
+        self.instead = instead
         return self
 
 

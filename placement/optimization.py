@@ -104,8 +104,9 @@ def optimize(
             says, which is eager where nobody put it on another. `Result.compiled_s` of an eager answer is what
             ``"compiled"`` would bring.
         target: the tool that is to run the answer, a training step, which `placement.export` writes for it:
-            ``"torch"``, ``"fsdp2"``, ``"accelerate"``, ``"deepspeed"`` (docs/export.md). The search keeps to strategies
-            that it can run, and `Result.kept_to` is what that costs. ``"placement"`` runs all.
+            ``"torch"``, ``"fsdp2"``, ``"torchtitan"``, ``"megatron"``, ``"accelerate"``, ``"deepspeed"``
+            (docs/targets.md). The search keeps to strategies that it can run, and `Result.kept_to` is what that costs.
+            ``"placement"`` runs all.
         model: the model of the graph, also on ``meta``. With it strategies that cut weights or the model itself are
             written for the target before they are scored; without it they may turn out to be none that it can run.
         first: stop at the first advice: after `FIRST_S` seconds of search over strategies, without a check by computing

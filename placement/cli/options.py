@@ -42,8 +42,8 @@ For = Annotated[
         "--for",
         metavar="TARGET",
         autocompletion=completion.one_of(completion.SEARCHED),
-        help="The tool that is to run the answer: torch, fsdp2, accelerate or deepspeed. The search keeps to what it "
-        "can run, and the answer is in its words. placement runs everything.",
+        help="The tool that runs the answer: torch, fsdp2, torchtitan, megatron, accelerate or deepspeed. The search "
+        "keeps to what it can run, and the answer is in its words. placement runs everything.",
     ),
 ]
 ModelToRun = Annotated[

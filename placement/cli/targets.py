@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphs.errors import UnknownNameError
 from placement.cli.comparing.asked import OptimizeOptions
 from placement.cli.options import parse_dims
-from placement.exporters.registry import ANY, EXPORTERS, Exporter
+from placement.exporters.registry import ANY, EXPORTERS, SEARCHED, Exporter
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from placement.results.result import Result
 
 _SHORT = 60  # lines of a text that are shown in full
+
+
+def as_the_tool_runs(given: OptimizeOptions) -> OptimizeOptions:
+    """The options, with the precision and the stack of the target where nobody gave others and GRAPH is a model.
+
+    Raises:
+        UnknownNameError: no such target.
+    """
+    if given.for_ not in SEARCHED:
+        raise UnknownNameError("target", given.for_, SEARCHED)
+    exporter = _exporter(given)
+    if exporter is None or (exporter.precision, exporter.stack) == (None, None):
+        return given
+    from graphs.zoo import MODELS
+    from placement.inputs.functions import is_function
+
+    if not given.train or not (given.graph in MODELS or is_function(given.graph)):
+        return given
+    precision, stack = given.precision or exporter.precision, given.stack or exporter.stack
+    return dataclasses.replace(given, precision=precision, stack=stack)
 
 
 def handed_to(given: OptimizeOptions) -> Path | None:
@@ -30,16 +52,12 @@ def model_for(given: OptimizeOptions) -> Any:
     exporter = _exporter(given)
     if exporter is None or "model" not in exporter.takes:
         return None
-    from graphs.errors import CaptureError
-    from graphs.zoo import MODELS
-    from placement.inputs.functions import is_function
+    from graphs.errors import CaptureError, GraphFileError
     from placement.inputs.sources import read_model
 
-    if not (given.graph in MODELS or is_function(given.graph)):
-        return None
     try:
         return read_model(given.graph, parse_dims(given.dim))
-    except CaptureError:  # a function that returns a graph
+    except (CaptureError, GraphFileError):  # a graph, or a function that returns one
         return None
 
 

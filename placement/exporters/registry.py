@@ -19,6 +19,7 @@ class Exporter:
         tool: of strategies, the tool that runs them, with the version that `lacks` was made from.
         lacks: ``"module:name"`` of a function of a result, which need not have been carried out: it yields the parts of
             the strategy that the tool cannot run, in words. A search asks it of every strategy.
+        precision, stack: in which the tool trains a model unless it is told otherwise, where that is not as captured.
         suffix: of a file that it writes.
     """
 
@@ -29,6 +30,8 @@ class Exporter:
     text: str = "text"
     tool: str = ""
     lacks: str = ""
+    precision: str | None = None
+    stack: str | None = None
     suffix: str = ".json"
 
 
@@ -61,6 +64,7 @@ EXPORTERS: Mapping[str, Exporter] = {
         text="configuration",
         tool="torchtitan of January 2026",
         lacks="placement.configurations.torchtitan:torchtitan_lacks",
+        precision="mixed",
         suffix=".toml",
     ),
     "megatron": Exporter(
@@ -69,6 +73,8 @@ EXPORTERS: Mapping[str, Exporter] = {
         text="flags",
         tool="Megatron-LM",
         lacks="placement.configurations.megatron:megatron_lacks",
+        precision="master",
+        stack="fused",
         suffix=".sh",
     ),
     "accelerate": Exporter(

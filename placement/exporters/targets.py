@@ -56,7 +56,7 @@ def tool_for(target: str, graph: OpGraph, cluster: Cluster, model: nn.Module | N
             drafted = dataclasses.replace(draft, strategy=strategy)
             imported(exporter.function)(drafted, **arguments(target, graph, model))
         except MismatchError as error:
-            return Refusal(str(error))
+            return Refusal(str(error), error.instead if isinstance(error.instead, Strategy) else None)
         return None
 
     return ToolLimits(target, lacking, refuses)

@@ -15,7 +15,7 @@ from placement.cli.output import check_outputs, emit, emit_json, progress, reaso
 from placement.cli.reading import read_graph
 from placement.cli.records import is_default, option_of
 from placement.cli.searching import against, checked_search, first_lines
-from placement.cli.targets import handed_over, handed_to, model_for, target_lines
+from placement.cli.targets import as_the_tool_runs, handed_over, handed_to, model_for, target_lines
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 def optimize(given: OptimizeOptions) -> None:
     """Find out how to run a model: the best strategy and placement, saved with all that it takes to verify them."""
+    given = as_the_tool_runs(given)
     check_outputs(given.html, given.trace, given.output, handed_to(given), inputs=[given.graph, given.cluster])
     with progress("importing"):
         from placement import optimization

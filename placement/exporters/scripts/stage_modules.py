@@ -88,11 +88,12 @@ def stage_modules(
     if inside and pieces is None:
         first = graph.op_names[_forward(graph)[_begins(graph, stage)[inside[0]]]]
         cuts = _nearest_cuts(graph, stage, holders)
-        better = "" if cuts is None else f", for example {show(replace(strategy, cuts=cuts).text)}"
+        nearest = None if cuts is None else replace(strategy, cuts=cuts)
+        better = "" if nearest is None else f", for example {show(nearest.text)}"
         raise MismatchError(
             f"stage {inside[0]} begins at op {show(first)}, which is inside a module whose code torch.fx does not "
             f"follow; use a strategy that cuts at a module that is called with one tensor{better}."
-        )
+        ).but_take(nearest)
     if not all(modules):
         raise MismatchError(
             f"stage {[bool(own) for own in modules].index(False)} of the pipeline has no module with parameters of its "

@@ -15,6 +15,8 @@ from baselines.strategies.searching.records import ANY_TOOL
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
 from placement.cli import run
+from placement.cli.comparing.asked import OptimizeOptions
+from placement.cli.targets import as_the_tool_runs
 from placement.exporters.registry import ANY, SEARCHED
 from placement.exporters.targets import arguments, tool_for
 from placement.results.result import Result
@@ -116,3 +118,21 @@ def test_the_first_advice_says_so_and_what_it_leaves_out(monkeypatch: pytest.Mon
     assert result.compiled_s is None
     with pytest.raises(MismatchError, match="leave out first, or method"):
         placement.optimize(graph(), TWO, first=True, strategy="dp2")
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "taken"),
+    [
+        ("megatron", {}, ("master", "fused")),
+        ("megatron", {"precision": "bfloat16"}, ("bfloat16", "fused")),
+        ("torchtitan", {}, ("mixed", None)),
+        ("deepspeed", {}, (None, None)),
+        ("megatron", {"graph": "saved.json"}, (None, None)),
+    ],
+)
+def test_a_model_is_captured_as_the_tool_trains_it(
+    target: str, given: dict[str, str], taken: tuple[str | None, str | None]
+) -> None:
+    options = as_the_tool_runs(OptimizeOptions(**{"graph": "gpt2", "train": True, "for_": target, **given}))  # type: ignore[arg-type]
+    assert (options.precision, options.stack) == taken
+    assert as_the_tool_runs(options) == options
