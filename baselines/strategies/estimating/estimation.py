@@ -20,7 +20,7 @@ from baselines.strategies.estimating.block_kernel import (
 )
 from baselines.strategies.estimating.cuts import MICRO_BATCHES, AxisCut
 from baselines.strategies.estimating.estimate import Estimate
-from baselines.strategies.estimating.hosts import Done, HostWay, Offloaded, missing_on_hosts
+from baselines.strategies.estimating.hosts import Done, HostWay, Offloaded, OnWay, missing_on_hosts
 from baselines.strategies.estimating.local_costs import Hops, LocalCosts, Sizes, hops_of, local_costs
 from baselines.strategies.estimating.step import (
     ALL_GATHER,
@@ -288,7 +288,12 @@ class Estimation:
         sums = local.sum_s
         where = WEIGHTS if self.is_apart else BACKWARD
         seconds = usual[:, :3].copy()
-        self._await_hosts(local, seconds[:, FORWARD], memory.peak[:, FORWARD])
+        if (jobs.kind == THERE).any():
+            on_way = OnWay(self.step, self.blocks.first, by_place, self.live)
+            wait_s, most = on_way.of(self.job_end, local.job_bytes, seconds[:, FORWARD])
+            seconds[:, FORWARD] += wait_s
+            np.maximum(memory.peak[:, [FORWARD, BACKWARD]], most, out=most)
+            memory.peak[:, [FORWARD, BACKWARD]] = most
         seconds[:, where] += sums
         seconds = np.column_stack([seconds, seconds[:, BACKWARD] + seconds[:, WEIGHTS]])
         held, peak, stages = memory.held, memory.peak, self.strategy.stages
@@ -308,15 +313,6 @@ class Estimation:
         ends += _sums(ranks, apart_s, stages) * self.strategy.micro_batches
         np.maximum.at(ends, ranks, np.where(late_s > 0, late_s + apart_s, 0.0))
         return ends, longer, np.maximum(peaks, kept)
-
-    def _await_hosts(self, local: LocalCosts, forward_s: FloatArray, peak: FloatArray) -> None:
-        """Add to forward passes, float64 [S], what they wait for the ways to hosts, and to their peaks what waits."""
-        jobs = self.step.jobs
-        for stage in range(self.n_stages if (jobs.kind == THERE).any() else 0):
-            there = (jobs.kind == THERE) & (jobs.block == stage * GROUPS + FORWARD)
-            peak[stage] += local.job_bytes[there & (self.job_end > forward_s[stage])].sum()
-            if stage == self.n_stages - 1:  # others do something else before what has left comes back
-                forward_s[stage] = max(forward_s[stage], self.job_end[there].max(initial=0.0))
 
     def _finished(
         self,
@@ -393,6 +389,7 @@ class Estimation:
         after: FloatArray = np.cumsum(born - gone)
         live = after + gone
         live[frame.position] += local.workspace
+        self.live = live
         first = self.ways[0].first  # the same for all ways
         s = np.arange(self.n_stages) * GROUPS
         held = np.column_stack([_crossing(lives, sizes, first[s + b], first[s + ONCE]) for b in (BACKWARD, WEIGHTS)])

@@ -9,7 +9,18 @@ from itertools import chain
 import numpy as np
 
 from baselines.strategies.estimating.local_costs import LocalCosts, OpTimes, Sizes, local_costs, local_states
-from baselines.strategies.estimating.step import BACKWARD, GROUPS, WEIGHTS, Jobs, LocalStep, Split, States
+from baselines.strategies.estimating.step import (
+    BACK,
+    BACKWARD,
+    FORWARD,
+    GROUPS,
+    THERE,
+    WEIGHTS,
+    Jobs,
+    LocalStep,
+    Split,
+    States,
+)
 from env.cluster import Cluster
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import Phase
@@ -200,6 +211,59 @@ def _share_done(step: LocalStep, op_s: FloatArray) -> FloatArray:
     done = np.cumsum(by_place) - (np.cumsum(all_s) - all_s)[stage]
     result: FloatArray = np.minimum(done / np.maximum(all_s[stage], 1e-300), 1.0)
     return result
+
+
+@dataclass(frozen=True, eq=False)
+class OnWay:
+    """Activations on their way to hosts while their stage goes on (n ops).
+
+    Attributes:
+        step: of one place.
+        first: int64 [B + 1], place of the first op of each block.
+        op_s, live: float64 [n], by place: seconds, and bytes that are there beside.
+    """
+
+    step: LocalStep
+    first: IntArray
+    op_s: FloatArray
+    live: FloatArray
+
+    def of(self, job_end: FloatArray, job_bytes: FloatArray, forward_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Seconds for which backward passes wait, float64 [S], and the most bytes of both passes, float64 [S, 2].
+
+        The last stage goes on with its backward pass, which waits for a tensor where it asks that back; others do
+        something else before.
+
+        Args:
+            job_end, job_bytes: float64 [j], when exchanges end, from the beginning of their block, and of how much.
+            forward_s: float64 [S], of each forward pass.
+        """
+        jobs, lives, n_tensors = self.step.jobs, self.step.lives, self.step.frame.graph.n_tensors
+        n_stages, end_s = len(forward_s), np.concatenate([[0.0], np.cumsum(self.op_s)])
+        wait_s, most = np.zeros(n_stages), np.zeros((n_stages, 2))
+        last, asked = np.zeros(n_tensors, dtype=np.int64), np.zeros(n_tensors, dtype=np.int64)
+        own = lives.tensor < n_tensors
+        np.maximum.at(last, lives.tensor[own], lives.last[own])
+        asked[jobs.tensor[jobs.kind == BACK]] = jobs.after[jobs.kind == BACK] + 1
+        for stage in range(n_stages):
+            there = np.flatnonzero((jobs.kind == THERE) & (jobs.block == stage * GROUPS + FORWARD))
+            begin, middle, end = self.first[stage * GROUPS + np.array([FORWARD, BACKWARD, WEIGHTS])].tolist()
+            tensor, at_s = jobs.tensor[there], end_s[begin + 1 : end + 1] - end_s[begin]
+            if stage < n_stages - 1:
+                end, at_s = middle, at_s[: middle - begin]
+            else:
+                asked_s = end_s[np.clip(asked[tensor], middle, end)] - end_s[middle]
+                wait_s[stage] = np.max(job_end[there] - forward_s[stage] - asked_s, initial=0.0)
+                at_s[middle - begin :] += wait_s[stage]
+            since = np.clip(last[tensor] + 1 - begin, 0, end - begin)
+            gone = np.minimum(np.searchsorted(at_s, job_end[there]) + 1, end - begin)
+            # From where it is asked back the copy that comes counts, which does not come before it is sent.
+            gone = np.maximum(np.minimum(gone, asked[tensor] - 1 - begin), since)
+            steps = np.bincount(since, job_bytes[there], end - begin + 1)
+            steps -= np.bincount(gone, job_bytes[there], end - begin + 1)
+            held = self.live[begin:end] + np.cumsum(steps)[:-1]
+            most[stage] = held[: middle - begin].max(initial=0.0), held[middle - begin :].max(initial=0.0)
+        return wait_s, most
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,14 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("text", ["offload=activations", "offload=layers.[0-8]", "mb4 | offload=optimizer+activations"])
+def test_activations_that_their_link_does_not_take_in_time_wait_where_they_are(text: str) -> None:
+    graph, target, strategy = model_graph("gpt2", train=True), Cluster.preset("1xH100+host"), Strategy.parse(text)
+    estimate, score = Estimator(graph, target).estimate(strategy), scored(graph, target, strategy)
+    assert estimate.step_time_s == pytest.approx(score.step_time_s, rel=0.03)
+    assert estimate.peak_bytes == pytest.approx(score.peak_bytes, rel=0.01)
+
+
 @pytest.mark.parametrize(("model", "cluster", "text"), CASES)
 def test_an_estimate_is_near_the_score(model: str, cluster: str, text: str) -> None:
     graph, target, strategy = model_graph(model, train=True), Cluster.preset(cluster), Strategy.parse(text)
