@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from baselines.strategies.applied import Applied
 
 FORWARD, BACKWARD, RECOMPUTED, UPDATE = "forward", "backward", "recomputed", "update"
-TRANSFER, STAGES, HOST = "transfer", "pp", "host"  # a kind that is no collective, and the axes of that kind
+TRANSFER = "transfer"  # a kind that is no collective, and its axes: of a pipeline, of ops placed one by one, of offload
+STAGES, DEVICES, HOST = "pp", "devices", "host"
 _OF_HOST = re.compile(r"^.*?\d+/")
 
 
@@ -35,7 +36,8 @@ class AxisTraffic:
 
     Attributes:
         kind: of collective, or `TRANSFER`.
-        axis: of the mesh; of transfers `STAGES`, or `HOST` for those to the memory of the host and back.
+        axis: of the mesh; of transfers `STAGES`, `DEVICES` where nothing was rewritten, or `HOST` for those to the
+            memory of the host and back.
         count: how many there are in a step.
         bytes: of the whole tensors, all together.
         busy_s: seconds in which one of them at least is under way: from when the device begins it until it has the
@@ -160,8 +162,8 @@ def _traffic(what: Applied, schedule: Schedule, device: int) -> dict[tuple[str, 
         members.setdefault(_key(derived, op), ([], []))[0].append(op)
     for transfer, op, to_host in zip(near.tolist(), producer.tolist(), is_host.tolist(), strict=True):
         of_axis = derived.along[op] >= 0 and not to_host
-        axis = HOST if to_host else STAGES
-        key = _key(derived, op) if of_axis else (len(derived.mesh) + (axis == STAGES), TRANSFER, axis)
+        axis = HOST if to_host else DEVICES if what.strategy.is_none else STAGES
+        key = _key(derived, op) if of_axis else (len(derived.mesh) + (axis != HOST), TRANSFER, axis)
         members.setdefault(key, ([], []))[1].append(transfer)
     arrays = {key: (np.array(a, dtype=np.int64), np.array(b, dtype=np.int64)) for key, (a, b) in members.items()}
     return {key[1:]: arrays[key] for key in sorted(arrays)}

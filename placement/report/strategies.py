@@ -33,7 +33,7 @@ def render_strategies(found: StrategyComparison, searched: Result | None = None)
         "beside": escape("; ".join(beside)),
         "basis": escape(f"Step times are {note}." if (note := basis(graph, cluster)) else ""),
         "table": found.table().html(),
-        "notes": _notes(found),
+        "notes": _notes(found, "" if searched is None else searched.why),
         "alternatives": "" if searched is None else alternatives_cards(searched),
         "sections": "\n".join(_section(found, row) for row in drawn),
         "facts": _facts(found),
@@ -41,8 +41,9 @@ def render_strategies(found: StrategyComparison, searched: Result | None = None)
     return page("strategies.html", f"{graph.name} on {cluster.name}: strategies", parts)
 
 
-def _notes(found: StrategyComparison) -> str:
-    items = [f"<li>{escape(line)}</li>" for line in found.reasons()]
+def _notes(found: StrategyComparison, why: str) -> str:
+    lines = [*found.reasons(), *([f"why: {why}"] if why else [])]
+    items = [f"<li>{escape(line)}</li>" for line in lines]
     items += [
         f"<li><code>{escape(row.strategy.text)}</code>: {escape(row.result.note)}</li>"
         for row in found.rows

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from baselines.strategies.figures import StrategyFigures
-from baselines.strategies.step_parts import HOST, RECOMPUTED, STAGES, UPDATE, AxisTraffic, StepParts
+from baselines.strategies.step_parts import DEVICES, HOST, RECOMPUTED, STAGES, UPDATE, AxisTraffic, StepParts
 from graphs.formatting import format_bytes, format_seconds
 
 _LEAST = 0.1  # share of the larger one of two sums: smaller differences are told together
 _SEEN = 0.01  # share of a step: smaller parts are not told
 _MOST = 3  # differences that are told one by one
-_ALONG = {STAGES: "between stages", HOST: "to and from the host"}
+_ALONG = {STAGES: "between stages", DEVICES: "between devices", HOST: "to and from the host"}
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from placement.solving.plainest import WITHIN, oddities, plainer
 from placement.solving.reasons import reason
 from placement.solving.remarks import counted, faster, few_samples, kept_to, left_out_words
 from placement.solving.solver import Solver
-from placement.solving.strategy_row import StrategyRow, strategy_row, without_answer
+from placement.solving.strategy_row import StrategyRow, strategy_row, unrewritten_row, without_answer
 
 if TYPE_CHECKING:
     from baselines.budget import Search
@@ -267,6 +267,8 @@ def fastest(
         best = StrategyRow(without_answer(graph, cluster, seed, AUTO, nothing), None)
     elif not best.result.bounds:
         best = dataclasses.replace(best, result=best.result.among_strategies(bounds))
+    if best.result.answer is not None and best.figures is None:
+        best = unrewritten_row(best.result)
     answer = best.result
     alternatives = listed(
         one
@@ -286,7 +288,7 @@ def fastest(
         answer,
         method=AUTO,
         alternatives=alternatives,
-        why="" if aids.first else reason(graph, cluster, best, alternatives),
+        why="" if aids.first else reason(graph, cluster, best, alternatives, outcome.ladder.values()),
         ladder=tuple(
             Rung(name, one.strategy, one.step_time_s, one.peak_bytes, one.fits, isinstance(one, Estimate))
             for name, one in outcome.ladder.items()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from baselines.strategies.estimating.estimate import Figures
 from env.cluster import Cluster
 from graphs.errors import PlacementError
 from graphs.opgraph import OpGraph
@@ -19,13 +20,20 @@ from placement.solving.strategy_row import StrategyRow, figures_of
 _TIED = 0.01  # of the step time: nearer ones differ in nothing that is worth a word
 
 
-def reason(graph: OpGraph, cluster: Cluster, best: StrategyRow, alternatives: Sequence[Alternative]) -> str:
+def reason(
+    graph: OpGraph,
+    cluster: Cluster,
+    best: StrategyRow,
+    alternatives: Sequence[Alternative],
+    estimated: Iterable[Figures] = (),
+) -> str:
     """Why the next best family is not the answer, and what the answer would take without what saves memory.
 
     Args:
         graph, cluster: before the strategy.
         best: the answer.
         alternatives: the ways that were scored, fastest first.
+        estimated: others, for a search that had no time to score any of another family.
 
     Returns:
         "" where the answer is no strategy, or nothing can be compared.
@@ -33,7 +41,7 @@ def reason(graph: OpGraph, cluster: Cluster, best: StrategyRow, alternatives: Se
     if best.figures is None or best.result.answer is None:
         return ""
     found: list[str] = []
-    for name, other in (*_next_best(best.result, alternatives), *_without(best.strategy)):
+    for name, other in (*_next_best(best.result, alternatives, estimated), *_without(best.strategy)):
         try:
             found.append(why_not(name, best.figures, figures_of(graph, cluster, other)))
         except PlacementError:  # it cannot be carried out, which is no matter of time or memory
@@ -41,7 +49,9 @@ def reason(graph: OpGraph, cluster: Cluster, best: StrategyRow, alternatives: Se
     return "; ".join(found)
 
 
-def _next_best(result: Result, alternatives: Sequence[Alternative]) -> Iterator[tuple[str, Strategy]]:
+def _next_best(
+    result: Result, alternatives: Sequence[Alternative], estimated: Iterable[Figures]
+) -> Iterator[tuple[str, Strategy]]:
     """The fastest of another family that uses several devices, beyond the error of predictions if there is one."""
     from baselines.strategies.searching.families import family_of
 
@@ -51,6 +61,9 @@ def _next_best(result: Result, alternatives: Sequence[Alternative]) -> Iterator[
         for one in best_of_each(alternatives)
         if one.step_time_s is not None and one.name != own and one.strategy.devices > 1
     ]
+    if not others:
+        found = [one for one in estimated if one.fits and one.strategy.devices > 1 and family_of(one.strategy) != own]
+        others = sorted(((one.step_time_s, one.strategy) for one in found), key=lambda each: each[0])
     apart = [(took_s, one) for took_s, one in others if took_s > (1 + max(result.uncertainty or 0.0, _TIED)) * step_s]
     for _, one in (apart or others)[:1]:
         yield in_brief(one), one

@@ -188,7 +188,8 @@ def unrewritten_row(result: Result) -> StrategyRow:
     if result.answer is None:
         return StrategyRow(result, None)
     score, schedule = result.schedule()
-    return StrategyRow(result, figures(as_it_is(Problem(result.graph, result.cluster), result.plan()), score, schedule))
+    found = figures(as_it_is(Problem(result.graph, result.cluster), result.plan()), score, schedule)
+    return StrategyRow(dataclasses.replace(result, spent=spent(found.parts)), found)
 
 
 def _result(

@@ -116,6 +116,7 @@ def test_it_is_never_worse_than_a_placement_or_one_device() -> None:
     found = optimize(heavy(), SLOW, evaluations=FEW)
     assert (found.strategy, len(found.answered().used)) == (Strategy(), 1)
     assert advice(found).startswith("one device is best: ")
+    assert re.search(r"^dp2 takes .* more: .*exposed over dp \(all-reduce .* over nvswitch\)", found.why)
     assert verify(found).holds
 
 
