@@ -21,8 +21,9 @@ Graph = Annotated[
         show_default=False,
         help="A built-in model (see `placement models`), a saved graph (.json), a NeurIPS 2020 problem (.json), a "
         "PipeDream profile (.txt), an ONNX model (.onnx), an exported program (.pt2), a configuration of transformers "
-        "(config.json), or file.py:function that returns (model, args), (model, args, kwargs) or an OpGraph. Only "
-        "file.py:function is executed; other files are safe to take from strangers.",
+        "(config.json), torchtitan (.toml) or Megatron-LM (.sh, .yaml), or file.py:function that returns (model, "
+        "args), (model, args, kwargs) or an OpGraph. Only file.py:function is executed; other files are safe to take "
+        "from strangers.",
     ),
 ]
 ClusterOption = Annotated[
@@ -97,7 +98,7 @@ Dims = Annotated[
         metavar="NAME=SIZE",
         show_default=False,
         help="Size of a symbolic dimension of an ONNX model, batch=SIZE of a built-in model, a keyword argument of "
-        "file.py:function, or batch, sequence or target of a configuration of transformers; repeatable.",
+        "file.py:function, or batch and sequence of a configuration; repeatable.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="NUMBER", min=0, help="Random seed.")]

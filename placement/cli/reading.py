@@ -53,9 +53,9 @@ def _source(graph: str, how: HowToRead, sizes: dict[str, int]) -> Source:
     from placement.inputs.sources import Source, read_cluster, read_source
 
     if is_training_configuration(graph):
-        cluster = getattr(how, "cluster", None)  # whose devices say how many replicas there are
-        devices = None if cluster is None else read_cluster(cluster).n_devices
-        return Source(graph_of_configuration(graph, sizes, how.precision, devices))
+        name = getattr(how, "cluster", None)
+        cluster = None if name is None else read_cluster(name)
+        return Source(graph_of_configuration(graph, sizes, how.precision, cluster))
     return read_source(graph, train=how.train, granularity=how.granularity, dims=sizes, precision=how.precision)
 
 

@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from env.cluster import Cluster
 from graphs.disk import read_text
 from graphs.errors import ConfigurationError, GraphError, UnknownNameError
 from graphs.opgraph import OpGraph
 from placement.configurations.configuration import Configuration
+from placement.configurations.strategies import batch_of, settled
 
 _SUFFIXES = (".toml", ".sh", ".yaml", ".yml")
 _DIMS = ("batch", "sequence", "vocabulary")
@@ -21,7 +23,7 @@ def is_training_configuration(argument: str) -> bool:
 
 
 def graph_of_configuration(
-    path: str, dims: Mapping[str, int], precision: str | None = None, devices: int | None = None
+    path: str, dims: Mapping[str, int], precision: str | None = None, cluster: Cluster | None = None
 ) -> OpGraph:
     """The training step of the model that a configuration of torchtitan or Megatron-LM is for.
 
@@ -30,7 +32,7 @@ def graph_of_configuration(
         dims: ``"batch"``, samples of a step, ``"sequence"``, words of each, and ``"vocabulary"``, where they are not
             those of the file.
         precision: None for that of the file.
-        devices: that there are, from which the number of replicas follows.
+        cluster: from whose devices the number of replicas follows, where the file does not say it.
 
     Raises:
         UnknownNameError: another dimension, or no such precision.
@@ -53,7 +55,7 @@ def graph_of_configuration(
                 "file by --config to `placement compare`."
             )
         found = read_configuration(text, tool)
-        batch, sequence = dims.get("batch") or _batch(found, devices), dims.get("sequence") or found.sequence
+        batch, sequence = dims.get("batch") or _batch(found, cluster), dims.get("sequence") or found.sequence
         if sequence is None:
             raise ConfigurationError("the file does not say how long a sequence is; give --dim sequence=LENGTH.")
         config = decoder_of(text, tool, batch, sequence, dims.get("vocabulary"))
@@ -62,11 +64,10 @@ def graph_of_configuration(
     return decoder_graph(config, True, precision or found.precision, Path(path).stem)
 
 
-def _batch(found: Configuration, devices: int | None) -> int:
+def _batch(found: Configuration, cluster: Cluster | None) -> int:
     """Samples of a step over all replicas."""
-    if found.batch is not None:
-        return found.batch
-    whole = found if devices is None else found.on(devices)
-    if whole.micro_batch is None or whole.replicas is None:
+    whole = found if cluster is None else settled(found, cluster)
+    batch = found.batch if whole.replicas is None else batch_of(whole)
+    if batch is None:
         raise ConfigurationError("the file leaves the batch of all replicas to their number; give --dim batch=SAMPLES.")
-    return whole.micro_batch * (whole.accumulation or 1) * whole.replicas
+    return batch

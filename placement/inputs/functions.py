@@ -223,7 +223,7 @@ def _user_code(path: Path, label: str) -> Iterator[None]:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == path.name]
         where = f" (line {lines[-1]})" if lines else ""
         reason = f"{label} failed{where} with {type(error).__name__}: {error}"
-        if "process group" in str(error).lower():
+        if any(word in str(error).lower() for word in ("process group", "torch.distributed")):
             raise CaptureError(
                 reason.rstrip("."),
                 "leave out fully_shard, DistributedDataParallel and other wrappers, for a strategy says how the model "

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Building = contextlib.AbstractContextManager[Any]  # how tensors are made while a model is
 BATCH, LONGEST = 8, 4096  # samples, and words of each at most, where --dim does not say
 _LARGEST = 1 << 22  # bytes of a configuration; graphs may have more
-_OF_WORDS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "WithLMHeadModel", "ForTokenClassification", "ForCTC")
+_OF_WORDS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "WithLMHeadModel", "ForTokenClassification")
 _OF_SAMPLES = (
     *("ForSequenceClassification", "ForImageClassification", "ForAudioClassification", "ForVideoClassification"),
     *("ForNextSentencePrediction", "ForImageClassificationWithTeacher"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from env.cluster import Cluster
 from graphs.errors import ConfigurationError, UnknownNameError
 from graphs.zoo.decoders import DecoderConfig, decoder
 from placement.configurations.decoders import decoder_of
@@ -89,7 +90,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_graph_has_the_batch_of_all_replicas_and_the_precision_of_the_file(tmp_path: Path) -> None:
-    toml = graph_of_configuration(written(tmp_path, TOML, "train.toml"), {}, devices=4)
+    path = written(tmp_path, TOML.replace("degree = 4", "degree = -1"), "train.toml")
+    toml = graph_of_configuration(path, {}, cluster=Cluster.preset("4xH100-nvswitch"))
     assert toml.is_training
     assert (toml.name, toml.origin.batch_size, toml.origin.precision) == ("train", 8, "mixed")
     script = graph_of_configuration(written(tmp_path, MEGATRON, "pretrain.sh"), {}, "float32")

@@ -29,6 +29,27 @@ def make():
     return Tied(), (torch.tensor([[1, 2], [3, 4]]),)
 """,
     "moved": "def make():\n    return nn.Linear(4, 3).to('cpu').to(torch.bfloat16), (torch.ones(2, 4).bfloat16(),)\n",
+    "filled as for fully_shard": """
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("table", self.made(), persistent=False)
+    def made(self):
+        return torch.polar(torch.ones(2), torch.rand(2))
+    def init_weights(self, buffer_device=None):
+        self.layer.reset_parameters()
+        with torch.device(buffer_device):
+            self.table = self.made()
+    def forward(self, x):
+        return torch.view_as_real(torch.view_as_complex(self.layer(x).unflatten(1, (2, 2))) * self.table)
+def make(device="cpu"):
+    with torch.device("meta"):
+        model = Turned()
+    model.to_empty(device=device)
+    model.init_weights(buffer_device=device)
+    return model, (torch.randn(2, 4, device=device),)
+""",
     "values read while it is made": """
 def make():
     rates = [rate.item() for rate in torch.linspace(0, 0.5, 3)]
@@ -105,3 +126,19 @@ def make():
     with pytest.raises(CaptureError, match="depends on the data in a tensor"):
         graph_of(tmp_path, text, False)
     assert len(calls.read_text().split()) == 3
+
+
+def test_a_gpu_need_not_be_there_to_fill_a_model_on_it(tmp_path: Path) -> None:
+    text = MODELS["filled as for fully_shard"]
+    assert graph_of(tmp_path, text.replace('"cpu"', '"cuda"')).hash == graph_of(tmp_path, text).hash
+
+
+@pytest.mark.parametrize(
+    "wrapped", ["fully_shard(nn.Linear(4, 4))", "nn.parallel.DistributedDataParallel(nn.Linear(4, 4))"]
+)
+def test_a_function_that_needs_processes_is_told_to_leave_them_out(tmp_path: Path, wrapped: str) -> None:
+    text = f"from torch.distributed.fsdp import fully_shard\ndef make():\n    return {wrapped}, (torch.randn(2, 4),)\n"
+    with pytest.raises(
+        CaptureError, match=r"line 5.*leave out fully_shard, DistributedDataParallel and other wrappers"
+    ):
+        graph_of(tmp_path, text)

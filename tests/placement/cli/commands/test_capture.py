@@ -107,7 +107,7 @@ def test_bad_graphs(call: Call, graph_file: Path, tmp_path: Path) -> None:
         "noise.bin": ["noise.bin is of no known format"],
         f"{graph_file} --train": ["--train is for models"],
         f"{graph_file} --granularity module": ["--granularity is for models"],
-        f"{graph_file} --dim batch=3": ["--dim gives sizes to ONNX models, built-in models and file.py:function"],
+        f"{graph_file} --dim batch=3": ["--dim gives sizes to ONNX models, built-in models, file.py:function and"],
         "alexnet --dim batch": ["--dim takes NAME=SIZE"],
         "alexnet --dim batch=-2": ["--dim takes NAME=SIZE with a whole number, 1 or more"],
         f"alexnet --dim batch={10**30}": ["of at most 15 digits"],
