@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from placement.cli.output import command_line, usage_errors
@@ -50,8 +50,8 @@ def compiled_line(words: str) -> list[str]:
     return [f"compiled: {words}"] if words else []
 
 
-def against(given: Any, result: Result) -> list[str]:
-    """The line of the command to try beside `do_it`, where predictions cannot tell the two apart; else none.
+def with_against(lines: Sequence[str], given: Any, result: Result) -> list[str]:
+    """The lines of a summary with the command to try beside `do_it`, where predictions cannot tell the two apart.
 
     Args:
         given: the options record of the command that searched.
@@ -60,7 +60,10 @@ def against(given: Any, result: Result) -> list[str]:
     from placement.results.advice import tied
 
     near = tied(result)
-    return [f"against      {do_it(given, result, other=near[0].strategy)}"] if near else []
+    if not near:
+        return list(lines)
+    at = next((k + 1 for k, line in enumerate(lines) if line.startswith("ties ")), len(lines))
+    return [*lines[:at], f"against      {do_it(given, result, other=near[0].strategy)}", *lines[at:]]
 
 
 def do_it(given: Any, result: Result, on_one_device: bool = False, other: Strategy | None = None) -> str:

@@ -14,7 +14,7 @@ from placement.cli.executing import check_scorer, profiled
 from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json
 from placement.cli.reading import read_graph
 from placement.cli.records import is_default, option_of
-from placement.cli.searching import against, checked_search, first_lines
+from placement.cli.searching import checked_search, first_lines, with_against
 from placement.cli.targets import as_the_tool_runs, handed_over, handed_to, model_for, target_lines
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def optimize(given: OptimizeOptions) -> None:
         lines = summary.splitlines()
         if result.alternatives:  # it begins with the advice itself
             lines = lines[len(advice_lines(result)) :]
-        emit("\n".join([*first, *target_lines(given, result, text), *lines, *against(given, result), *written]))
+        told = with_against(lines, given, result)
+        emit("\n".join([*first, *target_lines(given, result, text), *told, *written]))
     if not result.feasible:
         _refuse(given, result)
 

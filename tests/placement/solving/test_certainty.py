@@ -11,6 +11,8 @@ from graphs.formatting import format_seconds
 from graphs.opgraph import Op, OpGraph
 from graphs.origin import Origin
 from graphs.transforms.strategy import Strategy
+from placement.cli.comparing.asked import OptimizeOptions
+from placement.cli.searching import with_against
 from placement.results.advice import advice, tied, ties
 from placement.results.alternatives import ONE_DEVICE, Alternative
 from placement.results.utilisation import BEST_CASE, basis, uncertainty
@@ -57,4 +59,8 @@ def test_what_lies_within_the_error_is_a_tie() -> None:
     third = Alternative("zero3", Strategy.parse("dp2 zero3"), near, 10)
     assert "5 steps of it and of the first tell" in ties(replace(result, alternatives=(*others, third)))
     assert ties(replace(result, alternatives=others[1:])) == ""
+    given = OptimizeOptions(graph="gpt2", cluster="2xH100-nvswitch", train=True)
+    lines = with_against(["moved        1 GB", "ties         two", "note"], given, replace(result, alternatives=others))
+    assert lines[2] == "against      placement optimize gpt2 --cluster 2xH100-nvswitch --strategy dp2 --seed 0 --train"
+    assert with_against(["note"], given, replace(result, alternatives=others[1:])) == ["note"]
     assert ties(replace(result, cluster=H100.at_peak(), alternatives=others)) == ""
