@@ -239,16 +239,23 @@ class Problem:
 
     @cached_property
     def working_bytes(self) -> IntArray:
-        """int64 [n]: an op's workspace, inputs and outputs, all on its device while it runs.
+        """int64 [n]: what an op needs, at the least, beside all that is kept on its device.
 
-        0 for an op that takes no time on some device it may run on: memory is counted over time, so it may need none.
+        That is `running_bytes` less all gradients that come in the step, since they may not be there yet. 0 for an op
+        that takes no time on some device it may run on: memory is counted over time, so it may need none.
         """
+        beside = np.maximum(self.running_bytes - self.graph.coming_bytes.sum(), 0)
+        return frozen(np.where(self.fastest_s > 0, beside, 0))
+
+    @cached_property
+    def running_bytes(self) -> IntArray:
+        """int64 [n]: an op's workspace, inputs and outputs, all on its device while it runs."""
         graph = self.graph
         _, consumer, tensor = graph.edge_list
         size = graph.workspace_bytes.copy()
         np.add.at(size, graph.tensor_producer, graph.tensor_memory_bytes)
         np.add.at(size, consumer, graph.tensor_memory_bytes[tensor])
-        return frozen(np.where(self.fastest_s > 0, size, 0))
+        return frozen(size)
 
     @cached_property
     def suits(self) -> BoolArray:

@@ -19,8 +19,8 @@ from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, pointers, sum
 from graphs.checks import check_arrays, cycle_message, kept_name, lookup
 from graphs.columns import amounts, counts, facts, numbers, times, transfer_times
 from graphs.errors import GraphError
-from graphs.origin import UNKNOWN, Origin
-from graphs.records import ANY_DEVICE, EXTENTS, Op, Phase, Tensor, Work
+from graphs.origin import FUSED, UNKNOWN, Origin
+from graphs.records import ANY_DEVICE, EXTENTS, HOST, LANE, Op, Phase, Tensor, Work
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -315,8 +315,51 @@ class OpGraph:
 
     @cached_property
     def kept_bytes(self) -> IntArray:
-        """int64 [n]: bytes that each op keeps on its device for the whole step, the sum of three parts."""
+        """int64 [n]: bytes that each op keeps on its device until the step ends, the sum of three parts."""
         return frozen(self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes)
+
+    @cached_property
+    def standing_bytes(self) -> IntArray:
+        """int64 [n]: those of them that are there from the beginning of the step."""
+        return frozen(self.kept_bytes - np.where(self.gradient_maker >= 0, self.gradient_bytes, 0))
+
+    @cached_property
+    def coming_bytes(self) -> IntArray:
+        """int64 [n]: those that come when each op starts: gradients that it makes."""
+        comes = self.gradient_maker >= 0
+        return frozen(sums(self.gradient_maker[comes], self.gradient_bytes[comes], self.n_ops))
+
+    @cached_property
+    def gradient_maker(self) -> IntArray:
+        """int64 [n]: the op with whose start an op's gradient bytes come; -1 where they are there from the beginning.
+
+        PyTorch makes gradients in the backward pass and drops all of them after the update (``zero_grad``). So a
+        colocation group's come with the first of its backward ops, in graph order, that writes in place what only the
+        group reads, if its updates alone read the last of it; or with the op of a lane that gives its updates a part,
+        as ZeRO-2 and 3 have it. They are there from the beginning where a lane reads what lies in place, since buckets
+        of replicas stay, on the stack ``"fused"``, since Megatron's gradients have buffers, on hosts, and where nothing
+        says who makes them. O(n + e).
+        """
+        n, m, group = self.n_ops, self.n_tensors, self.colocation
+        result = np.full(n, -1, dtype=np.int64)
+        is_keeper = (self.gradient_bytes > 0) & (group >= 0) & ~self.is_pinned_to(HOST)
+        if self.origin.stack == FUSED or not is_keeper.any() or not self.tensor_in_place.any():
+            return frozen(result)
+        producer, consumer, tensor = self.edge_list
+        first, last = np.full(m, n, dtype=np.int64), np.full(m, -1, dtype=np.int64)
+        np.minimum.at(first, tensor, group[consumer])
+        np.maximum.at(last, tensor, group[consumer])
+        is_lane, is_backward, maker = self.is_pinned_to(LANE), self.phase == Phase.BACKWARD, self.tensor_producer
+        of_group = self.tensor_in_place & (first == last) & (first >= 0)
+        of_backward = of_group & is_backward[maker] & (group[maker] == first)
+        is_last = self.tensor_is_kept & (of_backward | (of_group & is_lane[maker]))
+        makes, is_made = np.full(1 + group.max(), n, dtype=np.int64), np.zeros(1 + group.max(), dtype=np.bool_)
+        np.minimum.at(makes, first[is_last | of_backward], maker[is_last | of_backward])
+        is_made[first[is_last]] = True
+        in_bucket = self.tensor_in_place[tensor] & is_backward[producer] & (group[producer] >= 0) & is_lane[consumer]
+        is_made[group[producer[in_bucket]]] = False
+        result[is_keeper] = np.where(is_made, makes, -1)[group[is_keeper]]
+        return frozen(result)
 
     @cached_property
     def tensor_memory_bytes(self) -> IntArray:

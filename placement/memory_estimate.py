@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from baselines.strategies.searching.space import EACH_LAYER, can_recompute
 from env.cluster import UNLIMITED_BYTES, Cluster
 from env.device import Device
@@ -242,9 +244,10 @@ def _activations(graph: OpGraph, precisions: list[str], samples: int) -> Iterato
 
 
 def held_bytes(graph: OpGraph, strategy: Strategy) -> int:
-    """The peak of a step on one device whose memory does not matter, less what is kept for the whole step."""
+    """The peak of a step on one device whose memory does not matter, but for parameters, gradients and states."""
     from baselines.strategies.searching.scoring import scored  # loads the compiled simulator
 
     device = dataclasses.replace(preset_devices()[-1], memory_bytes=UNLIMITED_BYTES)
     alone = Cluster(device.name, (device,))
-    return scored(graph, alone, strategy).peak_bytes - int(graph.kept_bytes.sum())
+    bare = dataclasses.replace(graph, gradient_bytes=np.zeros(graph.n_ops, dtype=np.int64))
+    return scored(bare, alone, strategy).peak_bytes - int(bare.kept_bytes.sum())

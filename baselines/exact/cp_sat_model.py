@@ -397,10 +397,12 @@ def _held(made: CpSatModel, d: int, devices: list[int]) -> Iterator[tuple[Any, i
     for u, ops in enumerate(problem.units):
         if (literal := made.where[u].get(d)) is not None:
             step = model.new_optional_fixed_size_interval_var(0, scaled.horizon, literal, f"unit {u} kept on {d}")
-            yield step, int(graph.kept_bytes[ops].sum())
+            yield step, int(graph.standing_bytes[ops].sum())
     for i in range(graph.n_ops):
         if (i, d) in made.on_device:
             yield made.on_device[i, d], int(graph.workspace_bytes[i])
+        if graph.coming_bytes[i] and (literal := made.literal(i, d)) is not None:
+            yield _until_end(made, i, d, literal), int(graph.coming_bytes[i])
     for t in np.flatnonzero(graph.transfer_bytes).tolist():
         i = int(graph.tensor_producer[t])
         if not graph.tensor_in_place[t] and (literal := made.literal(i, d)) is not None:
@@ -414,6 +416,12 @@ def _held(made: CpSatModel, d: int, devices: list[int]) -> Iterator[tuple[Any, i
             else:
                 copied = sent
             yield _stay(made, t, d, [d], copied, start, end), int(graph.tensor_bytes[t])
+
+
+def _until_end(made: CpSatModel, i: int, d: int, present: Any) -> Any:
+    """The time from the start of an op to the end of the step."""
+    horizon, start = made.scaled.horizon, made.start[i]
+    return made.model.new_optional_interval_var(start, horizon - start, horizon, present, f"gradients of {i} on {d}")
 
 
 def _stay(made: CpSatModel, t: int, d: int, reading: list[int], present: Any, start: Any, end: Any) -> Any:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from baselines.strategies.decisions import Decisions
 
 _Copied = Mapping[int, Sequence[CopiedIn]]
-_ABOUT = 0.01  # share of a step time that is worth less than memory
+_ABOUT = 0.01  # share of a step time for which an order of its own is not worth it
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,8 +273,8 @@ def as_it_is(problem: Problem, plan: Plan, devices: Sequence[int] | None = None)
 def _faster(problem: Problem, device: IntArray, numbers: FloatArray) -> Plan:
     """The plan where nothing prescribes an order: that of the program, or longest path first, whichever is faster.
 
-    Where both take about the same time, it is the one that holds less. Where neither fits, one that holds little at a
-    time is tried.
+    Where both take about the same time, it is that of the program, as PyTorch runs it: gradients of weights are not put
+    off. Where neither fits, one that holds little at a time is tried.
     """
     plans = [Plan(device, numbers), Plan(device)]
     simulator = Simulator(problem)
@@ -283,8 +283,7 @@ def _faster(problem: Problem, device: IntArray, numbers: FloatArray) -> Plan:
         plans.append(Plan(device, least_memory_order(problem.graph)))
         scores.append(simulator.score(plans[-1]))
     fitting = [k for k, score in enumerate(scores) if score.feasible] or [*range(2)]
-    near = nearly_least([scores[k].step_time_s for k in fitting], _ABOUT)
-    return plans[min((fitting[k] for k in near), key=lambda k: int(scores[k].peak_bytes.max()))]
+    return plans[fitting[nearly_least([scores[k].step_time_s for k in fitting], _ABOUT)[0]]]
 
 
 def _program_order(derived: Derived) -> FloatArray:

@@ -92,7 +92,7 @@ def pipeline_costs(problem: Problem, derived: Derived, stage: IntArray, device: 
     kept = np.bincount(device, derived.graph.kept_bytes, problem.cluster.n_devices)
     largest = np.zeros(problem.cluster.n_devices)
     in_block = blocks.kind >= 0
-    np.maximum.at(largest, device[in_block], problem.working_bytes[in_block])
+    np.maximum.at(largest, device[in_block], problem.running_bytes[in_block])
     return PipelineCosts(
         devices=tuple(used.index(d) for d in on.tolist()),
         seconds=_triples(seconds),

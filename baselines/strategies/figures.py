@@ -80,13 +80,13 @@ def figures(what: Applied, score: Score, schedule: Schedule, given: Cluster | No
 
 
 def _memory(what: Applied, score: Score, op_home: IntArray) -> dict[str, dict[str, int]]:
-    """The peak of every device that holds something, and of the first, by parts."""
+    """The peak of every device that holds something, and of the first, by parts; activations with coming gradients."""
     graph, devices = what.derived.graph, what.problem.cluster.devices
     kept = {
         name: sums(op_home, values, len(devices))
         for name, values in (
             ("parameters", graph.parameter_bytes),
-            ("gradients", graph.gradient_bytes),
+            ("gradients", graph.standing_bytes - graph.parameter_bytes - graph.optimizer_bytes),
             ("optimizer", graph.optimizer_bytes),
         )
     }

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from env.checking.reference import ReferenceResult, simulate_reference, transfer_seconds
-from env.checking.reference_memory import Sending, memory_intervals, memory_numbers, peak_memory
+from env.checking.reference_memory import Sending, kept_bytes, memory_intervals, memory_numbers, peak_memory
 from env.checking.reference_times import op_times
 from env.cluster import LANE, Cluster
 from env.plan import Plan
@@ -288,10 +288,11 @@ class _Checked:
 
     def memory(self) -> Iterator[str]:
         kept, memory = [0] * len(self.cluster.devices), memory_numbers(self.cluster.devices)
-        for i, op in enumerate(self.op_list):
-            kept[memory[self.device[i]]] += op.kept_bytes
+        of_ops = kept_bytes(self.op_list, self.tensor_list, self.stack)
+        for i, standing in enumerate(of_ops.standing):
+            kept[memory[self.device[i]]] += standing
         times = self.start_s, self.end_s, self.sent
-        intervals = memory_intervals(self.op_list, self.tensor_list, self.device, memory, *times)
+        intervals = memory_intervals(self.op_list, self.tensor_list, of_ops.coming, self.device, memory, *times)
         for device, peak in zip(self.cluster.devices, peak_memory(kept, intervals), strict=True):
             room = device.memory_bytes - device.reserved_bytes
             if peak > room:

@@ -11,7 +11,7 @@ import heapq
 import math
 from dataclasses import dataclass, field
 
-from env.checking.reference_memory import Sending, memory_intervals, memory_numbers, peak_memory
+from env.checking.reference_memory import Sending, kept_bytes, memory_intervals, memory_numbers, peak_memory
 from env.checking.reference_times import op_times
 from env.cluster import Cluster
 from env.plan import Plan
@@ -256,11 +256,12 @@ class _Step:
         kept = [0] * n_devices
         busy = [0.0] * n_devices
         memory = memory_numbers(self.cluster.devices)
-        for i, op in enumerate(self.ops):
-            kept[memory[self.device[i]]] += op.kept_bytes
+        of_ops = kept_bytes(self.ops, self.tensors, self.graph.origin.stack)
+        for i, standing in enumerate(of_ops.standing):
+            kept[memory[self.device[i]]] += standing
             busy[self.device[i]] += self.op_s[i]
         times = self.start_s, self.end_s, self.transfers
-        intervals = memory_intervals(self.ops, self.tensors, self.device, memory, *times)
+        intervals = memory_intervals(self.ops, self.tensors, of_ops.coming, self.device, memory, *times)
         return ReferenceResult(
             step_time_s=max(self.end_s),
             busy_s=tuple(busy),

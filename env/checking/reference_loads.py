@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from env.checking.reference import ReferenceResult, device_numbers, simulate_reference, transfer_seconds
-from env.checking.reference_memory import memory_intervals, memory_numbers, steady_memory
+from env.checking.reference_memory import kept_bytes, memory_intervals, memory_numbers, steady_memory
 from env.checking.reference_times import op_times
 from env.cluster import Cluster
 from env.plan import Plan
@@ -57,10 +57,11 @@ def reference_loads(
     memory, kept = memory_numbers(cluster.devices), [0 for _ in cluster.devices]
     moved = 0
     op_s = op_times(ops, cluster.devices, numbers, graph.origin.stack)
+    of_ops = kept_bytes(ops, tensors, graph.origin.stack)
     for d in range(len(cluster.devices)):
-        own = [op for op in ops if place[op.name] == d]
-        device_s[d] = sum(op_s[i] for i, number in enumerate(numbers) if number == d)
-        kept[memory[d]] += sum(op.kept_bytes for op in own)
+        own = [i for i, number in enumerate(numbers) if number == d]
+        device_s[d] = sum(op_s[i] for i in own)
+        kept[memory[d]] += sum(of_ops.standing[i] for i in own)
     for tensor in tensors:
         home = place[tensor.producer]
         receivers = {place[name] for name in tensor.consumers} - {home}
@@ -77,7 +78,8 @@ def reference_loads(
     value_s = max(device_s + link_s)
     step = step or simulate_reference(graph, cluster, plan)
     times = numbers, memory, step.op_start_s, step.op_end_s
-    held = steady_memory(kept, memory_intervals(ops, tensors, *times, step.transfers), *times, value_s)
+    intervals = memory_intervals(ops, tensors, of_ops.coming, *times, step.transfers)
+    held = steady_memory(kept, intervals, *times, value_s)
     return ReferenceLoads(
         device_s=tuple(device_s),
         link_s=tuple(link_s),

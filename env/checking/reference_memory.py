@@ -7,18 +7,22 @@ code with them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from env.cluster import Device
-from graphs.opgraph import Op, Tensor
+from graphs.opgraph import Op, Phase, Tensor
 
 _ROUNDING = 1e-9  # relative, of a number of periods
+_LANE, _HOST = "lane", "cpu"
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Bytes from ``start_s`` until just before ``end_s``: of an op on ``device``, or sent to it, in ``memory``."""
+    """Bytes from ``start_s`` until just before ``end_s``: of an op on ``device``, or sent to it, in ``memory``.
+
+    Gradients have no end; those of the step before are gone when they come.
+    """
 
     device: int
     memory: int
@@ -44,9 +48,57 @@ def memory_numbers(devices: Sequence[Device]) -> list[int]:
     return [names.index(device.memory_of) if device.memory_of else d for d, device in enumerate(devices)]
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Bytes kept by each op: from the beginning, and since the start of an op, by its number."""
+
+    standing: list[int]
+    coming: dict[int, int]
+
+
+def kept_bytes(ops: Sequence[Op], tensors: Sequence[Tensor], stack: str | None) -> Kept:
+    """Gradients of a colocation group come with the first op that makes them, all else is there from the beginning."""
+    standing, coming = [op.kept_bytes for op in ops], dict[int, int]()
+    makers = {} if stack == "fused" else _makers(ops, tensors)
+    for i, op in enumerate(ops):
+        if op.gradient_bytes and op.colocation in makers and _HOST not in op.pins:
+            maker = makers[op.colocation]
+            standing[i] -= op.gradient_bytes
+            coming[maker] = coming.get(maker, 0) + op.gradient_bytes
+    return Kept(standing, coming)
+
+
+def _makers(ops: Sequence[Op], tensors: Sequence[Tensor]) -> dict[Hashable, int]:
+    """The first op that writes a group's gradient into its place: of the group's backward pass, or of a lane.
+
+    The group's updates alone read the last of what is written there. Groups of which a lane reads something in place
+    are left out: what replicas exchange has buckets.
+    """
+    by_name = {op.name: i for i, op in enumerate(ops)}
+    first: dict[Hashable, int] = {}
+    ends, in_buckets = set[Hashable](), set[Hashable]()
+    for tensor in tensors:
+        producer = ops[by_name[tensor.producer]]
+        readers = [ops[by_name[name]] for name in tensor.consumers]
+        own = producer.colocation if producer.phase is Phase.BACKWARD else None
+        if not tensor.in_place:
+            continue
+        if own is not None and any(_LANE in op.pins for op in readers):
+            in_buckets.add(own)
+        groups = {op.colocation for op in readers}
+        group = groups.pop() if len(groups) == 1 else None
+        is_last = all(op.phase is Phase.UPDATE for op in readers)
+        if group is not None and (group == own or (is_last and _LANE in producer.pins)):
+            first[group] = min(first.get(group, len(ops)), by_name[tensor.producer])
+            if is_last:
+                ends.add(group)
+    return {group: first[group] for group in ends - in_buckets}
+
+
 def memory_intervals(
     ops: Sequence[Op],
     tensors: Sequence[Tensor],
+    coming: dict[int, int],
     device: Sequence[int],
     memory: Sequence[int],
     op_start_s: Sequence[float],
@@ -57,6 +109,7 @@ def memory_intervals(
 
     Args:
         ops, tensors: of the graph.
+        coming: of `kept_bytes`.
         device: of each op.
         memory: of each device, see `memory_numbers`.
         op_start_s, op_end_s, transfers: what happened.
@@ -67,6 +120,7 @@ def memory_intervals(
         for i, op in enumerate(ops)
         if op.workspace_bytes > 0
     ]
+    found += [Interval(device[i], memory[device[i]], op_start_s[i], math.inf, size) for i, size in coming.items()]
     sent: dict[int, list[Sending]] = {}
     for transfer in transfers:
         sent.setdefault(transfer.tensor, []).append(transfer)
@@ -125,13 +179,14 @@ def steady_memory(
     held = list(kept_bytes)
     of_turns = []
     for interval in intervals:
-        lasts_s = interval.end_s - interval.start_s
-        if lasts_s <= 0:
+        until_s = min(interval.end_s, max(op_end_s))
+        if until_s <= interval.start_s:
             continue
-        if any(start_s <= interval.start_s and interval.end_s <= end_s for start_s, end_s in turns[interval.device]):
+        if any(start_s <= interval.start_s and until_s <= end_s for start_s, end_s in turns[interval.device]):
             of_turns.append(interval)
         else:
-            periods = lasts_s / period_s if period_s > 0 else 1.0
+            is_one = period_s <= 0 or math.isinf(interval.end_s)
+            periods = 1.0 if is_one else (until_s - interval.start_s) / period_s
             held[interval.memory] += max(1, math.ceil(periods * (1 - _ROUNDING))) * interval.size_bytes
     # Devices on one memory may be at different steps: each has its own peak, and these add up.
     for d in range(len(memory)):

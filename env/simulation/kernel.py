@@ -50,9 +50,9 @@ class Arrays(NamedTuple):
     tensor_bytes: IntArray  # [m], sent
     memory_bytes: IntArray  # [m], held by the producer's device: 0 in place
     tensor_producer: IntArray  # [m]
-    kept_bytes: IntArray  # [n]
+    kept_bytes: IntArray  # [n], from the beginning
     workspace_bytes: IntArray  # [n]
-    output_bytes: IntArray  # [n], sum over the op's tensors
+    output_bytes: IntArray  # [n], sum over the op's tensors, and what comes with its start to stay
     latency_s: FloatArray  # [D, D]
     bandwidth: FloatArray  # [D, D]
     hops: FloatArray  # [D, D], links of the route
@@ -484,7 +484,11 @@ def _memory(
         out.peak_bytes[d] = 0
     for i in range(n):
         out.peak_bytes[g.owner[device[i]]] += g.kept_bytes[i]
-    if step_s == 0.0:
+    if step_s == 0.0:  # nothing has time to be there but what stays
+        for i in range(n):
+            out.peak_bytes[g.owner[device[i]]] += g.output_bytes[i]
+        for t in range(m):
+            out.peak_bytes[g.owner[device[g.tensor_producer[t]]]] -= g.memory_bytes[t]
         return
     buckets = buckets_for(n, n_devices)
     per_second = min(buckets / step_s, MOST_PER_SECOND)

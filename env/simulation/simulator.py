@@ -113,7 +113,7 @@ class Simulator:
             edge_bytes=np.where(arrays.edge_latency > 0, tensor_bytes[arrays.edge_tensor], 0).astype(np.float64),
             tensor_bytes=frozen(tensor_bytes),
             memory_bytes=frozen(held),
-            output_bytes=sums(graph.tensor_producer, held, graph.n_ops),
+            output_bytes=sums(graph.tensor_producer, held, graph.n_ops) + graph.coming_bytes,
         )
         return result
 
@@ -227,9 +227,9 @@ def _arrays(problem: Problem) -> kernel.Arrays:
         tensor_bytes=graph.tensor_bytes,
         memory_bytes=graph.tensor_memory_bytes,
         tensor_producer=graph.tensor_producer,
-        kept_bytes=graph.kept_bytes,
+        kept_bytes=graph.standing_bytes,
         workspace_bytes=graph.workspace_bytes,
-        output_bytes=graph.output_bytes,
+        output_bytes=graph.output_bytes + graph.coming_bytes,
         latency_s=problem.latency_s,
         bandwidth=problem.bandwidth_bytes_per_s,
         hops=problem.hops.reshape(-1).astype(np.float64),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from env.simulation.timeline import Intervals, levels, memory_intervals
+from env.simulation.timeline import GRADIENT, Intervals, levels, memory_intervals
 from graphs.formatting import exact_bytes
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Steady:
             return None
         graph, capacity_bytes = self.problem.graph, self.problem.capacity_bytes
         d = int((self.held_bytes - capacity_bytes).argmax())
-        own = np.where(self.problem.memory_owner[self.device] == d, graph.kept_bytes, 0) + self.held_by(
+        own = np.where(self.problem.memory_owner[self.device] == d, graph.standing_bytes, 0) + self.held_by(
             self.entry_device == d
         )
         largest, needed = int(own.argmax()), int(own.max())
@@ -79,6 +79,7 @@ def steady_memory(problem: Problem, schedule: Schedule, period_s: float) -> Stea
     waits = ~_within_a_turn(schedule, parts)
     lasts = (parts.end_s[waits] - parts.start_s[waits]) / period_s if period_s > 0 else np.ones(int(waits.sum()))
     copies = np.maximum(1.0, np.ceil(lasts * (1 - _ROUNDING)))
+    copies[parts.cause[waits] == GRADIENT] = 1.0  # those of the step before are gone
     waiting, turns = parts.chosen(waits), parts.chosen(~waits)
     # As Python's integers: no sum of them wraps around.
     sizes = [int(copy) * size for copy, size in zip(copies.tolist(), waiting.size_bytes.tolist(), strict=True)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from env.simulation.simulator import Schedule
     from graphs.opgraph import FloatArray, IntArray
 
-_OP, _TRANSFER = 0, 1
+OP, TRANSFER, GRADIENT = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Intervals:
         device: int64 [i], the op's, or the one that receives the transfer; it may work in another's memory.
         start_s, end_s: float64 [i]; half-open.
         size_bytes: int64 [i].
-        cause: int64 [i], `_OP` or `_TRANSFER`: what puts them there.
+        cause: int64 [i], `OP`, `TRANSFER` or `GRADIENT`: what puts them there, `GRADIENT` until the step ends.
         number: int64 [i], which op or transfer.
         op: int64 [i], the op itself or, of a transfer, its first reader.
     """
@@ -66,7 +66,7 @@ def overflow_reason(problem: Problem, schedule: Schedule) -> str | None:
         return None
     now, d = first
     here, is_there = owner[schedule.device] == d, (owner[intervals.device] == d) & (intervals.end_s > now)
-    free = int(problem.capacity_bytes[d]) - int(problem.graph.kept_bytes[here].sum())
+    free = int(problem.capacity_bytes[d]) - int(problem.graph.standing_bytes[here].sum())
     if free < 0:
         return _kept_overflow(problem, here, d)
     free -= int(intervals.size_bytes[is_there & (intervals.start_s < now)].sum())
@@ -79,10 +79,11 @@ def overflow_reason(problem: Problem, schedule: Schedule) -> str | None:
 
 
 def _needs(intervals: Intervals, begins: NDArray[np.intp]) -> list[tuple[int, int, int]]:
-    """``(cause, number, bytes)`` of all that begins at one instant: the op first, then transfers as requested."""
+    """``(cause, number, bytes)`` of all that begins at one instant: ops first, then transfers as requested."""
     total: dict[tuple[int, int], int] = {}
     for k in begins.tolist():
-        key = int(intervals.cause[k]), int(intervals.number[k])
+        cause = OP if intervals.cause[k] == GRADIENT else int(intervals.cause[k])  # it comes with its op
+        key = cause, int(intervals.number[k])
         total[key] = total.get(key, 0) + int(intervals.size_bytes[k])
     return [(cause, number, size) for (cause, number), size in sorted(total.items())]
 
@@ -90,9 +91,9 @@ def _needs(intervals: Intervals, begins: NDArray[np.intp]) -> list[tuple[int, in
 def _kept_overflow(problem: Problem, here: BoolArray, d: int) -> str:
     graph, device = problem.graph, problem.cluster.devices[d]
     free = device.usable_bytes
-    total = int(graph.kept_bytes[here].sum())
+    total = int(graph.standing_bytes[here].sum())
     for i in np.flatnonzero(here).tolist():
-        needed = int(graph.kept_bytes[i])
+        needed = int(graph.standing_bytes[i])
         if needed > free:
             return (
                 f"op {graph.op_names[i]!r} keeps {exact_bytes(needed)} for the whole step on {device.name}, "
@@ -107,7 +108,7 @@ def _sentence(
 ) -> str:
     graph, device = problem.graph, problem.cluster.devices[d].name
     room = f"{exact_bytes(needed)} on {device}, where {exact_bytes(free)} are free {now:.6g} s into the step."
-    if cause == _OP:
+    if cause == OP:
         return f"op {graph.op_names[number]!r} needs {room}"
     tensor = int(schedule.transfer_tensor[number])
     readers = graph.consumers_of(tensor)
@@ -117,9 +118,10 @@ def _sentence(
 
 
 def memory_intervals(problem: Problem, schedule: Schedule) -> Intervals:
-    """Workspaces, tensors where they are made, and copies in other memories. O(e log e)."""
+    """Workspaces, tensors where they are made, copies in other memories, and gradients that come. O(e log e)."""
     graph, n_devices, owner = problem.graph, problem.cluster.n_devices, problem.memory_owner
     producer, consumer, tensor = graph.edge_list
+    step_s = schedule.op_end_s.max(initial=0.0)
     sent, target = schedule.transfer_tensor, schedule.transfer_target
     here = schedule.device[graph.tensor_producer]
     last_use_s = schedule.op_end_s[graph.tensor_producer].copy()
@@ -138,26 +140,37 @@ def memory_intervals(problem: Problem, schedule: Schedule) -> Intervals:
     first_reader = np.full(len(sent), graph.n_ops)
     np.minimum.at(first_reader, transfer, consumer[~local])
 
-    n, x = graph.n_ops, len(sent)
+    n, x, makers = graph.n_ops, len(sent), np.flatnonzero(graph.coming_bytes)
     is_copied = owner[here[sent]] != owner[target]
     found = Intervals(
-        device=np.concatenate([schedule.device, here, target]),
+        device=np.concatenate([schedule.device, here, schedule.device[makers], target]),
         start_s=np.concatenate(
-            [schedule.op_start_s, schedule.op_start_s[graph.tensor_producer], schedule.transfer_start_s]
+            [
+                schedule.op_start_s,
+                *(schedule.op_start_s[ops] for ops in (graph.tensor_producer, makers)),
+                schedule.transfer_start_s,
+            ]
         ),
-        end_s=np.concatenate([schedule.op_end_s, last_use_s, copy_end_s]),
-        size_bytes=np.concatenate([graph.workspace_bytes, graph.tensor_memory_bytes, graph.tensor_bytes[sent]]),
-        cause=np.repeat([_OP, _OP, _TRANSFER], [n, graph.n_tensors, x]),
-        number=np.concatenate([np.arange(n), graph.tensor_producer, np.arange(x)]),
-        op=np.concatenate([np.arange(n), graph.tensor_producer, first_reader]),
+        end_s=np.concatenate([schedule.op_end_s, last_use_s, np.full(len(makers), step_s), copy_end_s]),
+        size_bytes=np.concatenate(
+            [
+                graph.workspace_bytes,
+                graph.tensor_memory_bytes,
+                graph.coming_bytes[makers],
+                graph.tensor_bytes[sent],
+            ]
+        ),
+        cause=np.repeat([OP, OP, GRADIENT, TRANSFER], [n, graph.n_tensors, len(makers), x]),
+        number=np.concatenate([np.arange(n), graph.tensor_producer, makers, np.arange(x)]),
+        op=np.concatenate([np.arange(n), graph.tensor_producer, makers, first_reader]),
     )
-    return found.chosen(np.concatenate([np.ones(n + graph.n_tensors, np.bool_), is_copied]))
+    return found.chosen(np.concatenate([np.ones(n + graph.n_tensors + len(makers), np.bool_), is_copied]))
 
 
 def levels(problem: Problem, device: IntArray, intervals: Intervals) -> list[tuple[FloatArray, IntArray]]:
     """Per device, a step function as of `memory_steps`: what its ops keep, ``device`` int64 [n], and its intervals."""
     result = []
-    kept = problem.graph.kept_bytes
+    kept = problem.graph.standing_bytes
     for d in range(problem.cluster.n_devices):
         mine = intervals.device == d
         size = intervals.size_bytes[mine]

@@ -158,6 +158,47 @@ def _begins(a: PipelineArrays, k: int, ready: FloatArray, is_done: BoolArray, en
     return -1.0 if is_missing else max(end, float(ready[s, m, min(kind, 1)]))
 
 
+@inner
+def _on_way(
+    a: PipelineArrays, s: int, m: int, begin: float, end: float, ready: FloatArray, is_done: BoolArray, way: IntArray
+) -> float:
+    """Bytes beside a block of a stage, from ``begin`` to ``end``: what has not left the stage, and what waits there.
+
+    They are those of other micro-batches: results of forward passes on their way to the next stage, and of backward
+    passes to the one before.
+
+    Args:
+        way: int64 [S, 4], scratch: the first micro-batch of which the result has not gone ahead, or back, and the first
+            one whose forward, and backward, pass has not run here.
+    """
+    found = 0.0
+    n_stages, n = len(a.seconds), ready.shape[1]
+    # First forward passes, then backward passes, whose neighbours are the other way round.
+    for k in range(2):
+        # A result that has not left before the block begins is still here while it runs.
+        there = s + 1 - 2 * k
+        if 0 <= there < n_stages:
+            while way[s, k] < n and is_done[s, way[s, k], k] and ready[there, way[s, k], k] <= begin:
+                way[s, k] += 1
+            for other in range(way[s, k], n):
+                if other != m and is_done[s, other, k] and ready[there, other, k] > begin:
+                    found += a.hops.sent[k, there]
+                elif not is_done[s, other, k]:
+                    break
+        # A tensor takes memory where it goes to as soon as it is sent.
+        source = s - 1 + 2 * k
+        if 0 <= source < n_stages:
+            seconds = a.hops.ahead_s[s] if k == 0 else a.hops.back_s[s]
+            while way[s, 2 + k] < n and is_done[s, way[s, 2 + k], k]:
+                way[s, 2 + k] += 1
+            for other in range(way[s, 2 + k], n):
+                if not is_done[source, other, k]:
+                    break
+                if other != m and not is_done[s, other, k] and ready[s, other, k] - seconds < end:
+                    found += a.hops.sent[k, s]
+    return found
+
+
 @entry
 def run_pipeline(
     a: PipelineArrays,
@@ -165,6 +206,8 @@ def run_pipeline(
     ready: FloatArray,
     is_done: BoolArray,
     held: FloatArray,
+    coming: FloatArray,
+    way: IntArray,
     link_s: FloatArray,
     late_s: FloatArray,
     ends: FloatArray,
@@ -176,7 +219,9 @@ def run_pipeline(
         place: int64 [p], zeros; scratch.
         ready: float64 [S, M, 2], zeros; scratch: when what the forward and the backward pass of a stage need is there.
         is_done: bool [S, M, 3], all False; scratch: forward and backward pass, and whether something waits after them.
-        held: float64 [p], bytes kept; scratch.
+        held: float64 [p], bytes that are there from the beginning; scratch.
+        coming: float64 [S], bytes of gradients, which come in the first backward pass of a stage to stay; scratch.
+        way: int64 [S, 4], zeros; scratch, as of `_on_way`.
         link_s: float64, zeros; scratch: when each link of the cluster is free again.
         late_s: float64 [S]: result, zeros before: when the last of what comes late to each stage is there.
         ends, peaks: float64 [p]: results, zeros before.
@@ -204,20 +249,30 @@ def run_pipeline(
             return False
         k = a.ptr[d] + place[d]
         kind, s, m = a.kind[k], a.stage[k], a.micro_batch[k]
-        ends[d] = first_end
+        begin, ends[d], beside = first_end - a.seconds[s, kind], first_end, 0.0
+        for other in range(n_stages):
+            if a.device[other] == d:
+                beside += _on_way(a, other, m if other == s else -1, begin, first_end, ready, is_done, way)
+        # Gradients of a single micro-batch come during its block, whose peak has them; others' are counted from before.
+        made = coming[s] if kind > 1 else 0.0
+        if ready.shape[1] > 1:
+            held[d] += made
         # While a block runs, its peak counts; what the micro-batch holds afterwards stays.
         if kind == 0:
-            peaks[d] = max(peaks[d], held[d] + a.peak[s, 0])
+            peaks[d] = max(peaks[d], beside + held[d] + a.peak[s, 0])
             held[d] += a.held[s, 0]
         elif kind == 2:
-            peaks[d] = max(peaks[d], held[d] - a.held[s, 1] + a.peak[s, 2])
+            peaks[d] = max(peaks[d], beside + held[d] - a.held[s, 1] + a.peak[s, 2])
             held[d] -= a.held[s, 1]
         else:
-            peaks[d] = max(peaks[d], held[d] - a.held[s, 0] + a.peak[s, 1])
+            peaks[d] = max(peaks[d], beside + held[d] - a.held[s, 0] + a.peak[s, 1])
             held[d] -= a.held[s, 0]
             # The backward pass for inputs alone leaves what that for weights needs.
             if kind == 1:
                 held[d] += a.held[s, 1]
+        if made > 0.0:
+            held[d] += made if ready.shape[1] == 1 else 0.0
+            coming[s] = 0.0
         # Gradients wait for those that other stages add to them.
         t = a.hops.late_at[s]
         if a.late[s] > 0.0 and (kind == a.late_kind[s] or kind == 3):

@@ -69,6 +69,8 @@ class HeldMemory:
         late: float64 [S], of one, between its backward pass and what comes late from another stage.
         late_kind: int64 [S], since which of them: 1, or 2 for that for weights.
         once: float64 [S], of all micro-batches together.
+        coming: float64 [S], of gradients, which come in the first backward pass that makes them and stay; those of a
+            single micro-batch come one by one, and are in `peak`.
     """
 
     held: FloatArray
@@ -76,6 +78,7 @@ class HeldMemory:
     late: FloatArray
     late_kind: IntArray
     once: FloatArray
+    coming: FloatArray
 
 
 class Estimation:
@@ -298,15 +301,18 @@ class Estimation:
         seconds = np.column_stack([seconds, seconds[:, BACKWARD] + seconds[:, WEIGHTS]])
         held, peak, stages = memory.held, memory.peak, self.strategy.stages
         kept = _sums(ranks[frame.stage], local.kept, stages) + _sums(ranks, memory.once, stages)
+        standing = kept - _sums(ranks[frame.stage], local.coming, stages)
         longer = np.zeros(stages)
         np.maximum.at(longer, ranks, tail)
-        full = kept + _sums(ranks, peak.max(axis=1), stages)
+        full = standing + _sums(ranks, peak.max(axis=1) + memory.coming, stages)
         order = self._sequences(seconds, held, hops.ahead_s, full, ranks)
         arrays = PipelineArrays(*order, seconds, hops, held, peak, memory.late, memory.late_kind, ranks)
         ends, peaks, place = np.zeros(stages), np.zeros(stages), np.zeros(stages, dtype=np.int64)
         size, link_s = (self.n_stages, self.strategy.micro_batches), np.zeros(len(self.estimator.cluster.links))
         is_done, late_s = np.zeros((*size, 3), dtype=np.bool_), np.zeros(self.n_stages)
-        if not run_pipeline(arrays, place, np.zeros((*size, 2)), is_done, kept.copy(), link_s, late_s, ends, peaks):
+        ready, way = np.zeros((*size, 2)), np.zeros((self.n_stages, 4), dtype=np.int64)
+        scratch = place, ready, is_done, standing, memory.coming.copy(), way, link_s
+        if not run_pipeline(arrays, *scratch, late_s, ends, peaks):
             raise StrategyError(f"the order of strategy {self.strategy.text!r} can never be carried out.")
         # Ops that work for another stage run beside the blocks, and for the last micro-batch after them.
         apart_s = _sums(frame.stage, np.where(frame.is_late, local.op_s, 0.0), self.n_stages)
@@ -392,6 +398,12 @@ class Estimation:
         self.live = live
         first = self.ways[0].first  # the same for all ways
         s = np.arange(self.n_stages) * GROUPS
+        coming = _sums(frame.stage, local.coming, self.n_stages)
+        if self.strategy.micro_batches == 1:
+            come = np.cumsum(_sums(frame.position, local.coming, n))
+            live += come - (np.cumsum(coming) - coming)[np.sort(frame.stage)]
+        elif self.split.zero >= 2 and self.split.zero_axis >= 0:
+            coming = np.zeros(self.n_stages)  # when those before they are scattered go, which are larger
         held = np.column_stack([_crossing(lives, sizes, first[s + b], first[s + ONCE]) for b in (BACKWARD, WEIGHTS)])
         peak = np.zeros((self.n_stages, 3))
         for group in range(3):
@@ -405,7 +417,7 @@ class Estimation:
         before = _crossing(lives, np.where(is_late[lives.last], sizes, 0.0), first[s + WEIGHTS], n + borders[0])
         kind = np.where(before > 0, 1, 2)  # what is there before the gradients of weights
         once = _crossing(lives, sizes, *borders) - late + self._waiting_sums(local, borders[0])
-        return HeldMemory(held, peak, late, kind, once)
+        return HeldMemory(held, peak, late, kind, once, coming)
 
     def _waiting_sums(self, local: LocalCosts, end: IntArray) -> FloatArray:
         """float64 [S]: bytes of gradients that are added up over micro-batches before any is scattered.

@@ -122,6 +122,7 @@ class Offloaded:
                 local,
                 op_s=np.where(is_update, 0.0, local.op_s),
                 kept=np.maximum(local.kept - np.bincount(states.owner, state, graph.n_ops), 0.0),
+                coming=np.zeros(graph.n_ops),  # gradients wait for their way
             ),
             stage=stage,
             gradient_ptr=np.concatenate([[0], np.cumsum(end - begin)]),

@@ -51,6 +51,7 @@ class LocalCosts:
         tensor_bytes: float64 [m].
         workspace: float64 [n].
         kept: float64 [n], bytes kept by each op.
+        coming: float64 [n], of them the gradients that are not there before each op makes them.
         job_bytes: float64 [j], of the whole tensor that is exchanged (as `Collective.bytes`).
         job_made: float64 [j], bytes that a place has afterwards.
         sum_s: float64 [stages], seconds of adding up gradients over micro-batches, each time.
@@ -60,6 +61,7 @@ class LocalCosts:
     tensor_bytes: FloatArray
     workspace: FloatArray
     kept: FloatArray
+    coming: FloatArray
     job_bytes: FloatArray
     job_made: FloatArray
     sum_s: FloatArray
@@ -192,6 +194,7 @@ def local_costs(
         tensor_bytes=tensor,
         workspace=(graph.workspace_bytes * np.minimum(work, 1.0)).astype(np.float64) + rings.held,
         kept=_kept(graph, states, local),
+        coming=_coming(step, split, states, local[1]) if len(states.owner) else np.zeros(graph.n_ops),
         **_job_bytes(step, split, sizes, states, tensor, every),
         sum_s=_sum_s(step, tensor, times, devices),
     )
@@ -309,6 +312,23 @@ def _kept(graph: OpGraph, states: States, local: list[FloatArray]) -> FloatArray
     return result
 
 
+def _coming(step: LocalStep, split: Split, states: States, gradient: FloatArray) -> FloatArray:
+    """float64 [n]: gradients at one place, float64 [s], by the ops that make them, as `OpGraph.gradient_maker`.
+
+    Gradients that replicas exchange have buckets for the whole step, but where each replica keeps a part alone.
+    """
+    graph, jobs = step.frame.graph, step.jobs
+    exchanged = np.zeros(graph.n_tensors, dtype=np.bool_)
+    exchanged[jobs.tensor[jobs.is_gradient]] = True
+    _, consumer, tensor = graph.edge_list
+    waits = np.zeros(graph.n_ops, dtype=np.bool_)
+    waits[consumer[exchanged[tensor]]] = True
+    is_released = split.stored_in_parts(states) & (split.zero >= 2 and split.zero_axis >= 0)
+    maker = graph.gradient_maker[states.owner]
+    comes = states.trained & (maker >= 0) & (is_released | ~waits[states.update])
+    return np.bincount(maker[comes], gradient[comes], graph.n_ops).astype(np.float64)
+
+
 def _job_bytes(
     step: LocalStep,
     split: Split,
@@ -371,6 +391,7 @@ class Hops(NamedTuple):
             embedding does: they have nothing to wait for.
         late_s: float64 [S], from the backward pass of each stage to such ops.
         late_at: int64 [S], their stage; -1 for none.
+        sent: float64 [2, S], bytes of what is sent to each stage from the one before, and from the one behind.
         link_ptr, link: int64 [4 S + 1], [l]: exclusive links of these ways, all of one kind after the other.
     """
 
@@ -379,6 +400,7 @@ class Hops(NamedTuple):
     early_s: FloatArray
     late_s: FloatArray
     late_at: IntArray
+    sent: FloatArray
     link_ptr: IntArray
     link: IntArray
 
@@ -391,7 +413,7 @@ def hops_of(frame: Frame, local: LocalCosts, cluster: Cluster, grid: IntArray, r
         ranks: int64 [S], row of `grid` of each virtual stage.
     """
     n, flat = frame.n_stages, grid.reshape(len(grid), -1)
-    seconds, late_at = np.zeros((4, n)), np.full(n, -1)
+    seconds, sent, late_at = np.zeros((4, n)), np.zeros((4, n)), np.full(n, -1)
     links: list[list[int]] = [[] for _ in range(4 * n)]
     exclusive = [link.exclusive for link in cluster.links]
     for kind, (tensor, source, target) in enumerate(_crossings(frame)):
@@ -403,14 +425,14 @@ def hops_of(frame: Frame, local: LocalCosts, cluster: Cluster, grid: IntArray, r
                 continue
             size = local.tensor_bytes[tensor[(source == s) & (target == t)]]
             between = Interconnect.busiest(cluster, flat[ranks[s]], flat[ranks[t]])
+            sent[kind, at] += size.sum()
             seconds[kind, at] += len(size) * between.latency_s + size.sum() * between.s_per_byte
             found = cluster.routes.links_of(flat[ranks[s], :1], flat[ranks[t], :1])[1].tolist()
             links[kind * n + at] += [link for link in found if exclusive[link] and link not in links[kind * n + at]]
     ptr = np.cumsum([0, *map(len, links)]).astype(np.int64)
     ahead_s, back_s, early_s, late_s = seconds
-    return Hops(
-        ahead_s, back_s, early_s, late_s, late_at, ptr, np.array(list(chain.from_iterable(links)), dtype=np.int64)
-    )
+    link = np.array(list(chain.from_iterable(links)), dtype=np.int64)
+    return Hops(ahead_s, back_s, early_s, late_s, late_at, sent[:2], ptr, link)
 
 
 def _crossings(frame: Frame) -> list[tuple[IntArray, IntArray, IntArray]]:

@@ -20,7 +20,7 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.activations import HOSTED
 from graphs.transforms.strategy import Strategy
 
-ROWS, WIDTH, LAYERS = 64, 256, 6
+ROWS, WIDTH, LAYERS = 512, 256, 6
 SIZE = 4 * ROWS * WIDTH  # bytes of what each op of a layer makes
 
 
