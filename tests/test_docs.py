@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import configuration_tables
 import pytest
 import rooms_table
 from source_tree import ROOT
@@ -73,6 +74,11 @@ def test_the_index_names_every_page() -> None:
 def test_contributing_has_the_rooms_of_today() -> None:
     page = rooms_table.PAGE.read_text(encoding="utf-8")
     assert page == rooms_table.with_table(page), "run python tests/helpers/rooms_table.py"
+
+
+def test_the_configurations_page_has_the_keys_of_today() -> None:
+    page = configuration_tables.PAGE.read_text(encoding="utf-8")
+    assert page == configuration_tables.page_with_tables(page), "run python tests/helpers/configuration_tables.py"
 
 
 def test_the_benchmarks_page_names_every_script() -> None:

@@ -36,13 +36,13 @@ def test_the_list_of_packages_is_what_is_on_disk() -> None:
     assert set(listed) == on_disk
 
 
-def test_onnx_ray_and_tensorboard_come_with_extras_only() -> None:
+def test_onnx_pyyaml_ray_and_tensorboard_come_with_extras_only() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    for package in ("onnx", "ray", "tensorboard"):
+    for package in ("onnx", "pyyaml", "ray", "tensorboard"):
         assert not [line for line in project["dependencies"] if line.startswith(package)]
         assert [line for line in extras[package] if line.startswith(package)]
-    assert "placement[onnx,ray,tensorboard]" in extras["test"]
+    assert "placement[onnx,pyyaml,ray,tensorboard]" in extras["test"]
 
 
 def test_a_missing_extra_is_said_in_a_sentence(

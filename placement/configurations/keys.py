@@ -175,7 +175,7 @@ def shown(value: Any) -> str:
     """A value as configurations write it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return show(value) if isinstance(value, str) else str(value)
+    return show(value or '""') if isinstance(value, str) else str(value)
 
 
 def one_of(names: Iterable[str]) -> str:

@@ -92,7 +92,7 @@ def _in_file(given: CompareOptions) -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        raise ConfigurationError(f"{given.config}, {error}") from None
+        raise ConfigurationError(f"{given.config}: {error}") from None
 
 
 def _as_configured(given: CompareOptions, found: Configuration, batch: int | None) -> CompareOptions:

@@ -170,9 +170,9 @@ def test_the_command_names_file_and_line(tmp_path: Path, capsys: pytest.CaptureF
     model, file = model_file(tmp_path), tmp_path / "train.toml"
     words = ["compare", model, "--cluster", "8xH100-nvswitch", "--config", str(file)]
     for text, sentence in (
-        ("[parallelism]\ntensor_parallel_degre = 2\n", "train.toml, line 2: unknown key"),
-        ("[parallelism]\ntensor_parallel_degree = 3\n", "train.toml, line 2: tensor 3"),
-        ("[training]\nlocal_batch_size = 4\nseq_len = 128\n", "train.toml, line 2: the configuration has 32 samples"),
+        ("[parallelism]\ntensor_parallel_degre = 2\n", "train.toml: line 2: unknown key"),
+        ("[parallelism]\ntensor_parallel_degree = 3\n", "train.toml: line 2: tensor 3"),
+        ("[training]\nlocal_batch_size = 4\nseq_len = 128\n", "train.toml: line 2: the configuration has 32 samples"),
     ):
         file.write_text(text, encoding="utf-8")
         assert run(words) != 0
