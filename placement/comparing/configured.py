@@ -186,7 +186,11 @@ def compare_configuration(
     if progress is not None:
         progress("scoring your configuration", 0, 1)
     yours, row = scorer.step(None, begin)
-    ours = optimize(graph, cluster, seed=seed, budget_s=budget_s, evaluations=evaluations, progress=progress)
+    target = target_of(configuration)
+    search: dict[str, Any] = {"seed": seed, "budget_s": budget_s, "evaluations": evaluations, "progress": progress}
+    ours = optimize(graph, cluster, target=target, **search)
+    if not ours.feasible:  # the tool can run nothing that fits
+        ours = optimize(graph, cluster, **search)
     end = _best_strategy(ours)
     path = () if end is None else changes_between(begin, end, scorer.estimate)
     steps = [yours]
@@ -204,6 +208,12 @@ def compare_configuration(
         ours=ours if ours.feasible else None,
         versions=versions(),
     )
+
+
+def target_of(configuration: Configuration) -> str:
+    """The target of `placement.optimize` whose strategies the user's tool runs."""
+    is_deepspeed = configuration.others.get("distributed_type") == "DEEPSPEED"
+    return "deepspeed" if is_deepspeed else configuration.tool
 
 
 def _best_strategy(found: Result) -> Strategy | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
+from graphs.recipes import PRECISIONS
 from graphs.records import Phase
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.strategy import Strategy
@@ -126,7 +127,9 @@ def computed_in(graph: OpGraph) -> str:
 
 @lru_cache(maxsize=8)
 def kept_in(graph: OpGraph) -> str:
-    """The number format in which most weights are kept and updated."""
+    """The number format in which most weights are updated, that of master copies where there are some."""
+    if graph.origin.precision is not None:
+        return PRECISIONS[graph.origin.precision].state
     kept = Counter(
         dtype for dtype, phase in zip(graph.dtypes, graph.phase.tolist(), strict=True) if phase == Phase.UPDATE
     )

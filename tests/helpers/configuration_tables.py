@@ -31,7 +31,7 @@ def _rows(found: Format) -> Iterator[str]:
         if key.use == ONLY:
             yield f"| `{name}` | {_values(key)} | {key.why} |"
     inert = ", ".join(f"`{name}`" for name, key in found.keys.items() if key.use == INERT)
-    yield from ("", f"**Of no consequence**: {inert}.", "")
+    yield from ("", f"**Without consequence**: {inert}.", "")
 
 
 def _default(key: Key) -> str:

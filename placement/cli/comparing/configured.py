@@ -183,7 +183,18 @@ def _old(step: PathStep, key: str, old: str) -> str:
 
 
 def _do_it(found: ConfiguredComparison, how: CompareOptions) -> Iterator[RenderableType]:
+    """The command that writes ours for the tool, and what any other tool would bring."""
+    from placement.cli.comparing.asked import OptimizeOptions
     from placement.cli.searching import do_it
+    from placement.comparing.configured import target_of as tool_of
+    from placement.results.advice import beyond
 
-    if found.ours is not None and len(found.steps) > 1 and found.ours.strategy == found.steps[-1].strategy:
-        yield f"do it: {do_it(how, found.ours)}"
+    ours = found.ours
+    if ours is None or len(found.steps) == 1 or ours.strategy != found.steps[-1].strategy:
+        return
+    named = {field.name for field in dataclasses.fields(OptimizeOptions)}
+    same = {field.name: getattr(how, field.name) for field in dataclasses.fields(how) if field.name in named}
+    for_ = tool_of(found.configuration) if ours.kept_to is not None else OptimizeOptions.for_
+    yield f"do it: {do_it(OptimizeOptions(**{**same, 'for_': for_}), ours)}"
+    if words := beyond(ours):
+        yield f"beyond: {words}"

@@ -6,6 +6,7 @@ import json
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import exported_models
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 import placement
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
+from graphs.zoo.decoders import Decoder, DecoderConfig
 from placement.cli import run
 from placement.results.result import Result
 from tests.helpers.placed_models import cpus
@@ -260,3 +262,20 @@ def test_megatron_has_a_command() -> None:
 def test_what_a_tool_cannot_say_is_named(to: str, strategy: str, reason: str) -> None:
     with pytest.raises(MismatchError, match=reason):
         placement.export(found(strategy), to)
+
+
+@cache
+def of_masters() -> OpGraph:
+    with torch.device("meta"):
+        model = Decoder(DecoderConfig(8, 64, 2, 32, 4, 4, 64, 128, dtype=torch.float32))
+    words = torch.zeros((8, 64), dtype=torch.int64, device="meta")
+    return placement.capture(model, (words,), train=True, precision="master")
+
+
+def test_master_copies_are_what_megatron_and_deepspeed_keep() -> None:
+    def written(strategy: str, to: str) -> Any:
+        return placement.export(placement.optimize(of_masters(), CLUSTER, strategy=strategy, seed=0), to)
+
+    assert " --bf16 " in written("dp2 zero1", "megatron")
+    assert written("dp2 zero1", "deepspeed")["bf16"] == {"enabled": True}
+    assert written("tp2", "accelerate")["mixed_precision"] == "bf16"
