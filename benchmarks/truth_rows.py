@@ -239,7 +239,7 @@ def _simumax(row: Row) -> Run | Skipped:
     return Run(
         *(row["case"], shape, int(row["global_batch"]), int(row["micro_batch"]), replicas, joined(words)),
         *(hosts(gpus, kind), "fused", gpus, float(row["step_ms"]) / 1e3, float(row["max_alloc_gib"]) * GIB),
-        software=Software(blocking=True, workspace_bytes=workspaces(kind, True, False)),
+        software=Software(blocking=True, workspace_bytes=workspaces(kind, True, False, experts > 1)),
     )
 
 
@@ -381,7 +381,7 @@ def _megatron_ci(row: Row) -> Run | Skipped:
     words += [even_cuts(layers, stages * chunks, "_to_copy" if shape.norm == "rms" else "native_layer_norm", tables)]
     kind = {"dgx_a100": "A100", "dgx_h100": "H100", "dgx_gb200": "B200"}[row["device"]]
     has_engine = row["transformer_impl"] == "transformer_engine"
-    extra = workspaces(kind, has_engine, bool(row["deterministic_mode"]))
+    extra = workspaces(kind, has_engine, bool(row["deterministic_mode"]), bool(experts and row["moe_grouped_gemm"]))
     if row["cross_entropy_loss_fusion"]:
         # Inductor writes the exponentials of float32 logits to a buffer of their own and copies them back, as
         # megatron/core/fusions/fused_cross_entropy.py @ 0cb4a9c8 says of what it replaces.

@@ -93,17 +93,18 @@ class Skipped:
     reason: str
 
 
-def workspaces(kind: str, has_engine: bool, is_deterministic: bool) -> int:
+def workspaces(kind: str, has_engine: bool, is_deterministic: bool, has_groups: bool = False) -> int:
     """Bytes of cuBLAS's workspaces: torch has one for each thread, which are that of the forward and of the backward
-    pass, and Transformer Engine one of its own.
+    pass, and Transformer Engine one of its own, and for products by groups one for each of four streams.
 
     Of torch: aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize; Megatron's deterministic mode asks
     for ``CUBLAS_WORKSPACE_CONFIG=:4096:8`` (megatron/training/arguments.py). Of Transformer Engine:
-    transformer_engine/pytorch/module/base.py, get_cublas_workspace_size_bytes.
+    transformer_engine/pytorch/module/base.py, get_cublas_workspace_size_bytes, get_multi_stream_cublas_workspace.
     """
     is_new = kind in ("H100", "B200")
     own = 32 * MIB if is_new or is_deterministic else 2 * 4 * MIB + 8 * 16 * 1024
-    return 2 * own + (0 if not has_engine else 32 * MIB if is_new else 4 * MIB)
+    engine = 32 * MIB if is_new else 4 * MIB
+    return 2 * own + (has_engine + 4 * has_groups) * engine
 
 
 def even_cuts(layers: int, stages: int, first_op: str = "_to_copy", tables: bool = False) -> str:

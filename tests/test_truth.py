@@ -34,8 +34,17 @@ _GIVEN = {
     **{"num_attention_heads": 4, "vocab_size": 500, "seq_length": 32, "transformer_impl": "transformer_engine"},
     **{"attention_dropout": 0.1, "bf16": 1, "deterministic_mode": 1, "global_batch_size": 8, "micro_batch_size": 2},
 }
-MEGATRON = (
-    f"{','.join([*_GIVEN, *_EMPTY.split(',')])}\n{','.join(map(str, _GIVEN.values()))}{',' * len(_EMPTY.split(','))}\n"
+_EXPERTS = {
+    **{"test": "gpt/experts", "tensor_model_parallel_size": 1, "num_experts": 4, "expert_model_parallel_size": 2},
+    **{"moe_router_topk": 2, "moe_ffn_hidden_size": 32, "moe_layer_freq": "([0]*1+[1]*1)", "moe_grouped_gemm": 1},
+    **{"moe_shared_expert_intermediate_size": 32, "expert_tensor_parallel_size": "", "disable_bias_linear": 1},
+    **{"multi_latent_attention": 1, "q_lora_rank": "", "kv_lora_rank": 32, "qk_head_dim": 16, "qk_pos_emb_head_dim": 8},
+    **{"v_head_dim": 16, "use_distributed_optimizer": 1, "swiglu": 1},
+}
+_COLUMNS = [*dict.fromkeys((*_GIVEN, *_EMPTY.split(","), *_EXPERTS))]
+MEGATRON = "".join(
+    ",".join(map(str, line)) + "\n"
+    for line in (_COLUMNS, *([row.get(key, "") for key in _COLUMNS] for row in (_GIVEN, _GIVEN | _EXPERTS)))
 )
 PRODUCTS = (
     "system,device,dtype,m,n,k,latency_ms\nh100_sxm,H100,bfloat16,4096,4096,4096,0.2\nx9,X9,bfloat16,64,64,64,0.1\n"
@@ -74,14 +83,16 @@ def test_rows_are_predicted_and_those_that_cannot_be_built_say_why(tmp_path: Pat
 
 
 def test_peaks_of_megatrons_tests_have_the_workspaces_of_its_libraries(tmp_path: Path) -> None:
-    """32 MiB for each of torch's two threads, and for Transformer Engine, beside a model of less than 4."""
+    """32 MiB for each of torch's two threads, for Transformer Engine and each of its streams, beside a small model."""
     (tmp_path / "peaks.csv").write_text(MEGATRON, encoding="utf-8")
     found = _judge(tmp_path, "--json")
     assert found.returncode == 0, found.stderr
-    (row,) = json.loads(found.stdout)["files"][0]["rows"]
+    row, experts = json.loads(found.stdout)["files"][0]["rows"]
     assert "cuts=layers.1.norm" in row["strategy"]
     assert row["measured_s"] is None
     assert 96 * 2**20 < row["predicted_bytes"] < 100 * 2**20
+    assert experts["strategy"].startswith("dp2 zero1 | ep2 | pp2")
+    assert 224 * 2**20 < experts["predicted_bytes"] < 228 * 2**20
 
 
 def test_a_folder_without_known_files_is_one_sentence(tmp_path: Path) -> None:
