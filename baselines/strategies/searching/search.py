@@ -41,6 +41,7 @@ from baselines.strategies.searching.space import Space, frugal_strategies, offlo
 from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
+from graphs.transforms.axes import STORAGE_AXES
 from graphs.transforms.strategy import Strategy
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
@@ -257,8 +258,8 @@ class _Search:
 
     def _frugal(self, plain: Strategy) -> Iterator[Strategy]:
         """More and more frugal forms of a strategy, until one fits."""
-        has_dp = any(rule.name == "dp" for rule in plain.mesh)
-        levels = (0, 1, 3) if has_dp and self.graph.is_training else (0,)
+        can_split = any(rule.name in STORAGE_AXES for rule in plain.mesh)
+        levels = (0, 1, 3) if can_split and self.graph.is_training else (0,)
         more, parts = self.space.recomputations, patterns(self.graph).most_parts
         steps = savings(self.graph, self.cluster).steps[1:4:2]  # those that keep most, and about a third
         again = (*more[:-1], *steps, *([parts] if parts else []), *more[-1:])
