@@ -200,6 +200,11 @@ class Strategy:
         """Groups of replicas are there for ZeRO, and all alike."""
         if GROUPS not in sizes:
             return
+        if "dp" not in sizes:
+            raise StrategyError(
+                f"a strategy has {sizes[GROUPS]} groups of replicas and no replicas in them; expected for example "
+                f"'dp{sizes[GROUPS]} | dp2 zero3'."
+            )
         if not self.zero:
             total = sizes[GROUPS] * sizes.get("dp", 1)
             raise StrategyError(

@@ -195,7 +195,6 @@ def _fsdp(values: FileValues, common: Configuration) -> Configuration:
     sizes = {name: values[f"{_P}{name}_size"] for name in ("dp_replicate", "dp_shard", "tp", "cp")}
     if not any(name.startswith(_P) for name in values.given):
         return replace(common, zero=zero)
-    notes = ["accelerate cuts parameters along context parallelism, too: their memory is less than told"]
     return replace(
         common,
         zero=zero,
@@ -204,7 +203,6 @@ def _fsdp(values: FileValues, common: Configuration) -> Configuration:
         tensor=sizes["tp"],
         context=sizes["cp"],
         context_by="ring" if values[f"{_P}cp_comm_strategy"] == "alltoall" else "",
-        notes=tuple(notes) if sizes["cp"] > 1 else (),
     )
 
 

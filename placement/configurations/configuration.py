@@ -23,7 +23,7 @@ class Configuration:
         devices: the world size; None where the file does not say.
         groups: replicas of a whole model, each cut over `shards` devices (hybrid sharding); 1 for none.
         shards: replicas in a group; None for as many as there are devices left.
-        zero: level at which storage is cut over `shards`; 0 for none.
+        zero: level at which storage is cut over `shards`, and along `context`; 0 for none.
         tensor: degree of tensor parallelism.
         sequence_parallel: whether what it leaves whole is cut along the sequence.
         context: degree of context parallelism.
@@ -129,7 +129,7 @@ class Configuration:
                     f"{self.context} x pipeline {self.stages} x data {self.groups * shards}), and there are {world}."
                 )
             world = asked
-        zero = self.zero if shards > 1 else 0
+        zero = self.zero if shards * self.context > 1 else 0
         return replace(self, devices=world, shards=shards, zero=zero)
 
 

@@ -199,10 +199,6 @@ def _recompute(values: FileValues) -> str:
 def _notes(values: FileValues) -> Iterator[str]:
     if values["--tp-comm-overlap"]:
         yield "exchanges of tensor parallelism are predicted without the overlap of Transformer Engine"
-    if values[CP] > 1 and _zero(values):
-        yield "Megatron-LM cuts the optimizer along context parallelism, too: its memory is less than told"
-    if values[EP] > 1 and _zero(values):
-        yield "all but experts is cut over all replicas, not over those beside experts: its memory is less than told"
 
 
 # -- written -----------------------------------------------------------------------------------------------------

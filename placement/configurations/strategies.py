@@ -73,7 +73,8 @@ def strategy_of(found: Configuration, graph: OpGraph) -> Strategy:
             f"{found.at(*_EXPERT_KEYS)}{experts} parts of the experts do not divide {replicas} replicas."
         )
     inner = replicas // experts
-    zero = found.zero if inner > 1 else 0
+    # Storage is cut along all of these, in groups of replicas where there are several replicas in each.
+    zero = found.zero if inner > 1 or (found.groups == 1 and experts * found.context > 1) else 0
     groups = found.groups if zero else 1
     mesh = [
         MeshRule(GROUPS, groups),

@@ -141,7 +141,7 @@ def read_torchtitan(text: str) -> Configuration:
         recompute=_recompute(values),
         sizes={} if each is None else {LAYERS_PER_STAGE: each},
         others=others,
-        notes=tuple(_notes(values, is_sharded)),
+        notes=tuple(_notes(values)),
         lines=values.lines,
     )
 
@@ -190,13 +190,9 @@ def _recompute(values: FileValues) -> str:
     return FULL if int(option) == 1 else f"{EVERY}{int(option)}"
 
 
-def _notes(values: FileValues, is_sharded: bool) -> Iterator[str]:
+def _notes(values: FileValues) -> Iterator[str]:
     if values[f"{_P}enable_async_tensor_parallel"]:
         yield "async tensor parallelism is predicted without its overlap, so the step may be faster than told"
-    if values[f"{_P}context_parallel_degree"] > 1:
-        yield "torchtitan cuts parameters along context parallelism, too: their memory is less than told"
-    if values[f"{_P}expert_parallel_degree"] > 1 and is_sharded:
-        yield "all but experts is cut over all replicas, not over those beside experts: its memory is less than told"
 
 
 # -- written -----------------------------------------------------------------------------------------------------
