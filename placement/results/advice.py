@@ -265,9 +265,9 @@ def _short(text: str) -> str:
 
 
 def beyond(result: Result) -> str:
-    """The cost of keeping to a tool: what is faster and why the tool cannot run it; empty where any tool would do."""
+    """The cost of keeping to a tool: the faster strategy that it cannot run, and why; empty where none was searched."""
     kept = result.kept_to
-    if kept is None or result.answer is None:
+    if kept is None or result.answer is None or not result.alternatives:
         return ""
     if kept.faster_s is None:
         return f"nothing faster was found that {kept.tool} cannot run"

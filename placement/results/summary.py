@@ -74,8 +74,8 @@ def summary(result: Result) -> str:
     if experts := experts_words(result.graph.origin):
         lines.append(f"experts      {experts}")
     lines += others
-    if result.kept_to is not None:
-        lines.append(f"beyond       {show_line(beyond(result))}")
+    if costs := beyond(result):
+        lines.append(f"beyond       {show_line(costs)}")
     if result.checked:
         lines.append(show_line(result.checked))
     lines += [f"note         {show_line(note)}" for note in (note, result.basis) if note]

@@ -72,6 +72,7 @@ def test_fsdp2_shards_its_replicas() -> None:
 def test_a_fixed_strategy_has_to_be_one_that_the_target_runs() -> None:
     result = placement.optimize(graph(), CLUSTER, strategy="dp4 zero1", target="deepspeed")
     assert (result.strategy.text, result.kept_to is not None) == ("dp4 zero1", True)
+    assert "beyond" not in summary(result)
     with pytest.raises(MismatchError, match="'deepspeed' cannot run strategy 'tp4'"):
         placement.optimize(graph(), CLUSTER, strategy="tp4", target="deepspeed")
 
