@@ -16,13 +16,13 @@ from placement.namesakes import refuse_namesakes
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
-    from graphs.capture import capture
     from graphs.files import load_graph, save_graph
     from graphs.opgraph import OpGraph
     from graphs.transforms.strategy import Strategy
     from graphs.zoo import build
     from placement.calibrating.records import Calibration
     from placement.calibration import calibrate
+    from placement.capturing import capture
     from placement.comparing.methods import Comparison, compare
     from placement.comparing.seeds import SeedComparison, compare_seeds
     from placement.comparing.strategies import StrategyComparison, compare_strategies
@@ -100,7 +100,7 @@ _HOME = {
     "apply": "placement.runtime.application",
     "build": "graphs.zoo",
     "calibrate": "placement.calibration",
-    "capture": "graphs.capture",
+    "capture": "placement.capturing",
     "compare": "placement.comparing.methods",
     "compare_seeds": "placement.comparing.seeds",
     "compare_strategies": "placement.comparing.strategies",

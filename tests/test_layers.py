@@ -58,7 +58,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "workers",
         "learning runtime exporters",
         "verification measured_best configurations",
-        "optimization",
+        "optimization capturing",
         "comparing",
         "measuring memory_estimate",
         "calibrating",
