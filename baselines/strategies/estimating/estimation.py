@@ -402,7 +402,7 @@ class Estimation:
         if self.strategy.micro_batches == 1:
             come = np.cumsum(_sums(frame.position, local.coming, n))
             live += come - (np.cumsum(coming) - coming)[np.sort(frame.stage)]
-        elif self.split.zero >= 2 and self.split.zero_axis >= 0:
+        elif self.split.zero >= 2 and self.split.zero_axes:
             coming = np.zeros(self.n_stages)  # when those before they are scattered go, which are larger
         held = np.column_stack([_crossing(lives, sizes, first[s + b], first[s + ONCE]) for b in (BACKWARD, WEIGHTS)])
         peak = np.zeros((self.n_stages, 3))

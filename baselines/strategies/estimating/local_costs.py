@@ -323,7 +323,7 @@ def _coming(step: LocalStep, split: Split, states: States, gradient: FloatArray)
     _, consumer, tensor = graph.edge_list
     waits = np.zeros(graph.n_ops, dtype=np.bool_)
     waits[consumer[exchanged[tensor]]] = True
-    is_released = split.stored_in_parts(states) & (split.zero >= 2 and split.zero_axis >= 0)
+    is_released = split.stored_in_parts(states) & (split.zero >= 2 and bool(split.zero_axes))
     maker = graph.gradient_maker[states.owner]
     comes = states.trained & (maker >= 0) & (is_released | ~waits[states.update])
     return np.bincount(maker[comes], gradient[comes], graph.n_ops).astype(np.float64)
