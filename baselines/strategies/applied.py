@@ -41,6 +41,7 @@ from graphs.transforms.offloading import offloaded
 from graphs.transforms.sequencing import StageBlock, sequenced
 from graphs.transforms.splitting import Zero, copies_of, split_as
 from graphs.transforms.splitting.copies import Copies
+from graphs.transforms.splitting.exchange import ACCUMULATE
 from graphs.transforms.splitting.sharding import Sharding
 from graphs.transforms.strategy import Strategy
 
@@ -310,6 +311,8 @@ def _devices(derived: Derived, cluster: Cluster, devices: IntArray, rank: IntArr
     row = rank[derived.origin]
     result = device = devices[row, derived.part]
     is_hosted = np.array([kind in (HOSTED, COPIED_IN) for kind in derived.graph.kinds], dtype=np.bool_)
+    is_sum = np.array([kind == ACCUMULATE for kind in derived.graph.kinds], dtype=np.bool_)
+    is_hosted |= is_sum & derived.graph.is_pinned_to(HOST)
     for lane_of, suits in (
         (cluster.host_devices, derived.graph.is_pinned_to(HOST) | is_hosted),
         (cluster.lane_of, derived.graph.is_pinned_to(LANE) & ~is_hosted),

@@ -19,6 +19,7 @@ from graphs.transforms.collectives.rewiring import rewired
 from graphs.transforms.derived import STORED, Derived, Exchanged
 from graphs.transforms.offloading import NUMBERS
 from graphs.transforms.splitting.copies import Copies
+from graphs.transforms.splitting.exchange import ACCUMULATE
 from graphs.transforms.splitting.storage_ops import Gathered, cast_tensor, gathers_of, parameter_casts
 from graphs.transforms.splitting.zero import Storage, Zero
 
@@ -63,6 +64,7 @@ def with_hosted_parameters(
     made = _Rewiring(derived, before, Storage(layout, zero))
     made.copy_before_gathers()
     made.copy_before_readers()
+    made.add_up_on_hosts()
     return made.result(), made.copied
 
 
@@ -209,6 +211,19 @@ class _Rewiring:
         self.edges.append((value, again))
         return self._tensor(again, int(self.graph.tensor_bytes[tensor]))
 
+    def add_up_on_hosts(self) -> None:
+        """Let hosts add up gradients of micro-batches that no device reduces: each goes there when it is made."""
+        graph = self.graph
+        producer, reader, _ = graph.edge_list
+        is_sum = np.array([kind == ACCUMULATE for kind in graph.kinds], dtype=np.bool_)
+        is_read = np.zeros(graph.n_ops, dtype=np.bool_)  # on the device
+        is_update = self.is_copy & (graph.phase == Phase.UPDATE)
+        is_read[producer[~is_sum[reader] & ~is_update[reader]]] = True
+        kept = np.zeros(self.before.n_ops, dtype=np.bool_)
+        kept[self.before.tensor_producer[self.before.tensor_is_kept]] = True
+        stays = np.unique(self.origin[is_sum & is_read])
+        self.on_host = is_sum & kept[self.origin] & ~np.isin(self.origin, stays)
+
     def _copied_in(self, beside: int, batch: int) -> int:
         return self._add(_Op(beside, True, batch, int(self.graph.phase[beside])))
 
@@ -241,7 +256,7 @@ class _Rewiring:
         slot = np.arange(graph.n_tensors) - graph.output_ptr[maker]
         is_own = self.is_copy[maker] & (slot < np.diff(self.before.output_ptr)[self.origin[maker]])
         source = np.where(is_own, self.before.output_ptr[self.origin[maker]] + slot, 0)
-        is_kept = np.where(is_own, self.before.tensor_is_kept[source], ~self.is_copy[maker])
+        is_kept = np.where(is_own, self.before.tensor_is_kept[source], ~self.is_copy[maker] & ~self.on_host[maker])
         found: BoolArray = is_kept & graph.tensor_in_place & (graph.phase[maker] == Phase.BACKWARD)
         return found
 
@@ -259,11 +274,13 @@ class _Rewiring:
         columns["parameter_bytes"], columns["gradient_bytes"] = self._kept_bytes()
         columns["stream"] = np.concatenate([graph.stream, graph.stream[beside]])
         columns["phase"] = np.concatenate([self.phase, np.array([op.phase for op in self.ops], dtype=np.int64)])
-        group = np.concatenate([graph.colocation, np.where(is_host, -1, graph.colocation[beside])])
+        group = np.concatenate(
+            [np.where(self.on_host, -1, graph.colocation), np.where(is_host, -1, graph.colocation[beside])]
+        )
         texts = {key: [*(value := getattr(graph, key)), *(value[op] for op in beside.tolist())] for key in _TEXTS}
         texts["kinds"][graph.n_ops :] = np.where(is_host, COPIED_IN, texts["kinds"][graph.n_ops :]).tolist()
-        for number in np.flatnonzero(is_host).tolist():
-            texts["pins"][graph.n_ops + number] = (LANE, HOST)
+        for op in np.flatnonzero(np.concatenate([self.on_host, is_host])).tolist():
+            texts["pins"][op] = (LANE, HOST)
         producer, size = np.array(self.tensors, dtype=np.int64).reshape(-1, 2).T
         tensor, consumer = np.array(self.edges, dtype=np.int64).reshape(-1, 2).T
         is_in_place = graph.tensor_in_place & ~self._is_gradient()

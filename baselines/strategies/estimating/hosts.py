@@ -22,8 +22,10 @@ from baselines.strategies.estimating.step import (
     States,
 )
 from env.cluster import Cluster
+from env.times.op_times import moving_seconds
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import Phase
+from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,8 @@ class Offloaded:
         made: float64 [u], share of the time of its stage's backward passes after which its gradient is there.
         link, host: int64 [u], number of the link on its way that most others take, and of the host.
         there_s, update_s, back_s: float64 [u], seconds on the way there, on the host, and back.
+        times: float64 [u], micro-batches of which each sends its own.
+        add_s: float64 [u], seconds of adding one of them to those before, on the host.
         is_shared: bool [u], whether collectives of its stage take links on this way, too.
         kept: float64 [S], bytes that each place of a virtual stage keeps there.
     """
@@ -71,6 +75,8 @@ class Offloaded:
     there_s: FloatArray
     update_s: FloatArray
     back_s: FloatArray
+    times: FloatArray
+    add_s: FloatArray
     is_shared: BoolArray
     kept: FloatArray
 
@@ -115,6 +121,14 @@ class Offloaded:
         ways = [HostWay.of(cluster, hosts, numbers, devices) for numbers in devices]
         way = np.array([(one.latency_s, one.s_per_byte, one.beside, one.link) for one in ways])[stage]
         latency_s, s_per_byte, beside, link = way.T
+        jobs = step.jobs
+        on_way = split.on_hosts and split.chunks is not None
+        add_s = np.zeros(len(size))
+        for number, numbers in enumerate(devices):
+            own = stage == number
+            add_s[own] = moving_seconds(cluster.devices[hosts[numbers[0]]], ADD_BYTES_PER_BYTE * size[own])
+        reduced = np.isin(update, consumer[np.isin(tensor, jobs.tensor[jobs.is_gradient])])
+        times_sent = np.where(on_way & ~reduced, sizes.micro_batches, 1.0)
         kept = np.bincount(frame.stage[states.owner], state, frame.n_stages).astype(np.float64)
         begin, end = (np.searchsorted(consumer, update, side) for side in ("left", "right"))
         return Offloaded(
@@ -133,6 +147,8 @@ class Offloaded:
             there_s=latency_s + s_per_byte * size,
             update_s=beside * on_host,
             back_s=np.where(back > 0, latency_s + s_per_byte * back, 0.0),
+            times=times_sent,
+            add_s=np.where(times_sent > 1, beside * add_s, 0.0),
             is_shared=np.array([one.is_shared for one in ways])[stage],
             kept=kept,
         )
@@ -147,8 +163,12 @@ class Offloaded:
         # Where collectives take the same links, one waits for the other.
         there_s = self.there_s + self._beside_s(jobs.is_gradient, jobs, done, self.there_s)
         back_s = self.back_s + self._beside_s(jobs.is_update, jobs, done, self.back_s)
-        each_s = _queued(_queued(ready_s, there_s, self.link), self.update_s, self.host)
+        # Beside updates, hosts add up gradients of micro-batches, those of the last one once they have all others.
+        before_s = np.bincount(self.host, self.add_s * np.maximum(self.times - 2.0, 0.0))[self.host]
+        sent_s = np.maximum(_queued(ready_s, there_s, self.link), before_s)
+        each_s = _queued(_queued(sent_s, self.add_s, self.host), self.update_s, self.host)
         all_s = _queued(each_s, back_s, self.link)
+        busy_s = np.bincount(self.link + 1, self.there_s * self.times)  # of each link, that of none first
         result = np.zeros(len(done.ends))
         for s in range(len(ranks)):
             own = self.stage == s
@@ -160,7 +180,8 @@ class Offloaded:
                 shares = np.arange(1, len(gathers_s) + 1) / len(gathers_s)
                 lasts = np.maximum(np.rint(shares * len(each_s)).astype(np.int64) - 1, 0)
                 each_s = _one_by_one(each_s[lasts], gathers_s)
-            result[ranks[s]] = max(result[ranks[s]], each_s.max(initial=0.0))
+            busiest_s = busy_s[self.link[own] + 1].max(initial=0.0)
+            result[ranks[s]] = max(result[ranks[s]], busiest_s, each_s.max(initial=0.0))
         return result
 
     def _beside_s(self, chosen: BoolArray, jobs: Jobs, done: Done, way_s: FloatArray) -> FloatArray:

@@ -309,6 +309,7 @@ class _Builder:
         self.waits: list[tuple[IntArray, IntArray]] = []
         self.n_jobs = 0
         self.direct = np.ones(len(self.tensor), dtype=np.bool_)
+        self.reduced = np.zeros(0, dtype=np.int64)  # gradients of which a job makes a sum or parts
         self.job_lives: list[tuple[IntArray, IntArray, IntArray]] = []  # (job, first place, last place)
 
     def step(self, hosted: HostedTensors | None) -> LocalStep:
@@ -382,6 +383,7 @@ class _Builder:
         by_place[frame.position] = frame.block
         block[second] = by_place[reads_at[second]]
         is_gradient = to_update[first] & np.isin(kind[first], (ALL_REDUCE, REDUCE_SCATTER))
+        self.reduced = np.concatenate([self.reduced, tensor[first][is_gradient]])
         none = np.full(n, -1, dtype=np.int64)
         halo = np.where(kind[first] == HALO, self.split.cuts[a].halo[at[first]], 0.0)
         no = np.zeros(n, np.bool_)
@@ -571,4 +573,7 @@ class _Builder:
         if chunks is None:
             return np.zeros(0, dtype=np.int64)
         summed = (chunks.written[self.tensor] == SUM) & (chunks.read != SUM)
+        if self.split.on_hosts:  # which add up those that no exchange reduces
+            to_update = (self.graph.phase[self.consumer] == Phase.UPDATE) & ~np.isin(self.tensor, self.reduced)
+            summed &= ~to_update
         return np.unique(self.tensor[summed])

@@ -58,6 +58,13 @@ def landed(away: Away) -> torch.Tensor:
     return away.value
 
 
+def added_on_host(total: Away | torch.Tensor, part: Away) -> torch.Tensor:
+    """The sum on the host of two tensors that were sent there, or of a sum and another one, in its memory."""
+    if isinstance(total, Away):
+        return torch.add(landed(total), landed(part))
+    return total.add_(landed(part))
+
+
 def _on_its_way(tensor: torch.Tensor, device: torch.device) -> Away:
     """The copy of a pinned tensor on a GPU, once the stream of copies comes to it."""
     stream = _stream(device, "back")

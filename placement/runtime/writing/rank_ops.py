@@ -11,11 +11,14 @@ from torch import fx
 
 from graphs.capture.costs import signature
 from graphs.errors import StrategyError
+from graphs.records import HOST
 from graphs.rows import Partial
+from graphs.transforms.splitting.exchange import ACCUMULATE
 from placement.runtime.calls.local_calls import Extras
 from placement.runtime.parts.layouts import PartLayout, whole
 from placement.runtime.planning.forms import SUMMED, info_of
 from placement.runtime.program.functional import after, draws_by_data, uninitialised
+from placement.runtime.program.hosted_tensors import added_on_host, sent_away
 from placement.runtime.writing.extras import Borders
 from placement.runtime.writing.glue import added
 from placement.runtime.writing.ring import Ring
@@ -45,6 +48,11 @@ class RankOps:
         self._plan, self._values, self._step, self._graph = parts.plan, parts.values, parts.step, parts.graph
         self._runs: set[tuple[int, int]] = set()  # op j and micro-batch
         self._totals: dict[int, tuple[fx.Node, int]] = {}  # tensor -> its sum of micro-batches so far, of how many
+        exchanged = parts.values.applied.exchanged
+        there = zip(exchanged.graph.kinds, exchanged.graph.pins, exchanged.origin.tolist(), strict=True)
+        makers = {op for kind, pins, op in there if kind == ACCUMULATE and HOST in pins}  # of gradients hosts add up
+        self._sums_on_host = {t for t, op in enumerate(self._graph.tensor_producer.tolist()) if op in makers}
+        self._away: dict[int, fx.Node] = {}  # the gradient that was sent last, by tensor
         self.ran: list[int] = []
         self.calls: list[tuple[fx.Node, int, int]] = []
 
@@ -199,7 +207,14 @@ class RankOps:
     def _add(self, tensor: int, value: fx.Node) -> None:
         """Add a micro-batch's tensor to those before it."""
         total, count = self._totals.get(tensor, (value, 0))
-        if count == 1:  # in memory of its own
+        if tensor in self._sums_on_host:  # each is added when the next one comes, or at the end
+            value = self._code.call(sent_away, value)
+            before = self._away.pop(tensor, None)
+            total = value if before is None else total if count == 1 else self._code.call(added_on_host, total, before)
+            self._away[tensor] = value
+            if 0 < count == self._values.split.micro_batches - 1:
+                total = self._code.call(added_on_host, total, value)
+        elif count == 1:  # in memory of its own
             total = self._code.call(torch.ops.aten.add.Tensor, total, value)
         elif count > 1:
             total = self._code.call(added, total, value)

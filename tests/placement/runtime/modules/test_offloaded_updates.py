@@ -13,7 +13,7 @@ from torch import nn
 import placement
 from graphs.capture import capture_program
 from graphs.capture.record import default_loss
-from placement.runtime.program.hosted_tensors import copied_in, sent_away
+from placement.runtime.program.hosted_tensors import added_on_host, copied_in, sent_away
 from placement.runtime.writing.writer import write
 from tests.helpers.parallel.sharded_models import check_steps, planned
 from tests.helpers.placed_models import one_thread, with_host
@@ -90,3 +90,5 @@ def test_a_layer_is_copied_before_it_runs_and_its_gradient_sent_away_behind_it()
     assert len(copies) == 3 * 2 + 2  # weights and biases, and the weights of all layers but the first
     assert len(away) == 6
     assert away[0] < copies[-1]
+    code = write(planned(program, "mb3 | offload=parameters"), 0).routine.module.graph
+    assert sum(node.target is added_on_host for node in code.nodes) == 2 * 6
