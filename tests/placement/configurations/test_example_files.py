@@ -97,3 +97,22 @@ def test_time_and_memory_are_predicted(path: Path) -> None:
     estimate = Estimator(captured, cluster).estimate(strategy)
     assert estimate.step_time_s > 0
     assert estimate.peak_bytes > 0
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in EXAMPLES if path.stem.startswith("accelerate")], ids=lambda path: path.stem
+)
+def test_accelerate_reads_the_same_from_both(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    written = tmp_path / "config.yaml"
+    written.write_text(write_configuration(read_configuration(path.read_text(encoding="utf-8"))), encoding="utf-8")
+    ours, theirs = (vars(load_config_from_file(str(each))) for each in (written, path))
+    for key, value in theirs.items():
+        if isinstance(value, dict):  # without what stands at accelerate's defaults
+            assert all(
+                ours[key].get(name, default_of("accelerate", f"{key}.{name}")) == each for name, each in value.items()
+            )
+        else:
+            assert ours[key] == value
