@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 import networkx as nx
@@ -18,6 +19,7 @@ from graphs.transforms.strategy import Strategy
 # Means over the labels that count, of which one part of the batch may have more than another: the script divides ...
 EACH = "each"  # each of them by what the whole batch has
 ONE = "one"  # the gradients, after all micro-batches, since the loss is nothing but such a mean
+EQUAL = "equal"  # nothing: it checks that all parts have as many, since the loss has other terms, too
 
 _PLACE = re.compile(r"(?P<op>.*?)(?:@(?P<axes>[a-z]+\d+(?:\.[a-z]+\d+)*))?(?: mb(?P<batch>\d+))?", re.DOTALL)
 _SCALING = ("add", "sub", "mul", "div", "neg", "sum", "mean", "_to_copy", "view", "clone", "squeeze")
@@ -25,27 +27,31 @@ _NUMBER_BYTES = 8
 _STATE = "parameter"
 
 
-def labels_of(graph: OpGraph, strategy: Strategy) -> str | None:
-    """Whether the loss has means over labels, `EACH` or `ONE`; None where all parts of the batch weigh the same.
+def labels_of(graph: OpGraph, strategy: Strategy) -> tuple[str | None, int]:
+    """How means over labels are made those of the whole batch, and how many there are of each part of it.
+
+    `EACH`, `ONE` or `EQUAL`; None where all parts of the batch weigh the same.
 
     Args:
         graph: as the strategy rewrote it.
 
     Raises:
         MismatchError: a loss whose gradient is no mean of the parts' gradients: an op reads samples of several parts,
-            or the loss is a sum; or it has several terms, of which only some are means over labels.
+            or the loss is a sum; or parts are uneven, and not all its terms are means over labels.
     """
     step = _Step(graph, strategy)
     has_uneven_shares = any(len(set(rule.shares)) > 1 for rule in strategy.mesh)
     has_late_count = strategy.micro_batches > 1 or strategy.stages > 1
     reason = step.reason()
-    if reason is None and step.label_losses and (has_late_count or has_uneven_shares):
-        reason = step.several_terms()
+    several = step.several_terms() if step.label_losses and (has_late_count or has_uneven_shares) else None
+    if reason is None and has_uneven_shares:
+        reason = several
     if reason is not None:
         raise MismatchError(f"strategy {show(strategy.text)} cannot be written as plain PyTorch: {reason}.")
     if not step.label_losses:
-        return None
-    return ONE if has_late_count else EACH
+        return None, 0
+    count = max(Counter(map(step.part, step.label_losses)).values())
+    return EQUAL if several is not None else ONE if has_late_count else EACH, count
 
 
 def no_mean_of_parts(graph: OpGraph, strategy: Strategy) -> str | None:
@@ -110,7 +116,7 @@ class _Step:
         reached: dict[int, set[tuple[str, str]]] = {}
         op: int
         for op in self.reads:  # in topological order
-            part = self._part(op)
+            part = self.part(op)
             if self.graph.kinds[op] == "input":
                 reached[op] = {part}
                 continue
@@ -166,7 +172,7 @@ class _Step:
         what = f"what op {show(self._name(others[0]))} makes" if others else "means over other labels"
         return (
             f"its loss has {what} beside a mean over labels, each to be divided by another number, known after all "
-            "micro-batches alone; take a strategy without 'mb', 'pp' and 'shares='"
+            "micro-batches alone; take a strategy without 'shares='"
         )
 
     def _is_over_labels(self, op: int) -> bool:
@@ -196,7 +202,7 @@ class _Step:
     def _names(self, ops: Iterable[int]) -> set[str]:
         return {self._name(op) for op in ops}
 
-    def _part(self, op: int) -> tuple[str, str]:
+    def part(self, op: int) -> tuple[str, str]:
         """The replica and the micro-batch that an op works on, "" for all or none."""
         place = self._place(op)
         axes = (place["axes"] or "").split(".")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from baselines.strategies.memory_order import MEMORY_ORDER
 from env.cluster import Cluster
 from env.lanes import without_lanes
 from graphs.errors import MismatchError
@@ -130,7 +129,7 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
         yield "activations on hosts are there for one backward pass; take the order gpipe or 1f1b"
     if strategy.offloads_optimizer and strategy.zero == 1:
         yield "ZeroRedundancyOptimizer hands weights over where it updates them, which is on the host; take zero2"
-    if strategy.stages > 1 and strategy.order in (MEMORY_ORDER, "pipedream"):
+    if strategy.stages > 1 and strategy.order == "pipedream":
         yield f"the order {strategy.order!r} has no sequence of its own to write down; name another"
     if strategy.stages > 1 and strategy.order == "1f1b" and strategy.micro_batches < strategy.stages:
         yield (
@@ -145,8 +144,6 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
             "groups of replicas"
         )
     splits = strategy.order in INPUTS_APART
-    if strategy.stages > 1 and splits and strategy.recompute:
-        yield "torch does not compute the backward pass of inputs and weights apart where a module is recomputed"
     is_wrapped = sizes.get("dp", 1) > 1 and (strategy.zero > 1 or sizes.get("tp", 1) > 1)
     if strategy.stages > 1 and splits and (is_wrapped or has_policy):
         yield "torch's wrappers for replicas do not know backward passes of inputs and weights apart"

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from baselines.strategies.memory_order import MEMORY_ORDER
 from graphs.recipes import PRECISIONS, Precision
 from graphs.transforms.axes import GROUPS
+from graphs.transforms.sequencing import StageBlock
 from graphs.transforms.strategy import Strategy
 from placement.exporters.scripts.stage_modules import Pieces, StageModules
 
@@ -24,7 +26,8 @@ SCHEDULES = {
 }
 
 
-INPUTS_APART = ("zb-h1", "zb-h2", "zbv", "v-half")  # orders with backward passes for inputs and weights apart
+# Orders with backward passes for inputs and weights apart.
+INPUTS_APART = ("zb-h1", "zb-h2", "zbv", "v-half", MEMORY_ORDER)
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,17 @@ class Facts:
         again: modules that are computed a second time.
         kept: of these, ops that are not computed again: patterns of their kinds, and of modules around them.
         hosted: modules that save on the host what the backward pass needs; here: of these, modules that do not.
-        cores: modules of which a part is: from the first of so many ops of a kind to the last.
+        cores: modules of which parts are: from the first of so many ops of a kind to the last, for each part.
         samples: of each replica, where they are not as many.
         plan: of tensor parallelism, or None.
         stages: of the pipeline, or None.
         tied: names of parameters that are one in several stages, and its shape.
         labels: how means over the labels that count become those of the whole batch, as `labels_of` says.
+        label_losses: how many such means there are.
         has_unused: whether the step leaves some parameters without a gradient.
         hosts: on which the processes run, equally many on each.
         weight_bytes: of the whole model; 0 where it is not known.
+        sequences: of the pipeline, the blocks of each rank in order.
     """
 
     result: Result
@@ -59,16 +64,18 @@ class Facts:
     kept: tuple[tuple[str, str], ...]
     hosted: tuple[str, ...]
     here: tuple[str, ...]
-    cores: Mapping[str, int]
+    cores: Mapping[str, tuple[int, ...]]
     samples: tuple[int, ...]
     plan: TensorPlan | None
     stages: StageModules | None
     tied: Mapping[tuple[str, ...], tuple[int, ...]]
     source: str | None
     labels: str | None
+    label_losses: int
     has_unused: bool
     hosts: int
     weight_bytes: int
+    sequences: tuple[tuple[StageBlock, ...], ...]
 
     @property
     def pp(self) -> int:
@@ -79,6 +86,11 @@ class Facts:
         """Modules that borders between stages cut."""
         found = None if self.stages is None else self.stages.pieces
         return Pieces() if found is None else found
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether backward passes for inputs and for weights are apart."""
+        return self.stages is not None and self.strategy.order in INPUTS_APART
 
     @property
     def launch(self) -> str:

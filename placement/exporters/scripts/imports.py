@@ -66,10 +66,14 @@ def import_lines(facts: Facts) -> str:
         plain.add("functools")
     if facts.hosted:
         plain.add("functools")
+    if facts.splits_backward and (facts.again or facts.cores):
+        plain |= {"contextlib", "itertools"}
+    if facts.cores:
+        plain.add("itertools")
     if facts.cores or facts.kept:
         plain.add("fnmatch")
-        torch_names.append(_CHECKPOINTS)
-    elif facts.again:
+        torch_names.append(_CHECKPOINTS.replace(" checkpoint,", "") if facts.splits_backward else _CHECKPOINTS)
+    elif facts.again and not facts.splits_backward:
         torch_names.append("from torch.utils.checkpoint import checkpoint")
     lines = ["from __future__ import annotations", "", *(f"import {name}" for name in sorted(plain)), *some, ""]
     lines += sorted(torch_names, key=lambda line: (line.startswith("from"), line.split()[1]))

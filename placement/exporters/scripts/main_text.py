@@ -22,6 +22,7 @@ def main(facts: Facts) -> str:
                 if facts.is_cut
                 else ["stages = parallelize(model.to(device), mesh)"]
             ),
+            *(["mark_tied(stages)"] if facts.tied else []),
             "trained = [p for stage in stages.values() for p in stage.parameters() if p.requires_grad]",
             "schedule = make_schedule(stages, mesh)",
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from placement.exporters.scripts import optimizer_parts
+from placement.exporters.scripts import memory_parts
 from placement.exporters.scripts.code_text import assigned, dict_of, filled, keywords
 from placement.exporters.scripts.facts import Facts
 
@@ -14,13 +14,13 @@ _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "adafactor": "Adafactor", "mome
 def optimizer_pieces(facts: Facts) -> Iterator[str]:
     """Functions and classes that the lines of `optimizer_lines` call."""
     if facts.plan is not None and not facts.updates_parts:
-        yield optimizer_parts.ALIKE
+        yield memory_parts.ALIKE
     if facts.updates_parts:
-        yield optimizer_parts.LOCAL
-        text = optimizer_parts.PARTS_ON_HOST if facts.strategy.offloads_optimizer else optimizer_parts.PARTS_HERE
-        yield filled(optimizer_parts.PARTS_OPTIMIZER, **text)
+        yield memory_parts.LOCAL
+        text = memory_parts.PARTS_ON_HOST if facts.strategy.offloads_optimizer else memory_parts.PARTS_HERE
+        yield filled(memory_parts.PARTS_OPTIMIZER, **text)
     if facts.strategy.zero == 1 and facts.has_cut_replicas:
-        yield optimizer_parts.TOGETHER
+        yield memory_parts.TOGETHER
 
 
 def optimizer_lines(facts: Facts, trained: str) -> Iterator[str]:

@@ -13,8 +13,10 @@ def tensor_parallel(facts: Facts, plan: TensorPlan) -> str:
     if any("use_local_output=False" in style for style in plan.styles.values()):
         why = ". Between two layers, activations are DTensors, which know their whole shape"
     present = " and module.weight is not None" if facts.stages is not None else ""
-    lines = ["# One parameter for both: parallelize_module made two of it."] if plan.tied else []
-    for names in plan.tied:
+    apart = {name for names in facts.tied for name in names}  # which no stage has both of
+    pairs = [names for names in plan.tied if not apart.issuperset(names)]
+    lines = ["# One parameter for both: parallelize_module made two of it."] if pairs else []
+    for names in pairs:
         first, other = (f"model.get_submodule({quoted(name.rpartition('.')[0])}).weight" for name in names)
         lines.append(f"{other} = {first}")
     tied = "".join(f"    {line}\n" for line in lines)
@@ -58,7 +60,11 @@ def parallelize_body(facts: Facts, whole: str, model: str) -> str:
     if facts.again:
         lines += [each("COMPUTED_AGAIN"), f"    recompute({inner})"]
     if facts.cores:
-        lines += [each("CORES"), f"    recompute_core({inner})"]
+        lines.append("for path, counts in CORES.items():")
+        if facts.stages is None:
+            lines.append(f"    recompute_core({inner}, counts)")
+        else:
+            lines += [f"    for module in own_modules({model}, [path]):", "        recompute_core(module, counts)"]
     if facts.here:
         lines += [each("ON_DEVICE"), f"    save_here({inner})"]
     if facts.hosted:
@@ -77,11 +83,6 @@ def parallelize_body(facts: Facts, whole: str, model: str) -> str:
             lines.append(f"{whole} = DistributedDataParallel({whole}, {given})")
     if facts.is_sharded:
         lines += _fully_shard(facts, whole, model, each("LAYERS"), inner)
-    if facts.tied:
-        lines += [
-            f"for name, p in {model}.named_parameters():",
-            "    p.tied = next((number for number, (names, _) in enumerate(TIED) if name in names), None)",
-        ]
     return "\n".join(f"    {line}" for line in lines) or "    # Micro-batches are all that this strategy has."
 
 

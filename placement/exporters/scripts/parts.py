@@ -153,132 +153,45 @@ $REDUCE    for p in trained:
     return share.item()
 '''
 
+EQUAL_COUNTS = '''
+class EqualCounts(TorchFunctionMode):
+    """Notes how many labels count in each cross-entropy: the loss has other terms, so parts must have as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[torch.Tensor] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function in (nn.functional.cross_entropy, nn.functional.nll_loss):
+            given = inspect.signature(function).bind(*args, **(kwargs or {}))
+            given.apply_defaults()
+            target, weight = given.arguments["target"], given.arguments["weight"]
+            if not target.is_floating_point():
+                is_counted = target != given.arguments["ignore_index"]
+                counted = is_counted if weight is None else weight.detach()[target.where(is_counted, 0)] * is_counted
+                self.counts.append(counted.sum().float())
+        return result
+
+
+COUNTS = EqualCounts()
+
+
+def check_counts($MESH) -> None:
+    """End the run where the mean over the labels of a batch is not the mean of the means of its parts."""
+    if COUNTS.counts:
+        counts = torch.stack(COUNTS.counts[-MICRO_BATCHES * $LOSSES :]).reshape(MICRO_BATCHES, -1)
+        COUNTS.counts.clear()
+        both = torch.stack([counts.amax(0), -counts.amin(0)])
+$REDUCE        if (both.sum(0) != 0).any():
+            raise SystemExit("parts of the batch have unlike numbers of labels that count; make them equal")
+'''
+
 PART_OF_SHARES = '''
 def part(value: Any, replica: int) -> Any:
     """The samples of a replica, of a tensor that has the whole batch; anything else as it is."""
     is_batch = isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == BATCH
     return value.split(SAMPLES)[replica] if is_batch else value
-'''
-
-CORE = '''
-def core_again() -> Any:
-    """Contexts of a checkpoint: from the first to the last of $COUNT ops of KINDS all is computed again, else kept."""
-    seen = {False: 0, True: 0}
-
-    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        is_one = any(fnmatch.fnmatchcase(str(op).removesuffix(".default"), kind) for kind in KINDS)
-        is_inside = is_one or 0 < seen[context.is_recompute] < $COUNT
-        seen[context.is_recompute] += is_one
-        return CheckpointPolicy.PREFER_RECOMPUTE if is_inside else CheckpointPolicy.MUST_SAVE
-
-    return create_selective_checkpoint_contexts(policy)
-
-
-def recompute_core(module: nn.Module) -> None:
-    """Let the backward pass compute a part of the module a second time, such as the core of an attention."""
-    forward = module.forward
-    module.forward = lambda *args, **kwargs: checkpoint(
-        forward, *args, use_reentrant=False, context_fn=core_again, **kwargs
-    )
-'''
-
-RECOMPUTED_WHOLE = "forward, *args, use_reentrant=False, **kwargs"
-RECOMPUTED_IN_PART = "\n        forward, *args, use_reentrant=False, context_fn=keeping, **kwargs\n    "
-RECOMPUTE = '''
-def recompute(module: nn.Module) -> None:
-    """Let the backward pass compute what is inside the module a second time, instead of keeping it."""
-    forward = module.forward
-    module.forward = lambda *args, **kwargs: checkpoint($GIVEN)
-'''
-
-ON_HOST = '''
-class OnHost(torch.autograd.graph.saved_tensors_hooks):
-    """Keeps in the memory of the host what ops inside of it save for the backward pass, but for weights."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
-        super().__init__(self.send_away, self.bring_back)
-
-    def send_away(self, tensor: torch.Tensor) -> Any:
-        if tensor.nbytes < 1024 or tensor.untyped_storage().data_ptr() in self.weights:
-            return tensor
-        host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-        if not tensor.is_cuda:
-            return tensor.device, host.copy_(tensor), None
-        stream = to_host(tensor.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            host.copy_(tensor, non_blocking=True)
-        tensor.record_stream(stream)  # its memory is not used again before the copy is made
-        return tensor.device, host, stream.record_event()
-
-    @staticmethod
-    def bring_back(saved: Any) -> torch.Tensor:
-        if isinstance(saved, torch.Tensor):
-            return saved
-        device, host, sent = saved
-        if sent is not None:
-            torch.cuda.current_stream().wait_event(sent)
-        return host.to(device, non_blocking=True)
-
-
-@functools.cache
-def to_host(device: torch.device) -> torch.cuda.Stream:
-    """The stream of copies to the host, beside computing."""
-    return torch.cuda.Stream(device)
-
-
-def save_on_host(module: nn.Module) -> None:
-    """Let the backward pass find on the host what it needs of the module."""
-    forward = module.forward
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with OnHost(module):
-            return forward(*args, **kwargs)
-
-    module.forward = run
-'''
-
-SAVE_HERE = '''
-def save_here(module: nn.Module) -> None:
-    """Let a module around which others save on the host save on its device."""
-    forward = module.forward
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
-            return forward(*args, **kwargs)
-
-    module.forward = run
-'''
-
-KEEPING = '''
-INSIDE: list[str] = []  # modules of KEPT that run, outermost first
-
-
-def tell_when_it_runs(path: str, module: nn.Module) -> None:
-    """Have a module in INSIDE while its forward pass runs, the first or the second time."""
-    forward = module.forward
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        INSIDE.append(path)
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            INSIDE.pop()
-
-    module.forward = run
-
-
-def keeping() -> Any:
-    """Contexts of a checkpoint that keeps what ops of KEPT make; all else is computed again."""
-
-    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        kind = str(op).rpartition(".")[0]
-        listed = [modules for kinds, modules in KEPT if fnmatch.fnmatchcase(kind, kinds)]
-        is_kept = any(fnmatch.fnmatchcase(path, modules) for modules in listed for path in ("", *INSIDE))
-        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)
 '''
 
 BLOCKS = '''

@@ -109,7 +109,7 @@ def stage_modules(
 
 
 def _check_tied(graph: OpGraph, strategy: Strategy, is_apart: BoolArray, shared: Sequence[Sequence[str]]) -> None:
-    """Raises: MismatchError: a parameter of several stages that is not one of several modules, or is cut besides."""
+    """Raises: MismatchError: a parameter of several stages that is not one of several modules, or is on hosts."""
     holders = {name.rpartition(".")[0] for names in shared for name in names}
     for op in np.flatnonzero(is_apart & (graph.phase == Phase.FORWARD)).tolist():
         if graph.modules[op] not in holders:
@@ -121,11 +121,6 @@ def _check_tied(graph: OpGraph, strategy: Strategy, is_apart: BoolArray, shared:
         raise MismatchError(
             f"strategy {show(strategy.text)} has gradients of parameters that are tied across stages on hosts, and "
             "devices add them up; untie them, or write 'offload=optimizer'."
-        )
-    if strategy.zero > 1 or any(rule.name == "tp" and rule.size > 1 for rule in strategy.mesh):
-        raise MismatchError(
-            f"strategy {show(strategy.text)} cuts parameters that are tied across stages, so no stage has a whole "
-            "gradient to add up; untie them, or use a strategy without stages, tp, or zero2 and zero3."
         )
 
 

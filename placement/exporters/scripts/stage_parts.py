@@ -87,18 +87,28 @@ def own_modules(model: nn.Module, paths: list[str]) -> list[nn.Module]:
 '''
 
 ADD_TIED = '''
+def mark_tied(stages: dict[int, nn.Module]) -> None:
+    """Note on each parameter of the stages which of TIED it is."""
+    for stage in stages.values():
+        for name, p in stage.model.named_parameters():
+            p.tied = next((number for number, (names, _) in enumerate(TIED) if name in names), None)
+
+
 def add_tied(optimizer: torch.optim.Optimizer, mesh: DeviceMesh) -> None:
     """Give all copies of a tied parameter the sum of their gradients, so that they stay equal."""
     trained = [p for listed in optimizer.param_groups for p in listed["params"]]
     for number, (_, shape) in enumerate(TIED):
-        gradients = [p.grad for p in trained if p.tied == number]
-        own = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
         total = torch.zeros(shape, device=trained[0].device, dtype=trained[0].dtype)
-        for gradient in own:
-            total += gradient
+        copies = [p for p in trained if p.tied == number]
+        for p in copies:
+            if isinstance(p.grad, DTensor):
+                p.grad = p.grad.redistribute(placements=p.placements)
+            own = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+            total[: len(own)] += own
         dist.all_reduce(total, group=mesh.get_group("pp"))
-        for gradient in own:
-            gradient.copy_(total)
+        for p in copies:
+            own = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+            own.copy_(total[: len(own)])
 '''
 
 SCHEDULE = '''

@@ -14,7 +14,7 @@ from placement.exporters.module_tree import is_under
 from placement.exporters.scripts.code_text import plain, quoted
 from placement.exporters.scripts.node_text import NoText, is_statement, lines_of, nodes_in
 from placement.exporters.scripts.stage_modules import Pieces
-from placement.exporters.scripts.stage_trace import Call, Trace, borders, traced
+from placement.exporters.scripts.stage_trace import ModelTrace, ModuleCall, borders, traced
 
 _WIDTH = 116  # characters of the head of a function
 
@@ -56,10 +56,10 @@ def pieces_of(
     return Pieces(begins, functions, texts)
 
 
-def _cut_calls(trace: Trace, positions: Sequence[int], inside: Sequence[int]) -> list[Call]:
+def _cut_calls(trace: ModelTrace, positions: Sequence[int], inside: Sequence[int]) -> list[ModuleCall]:
     """The smallest calls, none of them inside another, in which all that crosses a border is read."""
     calls = sorted(trace.calls.values(), key=lambda call: call.end - call.first)
-    chosen: dict[str, Call] = {}
+    chosen: dict[str, ModuleCall] = {}
     todo = [positions[number - 1] for number in inside]
     while todo:
         position = todo.pop()
@@ -77,7 +77,7 @@ def _cut_calls(trace: Trace, positions: Sequence[int], inside: Sequence[int]) ->
     ]
 
 
-def _crossing(trace: Trace, call: Call, position: int) -> list[fx.Node]:
+def _crossing(trace: ModelTrace, call: ModuleCall, position: int) -> list[fx.Node]:
     """What is computed before a node, and read from it on, in the order in which it is computed."""
     arguments = nodes_in(trace.calls[""].arguments)
     return [
@@ -87,7 +87,7 @@ def _crossing(trace: Trace, call: Call, position: int) -> list[fx.Node]:
     ]
 
 
-def _is_closed(trace: Trace, call: Call, position: int) -> bool:
+def _is_closed(trace: ModelTrace, call: ModuleCall, position: int) -> bool:
     """Whether what crosses a border inside a call is read there, or is what the call returns."""
     if call.path and not call.is_positional:
         return False
@@ -99,7 +99,7 @@ def _is_closed(trace: Trace, call: Call, position: int) -> bool:
 
 
 def _pieces(
-    model: nn.Module, trace: Trace, call: Call, positions: Sequence[int], stages: Sequence[int]
+    model: nn.Module, trace: ModelTrace, call: ModuleCall, positions: Sequence[int], stages: Sequence[int]
 ) -> Iterator[tuple[int, str, str]]:
     """``(stage, name, code)`` of each piece of a call.
 
@@ -152,7 +152,7 @@ def _parameters(module: nn.Module) -> list[str]:
     return found
 
 
-def _argument_names(trace: Trace, call: Call, has_received: bool) -> dict[fx.Node, str]:
+def _argument_names(trace: ModelTrace, call: ModuleCall, has_received: bool) -> dict[fx.Node, str]:
     """The code for each argument of a call; of a later piece, for those that every stage computes itself."""
     codes: list[tuple[Any, str]] = []
     for name, value in call.arguments.items():
@@ -164,7 +164,7 @@ def _argument_names(trace: Trace, call: Call, has_received: bool) -> dict[fx.Nod
 
 
 def _needed(
-    trace: Trace, call: Call, first: int, end: int, names: Mapping[fx.Node, str], result: Sequence[fx.Node]
+    trace: ModelTrace, call: ModuleCall, first: int, end: int, names: Mapping[fx.Node, str], result: Sequence[fx.Node]
 ) -> list[fx.Node]:
     """The nodes of a piece: its own, and earlier ones that every stage computes itself.
 

@@ -31,8 +31,8 @@ _SIZES = ("shape", "ndim", "dtype", "device")
 
 
 @dataclass(frozen=True)
-class Call:
-    """The call of a module, with nodes by their numbers in `Trace.nodes`.
+class ModuleCall:
+    """The call of a module, with nodes by their numbers in `ModelTrace.nodes`.
 
     Attributes:
         path: of the module; ``""`` for the model.
@@ -51,7 +51,7 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class ModelTrace:
     """A traced model.
 
     Attributes:
@@ -62,7 +62,7 @@ class Trace:
     """
 
     nodes: tuple[fx.Node, ...]
-    calls: Mapping[str, Call]
+    calls: Mapping[str, ModuleCall]
     again: frozenset[fx.Node]
     sizes: frozenset[fx.Node]
 
@@ -126,7 +126,7 @@ class _Tracer(fx.Tracer):
         return result
 
 
-def traced(model: nn.Module, opened: Collection[str], graph: OpGraph) -> Trace | None:
+def traced(model: nn.Module, opened: Collection[str], graph: OpGraph) -> ModelTrace | None:
     """The forward pass of a model; None where its own code does more than torch.fx follows.
 
     The code of all modules is followed, since what it does may depend on what they return, such as None; or, where
@@ -146,7 +146,7 @@ def traced(model: nn.Module, opened: Collection[str], graph: OpGraph) -> Trace |
 
 def _followed(
     model: nn.Module, opened: Collection[str], given: Collection[str], follows: Collection[str] | None
-) -> Trace | None:
+) -> ModelTrace | None:
     tracer = _Tracer(follows)
     parameters = inspect.signature(model.forward).parameters
     absent = {name: None for name, p in parameters.items() if p.default is None and name not in given}
@@ -164,7 +164,7 @@ def _followed(
     places = [position[node] for node in nodes]
     count = Counter(call.path for call in tracer.found)
     calls = {
-        call.path: Call(
+        call.path: ModuleCall(
             call.path,
             bisect_left(places, call.first),
             bisect_left(places, call.end),
@@ -176,8 +176,8 @@ def _followed(
         if call.path in opened and count[call.path] == 1
     }
     arguments = {str(node.target): node for node in every if node.op == "placeholder" and node.target not in absent}
-    calls[""] = Call("", 0, len(nodes), arguments, True, every[-1].args[0])
-    return Trace(nodes, calls, frozenset(_again(model, graph.nodes)), frozenset(_sizes(nodes)))
+    calls[""] = ModuleCall("", 0, len(nodes), arguments, True, every[-1].args[0])
+    return ModelTrace(nodes, calls, frozenset(_again(model, graph.nodes)), frozenset(_sizes(nodes)))
 
 
 def _fold(
@@ -252,7 +252,7 @@ def _globals(module: nn.Module) -> dict[str, Any]:
     return found
 
 
-def _has_same_ops(trace: Trace, graph: OpGraph, opened: Collection[str]) -> bool:
+def _has_same_ops(trace: ModelTrace, graph: OpGraph, opened: Collection[str]) -> bool:
     """Whether modules that were opened have as many ops of some kinds as in the graph, so that no branch is amiss."""
     of_trace = Counter(
         (_path(node), _COUNTED[_name(node)])
@@ -267,7 +267,7 @@ def _has_same_ops(trace: Trace, graph: OpGraph, opened: Collection[str]) -> bool
     return of_trace == of_graph
 
 
-def borders(trace: Trace, graph: OpGraph, forward: Sequence[int], places: Sequence[int]) -> list[int] | None:
+def borders(trace: ModelTrace, graph: OpGraph, forward: Sequence[int], places: Sequence[int]) -> list[int] | None:
     """Numbers of the nodes before which stages begin; None where two begin at one.
 
     A stage begins at the first node from its first op on that is the call of a module, or that is known by its name;

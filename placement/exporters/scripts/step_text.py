@@ -8,12 +8,20 @@ from graphs.transforms.strategy import Strategy
 from placement.exporters.scripts import parts, stage_parts
 from placement.exporters.scripts.code_text import filled
 from placement.exporters.scripts.facts import SCHEDULES, Facts
-from placement.exporters.whole_batch import EACH, ONE
+from placement.exporters.whole_batch import EACH, EQUAL, ONE
 
 
 def labels(facts: Facts) -> Iterator[str]:
     """How each label that counts weighs the same, whatever part of the batch it is in."""
-    if facts.labels is not None:
+    if facts.labels == EQUAL:
+        reduce = "".join(
+            f'        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=mesh.get_group("{axis}"))\n'
+            for axis in facts.replica_axes
+        )
+        losses = str(facts.label_losses)
+        yield filled(parts.EQUAL_COUNTS, REDUCE=reduce, LOSSES=losses, MESH="mesh: DeviceMesh" if reduce else "")
+        yield "\n"
+    elif facts.labels is not None:
         means = parts.WHOLE_MEANS_EACH if facts.labels == EACH else parts.WHOLE_MEANS_ONE
         own = {"AXES": repr(list(facts.replica_axes)).replace("'", '"'), "REPLICAS": facts.replicas}
         yield filled(parts.WHOLE_MEANS, **{key: filled(text, **own) for key, text in means.items()})
@@ -28,12 +36,16 @@ def labels(facts: Facts) -> Iterator[str]:
 
 def with_means(facts: Facts, line: str, indent: int) -> str:
     """A line that computes a loss, under the means over labels of the whole batch."""
-    means = {None: "", EACH: "WholeMeans(mesh)", ONE: "MEANS"}[facts.labels]
+    means = {None: "", EACH: "WholeMeans(mesh)", ONE: "MEANS", EQUAL: "COUNTS"}[facts.labels]
     return f"with {means}:\n{' ' * indent}{line}" if means else line
 
 
 def divide(facts: Facts) -> str:
     return f"divide_by_share(optimizer{', mesh' if facts.dp > 1 or facts.stages is not None else ''})"
+
+
+def check_counts(facts: Facts) -> str:
+    return f"check_counts({'mesh' if facts.replica_axes else ''})"
 
 
 def own_part(facts: Facts, number: str, parts_: str) -> str:
@@ -82,6 +94,8 @@ def step(facts: Facts) -> str:
         ]
         if facts.labels == ONE:
             run.append(f"total /= {divide(facts)}")
+        elif facts.labels == EQUAL:
+            run.append(check_counts(facts))
     body = "\n".join(f"    {line}" for line in run)
     return filled(parts.TRAIN_STEP, WHOSE=whose, WHICH="their" if replicas else "the", BODY=body)
 
@@ -117,6 +131,8 @@ def stages_step(facts: Facts) -> str:
         run.append("add_tied(optimizer, mesh)")
     if facts.labels == ONE:
         run.append(f"share = {divide(facts)}")
+    elif facts.labels == EQUAL:
+        run.append(check_counts(facts))
     return filled(
         stage_parts.TRAIN_STEP_STAGES,
         WHOSE=", of which this rank takes its samples" if facts.dp > 1 else "",

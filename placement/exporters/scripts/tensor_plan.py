@@ -78,7 +78,6 @@ def tensor_plan(
     layers.settle()
     layers.find_loss()
     layers.check_even()
-    layers.check_blocks()
     layers.check_samples()
     sequence, gathers = layers.norms(repeated) if axis.sequence else ({}, False)
     entries = tuple(dict.fromkeys(sequence.values()))
@@ -130,6 +129,7 @@ class _Layers:
         self.cut_by: dict[str, str] = {}
         self.whole: dict[str, int] = {}  # bytes of parameters that stay so, though the strategy cuts them
         self.uneven: dict[str, tuple[str, int]] = {}  # of a layer: a parameter with parts of two sizes, and its extent
+        self.gathered: set[str] = set()  # layers that read blocks of features, each cut: whole for parallelize_module
         self.blocks: dict[str, int] = {}  # of a layer's features, each of which is cut: query, key and value, say
         self.rest = "Shard(0)" if sharding.axis.words else "Replicate()"  # layout of activations elsewhere
         for number, state in enumerate(graph.states):
@@ -144,7 +144,8 @@ class _Layers:
         is_loss = {kind: op_kind(kind).is_label_loss for kind in set(graph.kinds)}
         self.losses = {op for op in forward if is_loss[graph.kinds[op]] and not sharding.axis.words}
         self.between = {op for op in forward if op not in self.layer_of and sharding.row[op] is not None}
-        self.open = dict.fromkeys(self.cut_by, True)  # whether the side that is cut meets the other layers'
+        # Whether the side of a layer that is cut meets the other layers'.
+        self.open = {path: path not in self.gathered for path in self.cut_by}
         self.ptr, self.tensors = graph.inputs
         self.read: dict[int, list[tuple[int, int]]] = {}  # of each tensor: ops of the forward pass, and how they do
         for op in forward:
@@ -164,10 +165,14 @@ class _Layers:
             return
         part, size = self._part(number), self.sharding.axis.size
         if part.blocks > 1:
-            self.blocks[path] = part.blocks
-            by_rows = own == "weight" and part.dim > 0
-            if by_rows or part.extent % size or not isinstance(layer, self.linear) or self.sharding.axis.words:
+            is_gathered = own == "weight" and part.dim > 0
+            is_uneven = not is_gathered and part.extent % size
+            if is_uneven or not isinstance(layer, self.linear) or self.sharding.axis.words:
                 raise _blocks_error(name, part.blocks)
+            if is_gathered:
+                self.gathered.add(path)
+            else:
+                self.blocks[path] = part.blocks
         if part.extent % size:
             self.uneven.setdefault(path, (name, part.extent))
         if own == "weight":
@@ -187,12 +192,6 @@ class _Layers:
                 f"the strategy cuts {show(largest)}, and parallelize_module cuts nothing but linear layers and "
                 "embeddings that are called; keep the axis to other modules, with 'on', or use a strategy without tp."
             )
-
-    def check_blocks(self) -> None:
-        """Raises: MismatchError: a layer writes several blocks of features, of which something else needs all."""
-        for path, blocks in self.blocks.items():
-            if not self.open[path]:
-                raise _blocks_error(f"{path}.weight", blocks)
 
     def check_even(self) -> None:
         """Raises: MismatchError: uneven parts that one layer hands to the next; alone, a layer may have them.
@@ -351,7 +350,7 @@ class _Layers:
             is_inside: where activations are cut along the sequence.
             is_read_cut: and so what the layer reads is.
         """
-        if path in self.blocks:
+        if path in self.blocks and self.open[path]:
             return f"BlocksParallel({self.blocks[path]}{', use_local_output=True' if local else ''})"
         by, is_open = self.cut_by[path], self.open[path]
         layouts = []

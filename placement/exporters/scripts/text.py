@@ -12,7 +12,7 @@ from env.lanes import without_lanes
 from graphs.formatting import format_seconds
 from graphs.module_paths import KIND
 from graphs.transforms.axes import GROUPS
-from placement.exporters.scripts import parts, stage_parts
+from placement.exporters.scripts import memory_parts, parts, stage_parts
 from placement.exporters.scripts.code_text import LINE_WIDTH, dict_text, filled, list_text, plain, quoted, wrapped
 from placement.exporters.scripts.facts import SCHEDULES, Facts
 from placement.exporters.scripts.imports import import_lines
@@ -61,16 +61,26 @@ def _pieces(facts: Facts) -> Iterator[str]:
         yield filled(parts.REPLICA, GROUPS=GROUPS) + "\n"
     yield from labels(facts)
     if facts.hosted:
-        yield parts.ON_HOST + "\n"
+        yield memory_parts.ON_HOST + "\n"
     if facts.here:
-        yield parts.SAVE_HERE + "\n"
+        yield memory_parts.SAVE_HERE + "\n"
+    if facts.splits_backward and (facts.again or facts.cores):
+        yield memory_parts.AGAIN + "\n"
     if facts.again:
         if facts.kept:
-            yield parts.KEEPING + "\n"
-        given = parts.RECOMPUTED_IN_PART if facts.kept else parts.RECOMPUTED_WHOLE
-        yield filled(parts.RECOMPUTE, GIVEN=given) + "\n"
+            yield memory_parts.KEEPING + "\n"
+        given = memory_parts.RECOMPUTED_IN_PART if facts.kept else memory_parts.RECOMPUTED_WHOLE
+        apart = memory_parts.WRAP_KEEPING_APART if facts.kept else memory_parts.WRAP_APART
+        wrap = apart if facts.splits_backward else filled(memory_parts.WRAP, GIVEN=given)
+        yield filled(memory_parts.RECOMPUTE, WRAP=wrap) + "\n"
     if facts.cores:
-        yield filled(parts.CORE, COUNT=str(next(iter(facts.cores.values())))) + "\n"
+        yield (
+            filled(
+                memory_parts.CORE,
+                WRAP=memory_parts.WRAP_CORE_APART if facts.splits_backward else memory_parts.WRAP_CORE,
+            )
+            + "\n"
+        )
     if facts.has_blocks and facts.is_sharded:
         yield parts.OTHER_DIMENSION + "\n"
     if facts.plan is not None:
@@ -169,8 +179,10 @@ def _constants(facts: Facts) -> Iterator[str]:
         yield "# Modules inside of these of which they do not."
         yield from list_text("ON_DEVICE", facts.here)
     if facts.cores:
-        yield "# Modules of which the backward pass computes a part a second time, around ops of these kinds."
-        yield from list_text("CORES", list(facts.cores))
+        yield "# Modules of which the backward pass computes parts a second time, around so many ops of these kinds."
+        yield "CORES = {"
+        yield from (f"    {quoted(path)}: {counts}," for path, counts in facts.cores.items())
+        yield "}"
         kinds = [pattern.removeprefix(KIND) for pattern in facts.strategy.recompute if pattern.startswith(KIND)]
         yield from list_text("KINDS", kinds)
     if facts.plan is not None:
@@ -193,7 +205,7 @@ def _constants(facts: Facts) -> Iterator[str]:
             yield from (f"    {line}" for line in wrapped(paths))
         yield "]"
         if facts.tied:
-            yield "# Names of each parameter that is in several stages, and its shape."
+            yield "# Names of each parameter that is in several stages, and the shape of a rank's part of it."
             yield "TIED = ["
             yield from (f"    ({{{', '.join(map(quoted, names))}}}, {shape})," for names, shape in facts.tied.items())
             yield "]"
@@ -207,7 +219,7 @@ def _constants(facts: Facts) -> Iterator[str]:
             yield 'ORDER = """\\'
             yield from (
                 ",".join(f"{block.stage}{_LETTERS[block.kind]}{block.micro_batch}" for block in blocks)
-                for blocks in order_of(strategy).sequences
+                for blocks in facts.sequences
             )
             yield '"""  # of each rank: stage, F forward, I and W backward for inputs and weights, micro-batch'
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from baselines.strategies.devices import recomputed
 from baselines.strategies.folding import grid_of
+from baselines.strategies.memory_order import MEMORY_ORDER, order_of
 from baselines.strategies.stage_cuts import pipeline_stages
 from env.lanes import without_lanes
 from graphs.errors import MismatchError
@@ -20,14 +22,16 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.axes import GROUPS
 from graphs.transforms.recomputing.modules import cores, segments
 from graphs.transforms.recomputing.selecting import parted
+from graphs.transforms.sequencing import BACKWARD, WEIGHTS, WHOLE_BACKWARD, StageBlock
 from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.splitting.splitter import split
 from graphs.transforms.strategy import ACTIVATIONS, Strategy
 from placement.exporters.hosts import hosts_of
+from placement.exporters.module_tree import is_under
 from placement.exporters.scripts.export_limits import check_exportable, check_source
 from placement.exporters.scripts.facts import Facts
 from placement.exporters.scripts.stage_modules import stage_modules
-from placement.exporters.scripts.tensor_plan import shared_parameters, tensor_plan
+from placement.exporters.scripts.tensor_plan import TensorPlan, shared_parameters, tensor_plan
 from placement.exporters.scripts.text import script_text
 from placement.exporters.whole_batch import labels_of
 from placement.solving.strategy_row import carried_out_again, cut_as_found
@@ -74,8 +78,9 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
                 shared.setdefault(first, [first]).append(other)
             placed = pipeline_stages(again, cluster, cut_as_found(result), devices)
             stages = stage_modules(model, again, strategy, *placed, names, list(shared.values()))
-            tied = {listed: tuple(model.get_parameter(listed[0]).shape) for listed in stages.tied}
+            tied = {listed: _largest_part(listed, model, strategy, plan) for listed in stages.tied}
     has_parts = axes.get("dp", 1) > 1 or strategy.micro_batches > 1
+    labels, losses = labels_of(_in_parts(result, graph, strategy), strategy) if has_parts else (None, 0)
     samples = _samples(result, strategy)
     facts = Facts(
         result=result,
@@ -95,10 +100,12 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
         stages=stages,
         tied=tied,
         source=source,
-        labels=labels_of(_in_parts(result, graph, strategy), strategy) if has_parts else None,
+        labels=labels,
+        label_losses=losses,
         has_unused=graph is not None and model is not None and bool(_unused(graph, model)),
         hosts=len(hosts_of(result, strategy)),
         weight_bytes=0 if model is None else sum(parameter.nbytes for parameter in model.parameters()),
+        sequences=_sequences(result, graph),
     )
     if facts.batch == 0 and has_parts:
         raise MismatchError(
@@ -106,6 +113,17 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
             "capture the model again."
         )
     return script_text(facts)
+
+
+def _largest_part(
+    names: Sequence[str], model: nn.Module, strategy: Strategy, plan: TensorPlan | None
+) -> tuple[int, ...]:
+    """The shape of the largest part of a tied parameter that a process has."""
+    rows, *rest = model.get_parameter(names[0]).shape
+    sizes = {rule.name: rule.size for rule in strategy.mesh}
+    if plan is not None and any(names[0] in pair for pair in plan.tied):
+        rows = -(-rows // sizes.get("tp", 1))
+    return (-(-rows // sizes.get("dp", 1)) if strategy.zero > 1 else rows, *rest)
 
 
 def _samples(result: Result, strategy: Strategy) -> tuple[int, ...]:
@@ -117,19 +135,15 @@ def _samples(result: Result, strategy: Strategy) -> tuple[int, ...]:
     return tuple(np.rint(shares(batch, rule.size, rule.shares) * batch).astype(int).tolist())
 
 
-def _cores(graph: OpGraph, strategy: Strategy) -> dict[str, int]:
-    """The modules of which the backward pass computes a part again, each with the number of ops that bound it.
+def _cores(graph: OpGraph, strategy: Strategy) -> dict[str, tuple[int, ...]]:
+    """The modules of which the backward pass computes parts again, with the number of ops that bound each part.
 
-    Raises:
-        MismatchError: they have unlike numbers.
+    Parts of a module inside another one are that one's, which counts all ops.
     """
-    found = cores(graph, strategy.recompute)
-    if len(set(found.values())) > 1:
-        first, other = (next(p for p, count in found.items() if count == n) for n in sorted(set(found.values()))[:2])
-        raise MismatchError(
-            f"strategy {show(strategy.text)} computes {found[first]} ops of a kind again in {show(first)} and "
-            f"{found[other]} in {show(other)}, and the script counts as many in each module; name modules instead."
-        )
+    found: dict[str, tuple[int, ...]] = {}
+    for path, count in cores(graph, strategy.recompute).items():  # in program order
+        around = next((other for other in found if is_under(path, other)), None)
+        found[around or path] = (*found.get(around or path, ()), count)
     return found
 
 
@@ -155,6 +169,34 @@ def _kept(strategy: Strategy) -> tuple[tuple[str, str], ...]:
         )
         found.append((_ATTENTION.sub("_scaled_dot_product_*", kinds), modules or "*"))
     return tuple(found)
+
+
+def _sequences(result: Result, graph: OpGraph | None) -> tuple[tuple[StageBlock, ...], ...]:
+    """The blocks of each rank of a pipeline; those of a searched order as it was found."""
+    strategy = result.strategy
+    if strategy.stages == 1:
+        return ()
+    if strategy.order != MEMORY_ORDER or strategy.micro_batches == 1 or graph is None:
+        return order_of(strategy).sequences
+    if result.decisions is not None:
+        found = result.decisions.sequences
+    else:
+        from baselines.strategies.applied import applied
+
+        again = applied(graph, without_lanes(result.cluster), cut_as_found(result), folded=True)
+        found = () if again.rewrite is None else again.rewrite.sequences
+    return tuple(tuple(_joined(blocks)) for blocks in found)
+
+
+def _joined(blocks: Sequence[StageBlock]) -> Iterator[StageBlock]:
+    """The same blocks, with both backward passes in one where nothing is between them."""
+    both = {(one, other): one for one, other in pairwise(blocks) if other == one._replace(kind=WEIGHTS)}
+    apart = {*both.values(), *(other for _, other in both)}
+    for block in blocks:
+        if block.kind == BACKWARD and block in apart:
+            yield block._replace(kind=WHOLE_BACKWARD)
+        elif block not in apart:
+            yield block
 
 
 def check_same_graph(result: Result, graph: OpGraph) -> None:

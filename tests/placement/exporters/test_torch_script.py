@@ -52,6 +52,9 @@ ON_TWO = {
     "pp2_inside": ("decoder", f"pp2 zbv mb4 | cuts={INSIDE}"),
     "pp2_inside_recomputed": ("decoder", "pp2 gpipe mb2 | recompute=layers.* | cuts=layers.1.norm_2/native_layer_norm"),
     "pp2_several": ("balanced", "pp2 mb2 | cuts=layers.1.norm/native_layer_norm"),
+    "pp2_memory": ("decoder", "pp2 memory mb4"),
+    "pp2_zbv_recomputed": ("decoder", f"pp2 zbv mb4 | recompute=layers.1+kind:*bmm* | cuts={THREE_CUTS}"),
+    "pp2_two_means": ("two_means", "pp2 mb4 | cuts=layers.1/addmm"),
     "dp2_padded": ("padded", "dp2"),
     "pp2_padded": ("padded", "pp2 1f1b mb4 | cuts=layers.1/addmm"),
     "dp2_mb2_binary": ("binary", "dp2 | mb2"),
@@ -114,6 +117,7 @@ ON_FOUR = {
     "dp2_tp2_mb2": ("decoder", "dp2 | tp2 | mb2"),
     "pp2_tp2_sp": ("decoder", "pp2 1f1b mb2 | tp2 sp"),
     "zero3_pp2_interleaved": ("decoder", "dp2 zero3 | pp2 interleaved mb2"),
+    "pp2_tp2_tied": ("uneven_decoder", "pp2 1f1b mb2 | tp2"),
     "pp2_tp2_sp_inside": ("decoder", "pp2 1f1b mb2 | tp2 sp | cuts=layers.1.norm_2/native_layer_norm"),
     "groups_zero3_padded": ("padded", "dp2 | dp2 zero3"),
     "zero3_tp2_fused": ("fused_decoder", "dp2 zero3 | tp2"),
@@ -125,6 +129,7 @@ MORE_ON_FOUR = {
     "zero1_pp2": ("decoder", "dp2 zero1 | pp2 mb2"),
     "zero3_tp2": ("decoder", "dp2 zero3 | tp2"),
     "dp2_zb_h1": ("decoder", "dp2 | pp2 zb-h1 mb4"),
+    "zero3_pp2_tied": ("tied_decoder", "dp2 zero3 | pp2 mb2"),
     "zero3_pp2_inside": ("decoder", "dp2 zero3 | pp2 mb2 | cuts=layers.1.norm_2/native_layer_norm"),
     "groups_zero2_mb2": ("decoder", "dp2 | dp2 zero2 | mb2"),
 }
@@ -372,7 +377,6 @@ def test_statistics_are_put_together() -> None:
     [
         ("decoder", "dp2 shares=3:1 | mb2", r"uneven shares of the batch .*; the nearest that can be is dp2 \| mb2\."),
         ("decoder", "dp2 tp on words | pp2 mb2", r"replicas of stages are whole"),
-        ("decoder", "pp2 memory mb4", r"the nearest that can be is pp2 1f1b mb4\."),
         ("decoder", "cp2", "context parallelism"),
         ("convnet", "hp2", "spatial parallelism along the height"),
         ("scaled_decoder", "tp2 sp", "is neither of a norm nor cut itself"),
@@ -384,24 +388,30 @@ def test_statistics_are_put_together() -> None:
         ("decoder", "recompute=*+!kind:*mm* | offload=layers.0", "selective checkpoint keeps on the device what it"),
         ("decoder", "pp2 zb-h1 mb4 | offload=activations", "are there for one backward pass; take the order gpipe"),
         ("tied_decoder", "pp2 1f1b mb2 | offload=parameters", "untie them, or write 'offload=optimizer'"),
-        ("decoder", "pp2 memory mb4", "has no sequence of its own"),
-        ("decoder", "pp2 zb-h1 mb4 | recompute=layers.*", "where a module is recomputed"),
         ("decoder", "dp2 zero3 | pp2 zb-h1 mb4", "do not know backward passes of inputs and weights apart"),
         ("decoder", "pp2 1f1b mb1", "wants as many micro-batches as stages, 2, or more, and there is 1"),
         ("decoder", "dp3", "do not divide into 3 parts"),
-        ("branching", "pp2 mb2 | cuts=down/addmm", "inside a module whose code torch.fx does not follow"),
-        ("tied_decoder", "dp2 zero3 | pp2 mb2", "untie them"),
+        ("looping", "pp2 mb2 | cuts=down/addmm", "inside a module whose code torch.fx does not follow"),
         ("convnet", "tp2", "parallelize_module cuts nothing but linear layers and embeddings"),
         ("contrastive", "dp2", r"op mm \(aten.mm\) reads samples of the whole batch"),
         ("contrastive", "dp2 zero3", "reads samples of the whole batch"),
         ("contrastive", "mb2", "reads samples of the whole batch"),
         ("summed", "dp2", r"the loss is a sum over samples \(op sum\)"),
-        ("two_labels", "mb2", "beside a mean over labels"),
+        ("two_labels", "dp2 shares=3:1", "beside a mean over labels"),
     ],
 )
 def test_what_plain_pytorch_cannot_say_is_named(model: str, strategy: str, reason: str) -> None:
     with pytest.raises(MismatchError, match=reason):
         script(model, strategy)
+
+
+def test_parts_with_unlike_numbers_of_labels_end_a_loss_of_several_means() -> None:
+    made: dict[str, Any] = {"__name__": "parallel"}
+    exec(compile(script("two_labels", "mb2"), "parallel.py", "exec"), made)
+    model, inputs = made["build"]()
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(SystemExit, match="unlike numbers of labels"):
+        made["train_step"](made["parallelize"](model, None), optimizer, None, inputs)
 
 
 def test_a_placement_is_no_strategy() -> None:
