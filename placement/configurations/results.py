@@ -104,7 +104,7 @@ def with_strategy(configuration: Configuration, graph: OpGraph, strategy: Strate
         micro_batch=batch // parts if has_micro_batch and batch is not None else None,
         accumulation=strategy.micro_batches if counts_steps else None,
         batch=batch if found.batch is not None or (strategy.micro_batches > 1 and not counts_steps) else None,
-        overlaps=strategy.bucket_bytes < AFTER_ALL,
+        overlaps=strategy.bucket_bytes < AFTER_ALL if strategy.zero < 2 else strategy.zero == 3 or found.overlaps,
         sizes={name: size for name, size in found.sizes.items() if is_same or name != LAYERS_PER_STAGE},
     )
 
