@@ -78,7 +78,7 @@ def _cut_calls(trace: ModelTrace, positions: Sequence[int], inside: Sequence[int
 
 
 def _crossing(trace: ModelTrace, call: ModuleCall, position: int) -> list[fx.Node]:
-    """What is computed before a node, and read from it on, in the order in which it is computed."""
+    """Nodes before one that are read from it on, in the order in which they are computed."""
     arguments = nodes_in(trace.calls[""].arguments)
     return [
         node

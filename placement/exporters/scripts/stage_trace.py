@@ -334,7 +334,7 @@ def _nodes(value: Any) -> Any:
 
 
 def _again(model: nn.Module, nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """What no parameter has a part in, and no random number."""
+    """Nodes that no parameter has a part in, and no random number."""
     found: set[fx.Node] = set()
     for node in nodes:
         if not found.issuperset(node.all_input_nodes) or node.op == "output":
@@ -359,7 +359,7 @@ def _is_of_numbers(function: Any) -> bool:
 
 
 def _sizes(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """What tells the shape of a tensor, and what is computed from such numbers alone."""
+    """Nodes that tell the shape of a tensor, or are computed from such numbers alone."""
     found: set[fx.Node] = set()
     for node in nodes:
         if node.target is getattr:
