@@ -281,8 +281,9 @@ def _off(found: torch.Tensor, expected: torch.Tensor, least: float = 0.0) -> flo
     if not expected.numel():
         return 0.0
     found, expected = found.detach().double(), expected.detach().double()
-    scale = max(float(expected.abs().max()), least)
-    off = float((found - expected).abs().max())
+    finite = expected[expected.isfinite()]  # a mask has entries of minus infinity
+    scale = max(float(finite.abs().max()) if finite.numel() else 0.0, least)
+    off = float(torch.where(found == expected, 0.0, found - expected).abs().max())
     return off / scale if scale else off
 
 
