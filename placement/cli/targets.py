@@ -93,14 +93,21 @@ def target_lines(given: OptimizeOptions, result: Result, text: str | None) -> li
     exporter = _exporter(given)
     if exporter is None or result.kept_to is None:
         return []
-    return [f"{given.for_:<12} {_handed(given, exporter, text)}"]
+    return [f"{given.for_:<12} {_handed(given, exporter, result, text)}"]
 
 
-def _handed(given: OptimizeOptions, exporter: Exporter, text: str | None) -> str:
-    """The answer in the target's words, or where they are."""
+def _handed(given: OptimizeOptions, exporter: Exporter, result: Result, text: str | None) -> str:
+    """The answer in the target's words, or where they are, or the command that writes them."""
     what = f"for {exporter.tool}"
-    if text is None:
+    if text is None and result.strategy.is_none:
         return f"nothing to write {what}: one device runs the model as it is"
+    if text is None:
+        saved = given.output or "found.json"
+        first = "" if given.output is not None else f"-o {saved} saves the answer, and then "
+        return (
+            f"{what} no {exporter.text} yet, which names the model's modules, and GRAPH is a graph; "
+            f"{first}placement export {saved} --to {given.for_} --model MODEL writes it"
+        )
     path, lines = handed_to(given), text.splitlines()
     if path is not None:
         return f"{what}: {path}, {len(lines)} lines"

@@ -13,6 +13,7 @@ import pytest
 import placement
 from baselines.strategies.searching.records import ANY_TOOL
 from graphs.errors import MismatchError, UnknownNameError
+from graphs.files import save_graph
 from graphs.opgraph import OpGraph
 from placement.cli import run
 from placement.cli.comparing.asked import OptimizeOptions
@@ -109,6 +110,18 @@ def test_the_command_writes_the_target_file_beside_the_result(
     assert written["train_batch_size"] == 256
     assert run([*words, "--for", "deeepspeed"]) == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+def test_a_saved_graph_says_that_the_script_needs_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_graph(graph(), Path("graph.json"))
+    words = ["optimize", "graph.json", "--cluster", "2xK40-pcie", "--for", "torch", "--strategy"]
+    assert run([*words, "tp2", "-o", "found.json"]) == 0
+    assert "placement export found.json --to torch --model MODEL writes it" in capsys.readouterr().out
+    assert run([*words, "tp2"]) == 0
+    assert "-o found.json saves the answer, and then placement export" in capsys.readouterr().out
 
 
 def test_the_first_advice_says_so_and_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
