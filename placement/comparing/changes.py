@@ -122,6 +122,24 @@ def changes_between(begin: Strategy, end: Strategy, estimate: Callable[[Strategy
     return tuple(found)
 
 
+def together(first: Change, second: Change) -> Change:
+    """Two changes, one behind the other, as one."""
+    parts = tuple(part for part in PARTS if part in (*first.parts, *second.parts))
+    return _change(parts, first.before, second.after)
+
+
+def without_part(begin: Strategy, end: Strategy, part: str) -> Strategy | None:
+    """The end of a path with one part left as it was; None where the rest leaves no choice of it."""
+    old, new = parts_of(begin), parts_of(end)
+    if None in (old[part], new[part]) or old[part] == new[part]:
+        return None
+    try:
+        found = strategy_with({**new, part: old[part]})
+    except PlacementError:
+        return None
+    return None if found == end else found
+
+
 def _left(now: Strategy, target: Mapping[str, Any]) -> list[str]:
     """Parts that are still to change; those are not that one of the two strategies leaves no choice of."""
     have = parts_of(now)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baselines.strategies.estimating.estimate import Figures
@@ -13,7 +14,7 @@ from graphs.formatting import format_bytes, format_seconds
 from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
-from placement.comparing.changes import Change, changes_between
+from placement.comparing.changes import PARTS, Change, changes_between, together, without_part
 from placement.comparing.rows import AsJson, names_of
 from placement.configurations.configuration import Configuration
 from placement.configurations.registry import TOOLS, keys_of
@@ -24,6 +25,8 @@ from placement.results.result import Result, versions
 from placement.solving.strategy_row import StrategyRow, strategy_row
 
 _SAME = 0.005  # of the step time: no better
+_IDLE = 0.002  # of the step time: a change that brings no more changes nothing
+_IDLE_BYTES = 0.02  # of the peak
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ def compare_configuration(
     if not ours.feasible:  # the tool can run nothing that fits
         ours = optimize(graph, cluster, **search)
     end = _best_strategy(ours)
-    path = () if end is None else changes_between(begin, end, scorer.estimate)
+    path = () if end is None else changes_between(begin, _lean(begin, end, scorer), scorer.estimate)
     steps = [yours]
     for done, change in enumerate(path):
         if progress is not None:
@@ -203,7 +206,7 @@ def compare_configuration(
         cluster=cluster,
         configuration=configuration,
         seed=seed,
-        steps=_worthwhile(steps),
+        steps=_joined(_worthwhile(steps), scorer),
         room_bytes=None if row is None or row.figures is None else row.figures.room_bytes,
         ours=ours if ours.feasible else None,
         versions=versions(),
@@ -239,6 +242,44 @@ def _worthwhile(steps: Sequence[PathStep]) -> tuple[PathStep, ...]:
     return tuple(steps[: min(better, key=lambda k: steps[k].step_time_s or 0.0) + 1])
 
 
+def _lean(begin: Strategy, end: Strategy, scorer: _Scorer) -> Strategy:
+    """The end of a path without the changes that bring neither time nor memory, so that nobody is asked for them."""
+    for part in reversed(PARTS):
+        other = without_part(begin, end, part)
+        if other is not None and scorer.is_as_good(other, end):
+            end = other
+    return end
+
+
+def _joined(steps: Sequence[PathStep], scorer: _Scorer) -> tuple[PathStep, ...]:
+    """The path in changes of which each helps: one that only pays with a later one is made together with it."""
+    kept, waiting = [steps[0]], None
+    for step in steps[1:]:
+        if step.change is None:
+            continue
+        change = step.change if waiting is None else together(waiting, step.change)
+        if not _helps(kept[-1], step):
+            waiting = change
+            continue
+        if waiting is not None:
+            keys, unsaid = scorer.keys(change.before, change.after)
+            step = replace(step, change=change, keys=keys, unsaid=unsaid)
+        kept.append(step)
+        waiting = None
+    return tuple(kept)
+
+
+def _helps(before: PathStep, after: PathStep) -> bool:
+    """Whether a step fits where the one before does not, or is shorter, or as short with less memory."""
+    if before.fits != after.fits:
+        return after.fits
+    has_less = (after.peak_bytes or 0) < (before.peak_bytes or 0) * (1 - _IDLE_BYTES)
+    if not after.fits:
+        return has_less
+    old, new = before.step_time_s or math.inf, after.step_time_s or math.inf
+    return new < old * (1 - _IDLE) or (has_less and new <= old)
+
+
 @dataclass
 class _Scorer:
     """Steps of a path, scored once each."""
@@ -248,19 +289,17 @@ class _Scorer:
     configuration: Configuration
     seed: int
     estimate: Callable[[Strategy], Figures]
+    rows: dict[Strategy, StrategyRow | None] = field(default_factory=dict)
 
     def step(
         self, change: Change | None, strategy: Strategy, before: Strategy | None = None
     ) -> tuple[PathStep, StrategyRow | None]:
         """A strategy simulated, or estimated where it does not fit."""
-        row: StrategyRow | None = None
-        try:
-            row = strategy_row(self.graph, self.cluster, strategy, self.seed, {})
-        except PlacementError:
-            if change is None:
-                raise
+        row = self._row(strategy)
+        if row is None and change is None:
+            strategy_row(self.graph, self.cluster, strategy, self.seed, {})  # which says why
         figures = None if row is None else row.figures
-        keys, unsaid = self._keys(before, strategy) if before is not None else ((), "")
+        keys, unsaid = self.keys(before, strategy) if before is not None else ((), "")
         step_time_s = None if row is None else row.result.step_time_s
         peak = None if figures is None else sum(figures.peak_bytes.values())
         if step_time_s is None:
@@ -284,7 +323,33 @@ class _Scorer:
             row,
         )
 
-    def _keys(self, before: Strategy, after: Strategy) -> tuple[tuple[tuple[str, str, str], ...], str]:
+    def _row(self, strategy: Strategy) -> StrategyRow | None:
+        """A strategy simulated; None where it cannot be."""
+        if strategy not in self.rows:
+            try:
+                self.rows[strategy] = strategy_row(self.graph, self.cluster, strategy, self.seed, {})
+            except PlacementError:
+                self.rows[strategy] = None
+        return self.rows[strategy]
+
+    def is_as_good(self, one: Strategy, other: Strategy) -> bool:
+        """Whether a strategy takes no more time and memory than another one, by estimate and then as simulated."""
+        try:
+            found, wanted = self.estimate(one), self.estimate(other)
+        except (PlacementError, InfeasibleError):
+            return False
+        if found.missing_bytes > wanted.missing_bytes or found.step_time_s > wanted.step_time_s * (1 + _SAME):
+            return False
+        mine, theirs = self._row(one), self._row(other)
+        if mine is None or theirs is None or mine.figures is None or theirs.figures is None:
+            return False
+        times = mine.result.step_time_s, theirs.result.step_time_s
+        peaks = sum(mine.figures.peak_bytes.values()), sum(theirs.figures.peak_bytes.values())
+        if not mine.result.feasible or None in times:
+            return False
+        return (times[0] or 0.0) <= (times[1] or 0.0) * (1 + _IDLE) and peaks[0] <= peaks[1] * (1 + _IDLE_BYTES)
+
+    def keys(self, before: Strategy, after: Strategy) -> tuple[tuple[tuple[str, str, str], ...], str]:
         """Keys of the tool that a change changes, and the reason why the tool has none."""
         try:
             old, new = (self._said(strategy) for strategy in (before, after))

@@ -190,11 +190,12 @@ def _do_it(found: ConfiguredComparison, how: CompareOptions) -> Iterator[Rendera
     from placement.results.advice import beyond
 
     ours = found.ours
-    if ours is None or len(found.steps) == 1 or ours.strategy != found.steps[-1].strategy:
+    last = found.steps[-1]
+    if ours is None or len(found.steps) == 1 or not last.fits:
         return
     named = {field.name for field in dataclasses.fields(OptimizeOptions)}
     same = {field.name: getattr(how, field.name) for field in dataclasses.fields(how) if field.name in named}
     for_ = tool_of(found.configuration) if ours.kept_to is not None else OptimizeOptions.for_
-    yield f"do it: {do_it(OptimizeOptions(**{**same, 'for_': for_}), ours)}"
+    yield f"do it: {do_it(OptimizeOptions(**{**same, 'for_': for_}), ours, other=last.strategy)}"
     if words := beyond(ours):
         yield f"beyond: {words}"

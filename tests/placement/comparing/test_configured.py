@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from graphs.transforms.strategy import Strategy
 from graphs.zoo.decoders import Decoder, DecoderConfig
 from placement import optimization
 from placement.cli import run
-from placement.comparing.changes import changes_between, parts_of, strategy_with
+from placement.comparing.changes import changes_between, parts_of, strategy_with, together, without_part
 from placement.comparing.configured import ConfiguredComparison, compare_configuration
 from placement.configurations.registry import read_configuration
 from placement.configurations.strategies import settled
@@ -106,12 +107,16 @@ def test_changes_that_are_not_possible_alone_are_made_together() -> None:
     assert change.words == "degrees data 8 -> data 4 x tensor 2, micro-batches 1 -> 2"
 
 
-@cache
 def graph() -> OpGraph:
+    return with_precision("mixed")
+
+
+@cache
+def with_precision(precision: str) -> OpGraph:
     with torch.device("meta"):
         model = Decoder(DecoderConfig(8, 128, 2, 64, 4, 4, 128, 256, dtype=torch.float32))
     words = torch.zeros((8, 128), dtype=torch.int64, device="meta")
-    return placement.capture(model, (words,), train=True, precision="mixed")
+    return placement.capture(model, (words,), train=True, precision=precision)
 
 
 @cache
@@ -134,6 +139,39 @@ def test_the_path_begins_with_the_user_s_own_and_ends_faster() -> None:
     told = found.to_dict()
     assert told["steps"][0]["strategy"] == found.yours.strategy.text
     assert told["steps"][0]["change"] is None
+
+
+MEGATRON = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --vocab-size 256 --bf16 "
+    "--micro-batch-size 1 --global-batch-size 8 --tensor-model-parallel-size 2 --sequence-parallel "
+    "--pipeline-model-parallel-size 2 --use-distributed-optimizer --overlap-grad-reduce"
+)
+
+
+@cache
+def compared_as_megatron() -> ConfiguredComparison:
+    configuration = settled(read_configuration(MEGATRON), CLUSTER)
+    master = with_precision("master")
+    return compare_configuration(master, CLUSTER, configuration, budget_s=0.0)
+
+
+def test_each_change_helps_and_those_that_pay_only_together_are_one() -> None:
+    for found in (compared(), compared_as_megatron()):
+        for before, after in pairwise(found.steps):
+            assert after.fits
+            is_faster = (after.step_time_s or 0.0) < (before.step_time_s or 0.0)
+            assert is_faster or (after.peak_bytes or 0) < (before.peak_bytes or 0)
+    begin, middle, end = (Strategy.parse(each) for each in ("dp2 | pp2 mb4", "dp2 | pp2", "dp4"))
+    changes = [changes_between(*ends, lambda one: figures(one, 1.0)) for ends in pairwise((begin, middle, end))]
+    both = together(changes[0][0], changes[1][0])
+    assert both.words == "degrees data 2 x pipeline 2 -> data 4, micro-batches 4 -> 1"
+    assert (both.before, both.after) == (begin, end)
+
+
+def test_a_part_of_a_strategy_is_left_as_it_was() -> None:
+    begin, end = Strategy.parse("dp8 zero3"), Strategy.parse("dp8 zero1 | updates=fused")
+    assert without_part(begin, end, "updates") == Strategy.parse("dp8 zero1")
+    assert without_part(begin, end, "recompute") is None
 
 
 def test_changes_are_told_in_keys_of_the_file() -> None:
