@@ -8,6 +8,7 @@ import numpy as np
 
 from baselines.strategies.devices import are_alike, devices_of
 from env.cluster import Cluster
+from env.presets import is_preset
 from graphs.arrays import BoolArray, IntArray
 from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind, shape_readers
@@ -56,12 +57,12 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
             f"{graph.op_names[sparse]!r} makes one of single rows; make the embedding with sparse=False, or leave out "
             "the zero."
         )
+    _check_patterns(graph, strategy)
     if strategy.offload:
         _check_offload(graph, cluster, strategy)
     if strategy.micro_batches > 1:  # before an order lists them all
         check_parts(graph, in_micro_batches(strategy.micro_batches), [rule.axis() for rule in strategy.mesh])
     _check_statistics(graph, strategy)
-    _check_patterns(graph, strategy)
 
 
 def check_flush(strategy: Strategy, joined: tuple[str, str] | None) -> None:
@@ -239,9 +240,15 @@ def _check_offload(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None
         where = "computes in the memory of its host" if without[0].kind == HOST else "has no host beside it"
         raise StrategyError(
             f"strategy {strategy.text!r} offloads to hosts, and device {without[0].name!r} of cluster {cluster.name!r} "
-            f"{where}; take a cluster whose hosts are devices of kind {HOST!r}, such as '1xH100+host', or leave out "
-            "'offload='."
+            f"{where}; take a cluster whose hosts are devices of kind {HOST!r}, such as {_with_host(cluster)!r}, or "
+            "leave out 'offload='."
         )
+
+
+def _with_host(cluster: Cluster) -> str:
+    """The preset that has hosts beside the same devices; where the cluster is none, any that has."""
+    same = f"{cluster.name}+host"
+    return same if is_preset(same) else "1xH100+host"
 
 
 def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from graphs.errors import ConfigurationError
+from graphs.errors import ConfigurationError, StrategyError
 from graphs.formatting import format_bytes, show, show_line
 from placement.cli.comparing.answering import answer, dim, target_of
 from placement.cli.options import parse_dims
@@ -88,11 +88,11 @@ def _read(given: CompareOptions) -> Configuration:
 
 @contextmanager
 def _in_file(given: CompareOptions) -> Iterator[None]:
-    """Has errors of a configuration begin with the name of its file."""
+    """Has errors of a configuration, and of the strategy that it stands for, begin with the name of its file."""
     try:
         yield
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{given.config}: {error}") from None
+    except (ConfigurationError, StrategyError) as error:
+        raise type(error)(f"{given.config}: {error}") from None
 
 
 def _as_configured(given: CompareOptions, found: Configuration, batch: int | None) -> CompareOptions:

@@ -131,7 +131,11 @@ def test_it_is_found_where_memory_is_short_and_only_there(graph: OpGraph) -> Non
 @pytest.mark.parametrize(
     ("cluster", "sentence"),
     [
-        ("1xH100", "'gpu0' of cluster '1xH100' has no host beside it; take a cluster whose hosts are devices"),
+        (
+            "4xH100-nvswitch",
+            r"'gpu0' of cluster '4xH100-nvswitch' has no host beside it; take a cluster whose hosts are devices of kind "
+            r"'cpu', such as '4xH100-nvswitch\+host'",
+        ),
         ("cpu", "'cpu' of cluster 'cpu' computes in the memory of its host"),
     ],
 )
@@ -145,6 +149,8 @@ def test_what_cannot_be_offloaded_is_refused(graph: OpGraph) -> None:
     forward = placement.capture(nn.Linear(4, 4), (torch.randn(2, 4),))
     with pytest.raises(StrategyError, match="has no update; capture a training step"):
         on(forward, hosts_of_gpus(1), "offload=optimizer")
+    with pytest.raises(StrategyError, match=r"offloads 'weights', and the graph has no module"):  # host or none
+        on(graph, Cluster.preset("1xH100"), "offload=weights")
     with pytest.raises(StrategyError, match="does not say what its updates keep"):
         on(replace(graph, states=(), split_rows=()), hosts_of_gpus(1), "offload=optimizer")
     with pytest.raises(StrategyError, match=r"offloads 'cache', and the graph has no module .* or name optimizer"):
