@@ -133,8 +133,8 @@ def test_it_is_found_where_memory_is_short_and_only_there(graph: OpGraph) -> Non
     [
         (
             "4xH100-nvswitch",
-            r"'gpu0' of cluster '4xH100-nvswitch' has no host beside it; take a cluster whose hosts are devices of kind "
-            r"'cpu', such as '4xH100-nvswitch\+host'",
+            r"'gpu0' of cluster '4xH100-nvswitch' has no host beside it; take a cluster whose hosts are devices of "
+            r"kind 'cpu', such as '4xH100-nvswitch\+host'",
         ),
         ("cpu", "'cpu' of cluster 'cpu' computes in the memory of its host"),
     ],

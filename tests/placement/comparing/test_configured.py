@@ -216,11 +216,12 @@ def test_the_command_names_file_and_line(tmp_path: Path, capsys: pytest.CaptureF
         assert run(words) != 0
         assert sentence in capsys.readouterr().err.replace("\n", " ")
     offloaded = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
-    spelt = json.dumps({"train_batch_size": 16, "bf16": {"enabled": True}, "zero_optimization": offloaded})
+    spelt = json.dumps({"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": offloaded})
     (tmp_path / "zero.json").write_text(spelt, encoding="utf-8")
     assert run([*words[:-1], str(tmp_path / "zero.json")]) != 0
     error = capsys.readouterr().err.replace("\n", " ")
-    assert "zero.json: strategy 'dp8 zero3" in error and "'8xH100-nvswitch+host'" in error
+    assert "zero.json: strategy 'dp8 zero3" in error
+    assert "'8xH100-nvswitch+host'" in error
     file.write_text(TOML, encoding="utf-8")
     assert run([*words, "--precision", "float32"]) != 0
     assert "says precision mixed" in capsys.readouterr().err
