@@ -307,7 +307,28 @@ def megatron(result: Result) -> str:
     """
     refuse("flags of Megatron-LM", result, megatron_lacks(result))
     found = planned(configuration_of(result, "megatron"))
-    return write_megatron(replace(found, others={NODES: len(hosts_of(result, result.strategy))}))
+    nodes = len(hosts_of(result, result.strategy))
+    return _connections(found) + write_megatron(replace(found, others={NODES: nodes, **_demanded(found)}))
+
+
+def _demanded(found: Configuration) -> Mapping[str, str]:
+    """Flags that Megatron-LM asserts beside its sharded replicas (arguments.py), and the guide of Megatron-FSDP."""
+    if FSDP2 in _zero_keys(found):
+        return {"--no-gradient-accumulation-fusion": "", "--untie-embeddings-and-output-weights": ""}
+    if found.zero > 1:
+        distributed = {"--no-gradient-accumulation-fusion": "", "--use-distributed-optimizer": ""}
+        return {**distributed, "--ckpt-format": "fsdp_dtensor"}
+    return {}
+
+
+def _connections(found: Configuration) -> str:
+    """A line for the variable that Megatron-LM asserts: never 1 beside sharded replicas, else 1 where it cuts layers.
+
+    The second holds on GPUs before Blackwell; later ones run with it, too.
+    """
+    if found.zero > 1:
+        return "unset CUDA_DEVICE_MAX_CONNECTIONS\n"
+    return "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" if max(found.tensor, found.context) > 1 else ""
 
 
 def megatron_lacks(result: Result) -> Iterator[str]:
@@ -322,7 +343,8 @@ def megatron_lacks(result: Result) -> Iterator[str]:
 def planned(found: Configuration) -> Configuration:
     """A strategy's configuration in Megatron-LM's own formats."""
     precision = found.precision
-    if precision in ("mixed", "mixed-bf16-reduce") and not (found.zero == 3 and precision == "mixed"):
+    runs_fsdp2 = found.zero == 3 and found.stages == 1 and found.experts == 1 and not found.is_float16
+    if precision in ("mixed", "mixed-bf16-reduce") and not (runs_fsdp2 and precision == "mixed"):
         precision = "master" if precision == "mixed" else "master-bf16-reduce"
     bucket = found.bucket_bytes if (found.shards or 1) > 1 else None
     optimizer = "adam" if found.optimizer == "adamw" else found.optimizer  # which Megatron-LM's is

@@ -18,6 +18,7 @@ from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 from graphs.zoo.decoders import Decoder, DecoderConfig
 from placement.cli import run
+from placement.configurations.registry import read_configuration
 from placement.results.result import Result
 from tests.helpers.placed_models import cpus
 
@@ -240,12 +241,29 @@ def test_torchtitan_has_degrees_and_batch() -> None:
 
 def test_megatron_has_a_command() -> None:
     text = placement.export(found("dp2 zero1 | tp2 sp | mb2"), "megatron")
-    assert text.startswith("torchrun --nproc-per-node 4 --nnodes 1 pretrain_gpt.py \\\n")
+    assert text.startswith(
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1\ntorchrun --nproc-per-node 4 --nnodes 1 pretrain_gpt.py \\\n"
+    )
     flags = ("--tensor-model-parallel-size 2", "--sequence-parallel", "--use-distributed-optimizer")
     for flag in (*flags, "--overlap-grad-reduce", "--micro-batch-size 2", "--global-batch-size 8"):
         assert f" {flag} \\\n" in f"{text.rstrip()} \\\n"
     block = placement.export(found("dp2 | recompute=layers.0"), "megatron")
     assert "--recompute-granularity full" in block
+
+
+def test_megatron_gets_the_flags_that_it_asserts_beside_sharded_replicas() -> None:
+    """As of `validate_args` in megatron/training/arguments.py, commit 000c4ac2."""
+    mixed = placement.optimize(of_precision("mixed"), CLUSTER, strategy="dp2 zero3", seed=0)
+    fsdp2, own = placement.export(mixed, "megatron"), placement.export(found("dp2 zero3"), "megatron")
+    for text in (fsdp2, own):
+        assert text.startswith("unset CUDA_DEVICE_MAX_CONNECTIONS\ntorchrun ")
+        assert "--no-gradient-accumulation-fusion" in text
+        assert read_configuration(text).zero == 3
+    assert "--use-torch-fsdp2" in fsdp2
+    assert "--untie-embeddings-and-output-weights" in fsdp2
+    assert "--use-distributed-optimizer" not in fsdp2
+    assert "--ckpt-format fsdp_dtensor" in own
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in placement.export(found("dp2"), "megatron")
 
 
 @pytest.mark.parametrize(
