@@ -27,7 +27,7 @@ _PARTS = ("parameters", "gradients", "optimizer", "activations")  # of the peak
 _NOTES = (
     "vs one: times as fast as one device; MFU: of the FLOP/s of the devices in use; peak: memory of the fullest device",
     "bubble: share of the devices' time without computing",
-    "exposed: time in which a device computes nothing and communicates",
+    "exposed: time in which a device computes nothing and communicates, the mean of the devices",
     "gap: at most so far from optimal among all strategies",
 )
 _COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shift")

@@ -95,6 +95,13 @@ def text_of(text: str) -> str:
     return {"pp2": "pp2 1f1b mb1", "dp2 | pp2 gpipe": "dp2 | pp2 gpipe mb1"}.get(text, text)
 
 
+def test_the_device_of_a_step_is_named_where_others_differ(transformer: OpGraph) -> None:
+    (alike,) = compare_strategies(transformer, CLUSTER, "dp2").reasons()
+    assert "means of" not in alike
+    (unlike,) = compare_strategies(transformer, CLUSTER, "pp2 gpipe mb2").reasons()
+    assert unlike.endswith("computes longest: bubble and exposed are means of 2 devices")
+
+
 def test_none_is_as_it_was() -> None:
     plain, named = (optimize(mlp(), CLUSTER, "heft", **words) for words in ({}, {"strategy": NONE}))
     assert plain == named
