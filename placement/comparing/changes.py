@@ -196,7 +196,8 @@ def _value(part: str, strategy: Strategy) -> str:
     if part in (RECOMPUTE, OFFLOAD):
         return _modules(value)
     if part == BUCKET:
-        return "after the backward pass" if value >= AFTER_ALL else f"of {format_bytes(value)}"
+        each = f"of {format_bytes(value)}" if value else "of one gradient each"
+        return "after the backward pass" if value >= AFTER_ALL else each
     return str(value if part == MICRO else value[0] or "the quickest")
 
 

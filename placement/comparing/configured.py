@@ -24,6 +24,7 @@ from placement.optimization import optimize
 from placement.results.result import Result, versions
 from placement.solving.strategy_row import StrategyRow, strategy_row
 
+_FUSED = "fused= of the training script's optimizer"  # a key of no file
 _SAME = 0.005  # of the step time: no better
 _IDLE = 0.002  # of the step time: a change that brings no more changes nothing
 _IDLE_BYTES = 0.02  # of the peak
@@ -219,6 +220,26 @@ def target_of(configuration: Configuration) -> str:
     return "deepspeed" if is_deepspeed else configuration.tool
 
 
+def keys_between(
+    configuration: Configuration, graph: OpGraph, before: Strategy, after: Strategy
+) -> tuple[tuple[tuple[str, str, str], ...], str]:
+    """Keys of the tool that a change changes, with their values before and after, and the reason why it has none.
+
+    Args:
+        configuration: with all degrees known.
+        graph: of the configuration's batch.
+    """
+    try:
+        old, new = (keys_of(with_strategy(configuration, graph, strategy)) for strategy in (before, after))
+    except MismatchError as error:
+        return (), str(error)
+    names = sorted(old.keys() | new.keys())
+    keys = [(n, old.get(n, ""), new.get(n, "")) for n in names if old.get(n, "") != new.get(n, "")]
+    if configuration.tool == "accelerate" and before.fused_updates != after.fused_updates:
+        keys.append((_FUSED, str(before.fused_updates), str(after.fused_updates)))
+    return tuple(keys), "" if keys else f"no key of {TOOLS[configuration.tool].label} says it"
+
+
 def _best_strategy(found: Result) -> Strategy | None:
     """The fastest strategy of a search; None where none fits."""
     if found.feasible and not found.strategy.is_none:
@@ -262,7 +283,7 @@ def _joined(steps: Sequence[PathStep], scorer: _Scorer) -> tuple[PathStep, ...]:
             waiting = change
             continue
         if waiting is not None:
-            keys, unsaid = scorer.keys(change.before, change.after)
+            keys, unsaid = keys_between(scorer.configuration, scorer.graph, change.before, change.after)
             step = replace(step, change=change, keys=keys, unsaid=unsaid)
         kept.append(step)
         waiting = None
@@ -299,7 +320,9 @@ class _Scorer:
         if row is None and change is None:
             strategy_row(self.graph, self.cluster, strategy, self.seed, {})  # which says why
         figures = None if row is None else row.figures
-        keys, unsaid = self.keys(before, strategy) if before is not None else ((), "")
+        keys, unsaid = (
+            keys_between(self.configuration, self.graph, before, strategy) if before is not None else ((), "")
+        )
         step_time_s = None if row is None else row.result.step_time_s
         peak = None if figures is None else sum(figures.peak_bytes.values())
         if step_time_s is None:
@@ -348,15 +371,3 @@ class _Scorer:
         if not mine.result.feasible or None in times:
             return False
         return (times[0] or 0.0) <= (times[1] or 0.0) * (1 + _IDLE) and peaks[0] <= peaks[1] * (1 + _IDLE_BYTES)
-
-    def keys(self, before: Strategy, after: Strategy) -> tuple[tuple[tuple[str, str, str], ...], str]:
-        """Keys of the tool that a change changes, and the reason why the tool has none."""
-        try:
-            old, new = (self._said(strategy) for strategy in (before, after))
-        except MismatchError as error:
-            return (), str(error)
-        names = sorted(old.keys() | new.keys())
-        return tuple((n, old.get(n, ""), new.get(n, "")) for n in names if old.get(n, "") != new.get(n, "")), ""
-
-    def _said(self, strategy: Strategy) -> dict[str, str]:
-        return keys_of(with_strategy(self.configuration, self.graph, strategy))

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
-from graphs.recipes import PRECISIONS
+from graphs.recipes import PRECISIONS, number_bytes
 from graphs.records import Phase
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.strategy import Strategy
 from placement.configurations.configuration import AFTER_ALL, LAYERS_PER_STAGE, Configuration
 from placement.configurations.recomputing import recompute_of
+from placement.configurations.strategies import bucket_bytes_of
 from placement.exporters.whole_batch import no_mean_of_parts
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def with_strategy(configuration: Configuration, graph: OpGraph, strategy: Strate
     is_same = strategy.stages * strategy.chunks == before
     is_plain = found.tool == "accelerate" and not any(rule.name != "dp" and rule.size > 1 for rule in strategy.mesh)
     degrees = _degrees(graph, strategy)
-    return replace(
+    made = replace(
         found,
         **{**degrees, "shards": None if is_plain else degrees["shards"]},
         devices=strategy.devices if found.devices is not None else None,
@@ -107,6 +108,17 @@ def with_strategy(configuration: Configuration, graph: OpGraph, strategy: Strate
         overlaps=strategy.bucket_bytes < AFTER_ALL if strategy.zero < 2 else strategy.zero == 3 or found.overlaps,
         sizes={name: size for name, size in found.sizes.items() if is_same or name != LAYERS_PER_STAGE},
     )
+    return replace(made, bucket_bytes=_bucket_bytes(made, strategy))
+
+
+def _bucket_bytes(made: Configuration, strategy: Strategy) -> int | None:
+    """Buckets of a strategy in a user's file; those that the file or the tool has already are not told anew."""
+    is_told = made.tool == "megatron" or (made.tool == "deepspeed" and strategy.zero > 0)
+    wanted = strategy.bucket_bytes
+    if not is_told or wanted == AFTER_ALL or wanted == bucket_bytes_of(replace(made, overlaps=True)):
+        return made.bucket_bytes
+    # Tools count numbers; the fewest is one, with which each gradient is sent by itself.
+    return max(wanted, number_bytes(PRECISIONS[made.precision or "mixed"].gradient))
 
 
 def _sequence(result: Result) -> int | None:

@@ -94,7 +94,7 @@ def strategy_of(found: Configuration, graph: OpGraph) -> Strategy:
         zero=zero,
         recompute=patterns_of(graph, found.recompute, virtual),
         offload=found.offload,
-        bucket_bytes=_bucket_bytes(found),
+        bucket_bytes=bucket_bytes_of(found),
         fused_updates=found.tool != "accelerate" or replicas * found.groups * found.model_parallel == 1,
         cuts=tuple(_cuts(found, graph, virtual)) if virtual > 1 else (),
     )
@@ -158,7 +158,7 @@ def _micro_batches(found: Configuration, graph: OpGraph) -> int:
     return max(batch // (found.micro_batch * (found.replicas or 1)), 1)
 
 
-def _bucket_bytes(found: Configuration) -> int:
+def bucket_bytes_of(found: Configuration) -> int:
     """Bytes of gradients that are reduced together; those that nothing hides are reduced after all others."""
     if not found.overlaps and found.zero < 2:
         return AFTER_ALL

@@ -21,9 +21,10 @@ from graphs.zoo.decoders import Decoder, DecoderConfig
 from placement import optimization
 from placement.cli import run
 from placement.comparing.changes import changes_between, parts_of, strategy_with, together, without_part
-from placement.comparing.configured import ConfiguredComparison, compare_configuration
-from placement.configurations.registry import read_configuration
-from placement.configurations.strategies import settled
+from placement.comparing.configured import ConfiguredComparison, compare_configuration, keys_between
+from placement.configurations.registry import keys_of, read_configuration, write_configuration
+from placement.configurations.results import with_strategy
+from placement.configurations.strategies import settled, strategy_of
 from placement.solving.checked import unchecked
 
 CLUSTER = Cluster.preset("8xH100-nvswitch")
@@ -177,6 +178,36 @@ def test_a_part_of_a_strategy_is_left_as_it_was() -> None:
 def test_changes_are_told_in_keys_of_the_file() -> None:
     steps = [step for step in compared().steps if step.change is not None and step.change.parts == ("recompute",)]
     assert [step.keys for step in steps] == [(("activation_checkpoint.mode", "full", "none"),)] * len(steps)
+
+
+DEEPSPEED = json.dumps({"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}})
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy", "key", "value"),
+    [
+        (MEGATRON, "dp8 zero1 | updates=fused", "--ddp-bucket-size", "6250000"),
+        (DEEPSPEED, "dp8 zero3 | bucket=0", "zero_optimization.reduce_bucket_size", "1"),
+        (DEEPSPEED, "dp8 zero3 | bucket=1GB", "zero_optimization.reduce_bucket_size", ""),
+    ],
+)
+def test_buckets_are_told_in_keys_that_are_read_back(text: str, strategy: str, key: str, value: str) -> None:
+    made = with_strategy(settled(read_configuration(text), CLUSTER), graph(), Strategy.parse(strategy))
+    assert keys_of(made).get(key, "") == value
+    again = settled(read_configuration(write_configuration(made)), CLUSTER)
+    assert abs(strategy_of(again, graph()).bucket_bytes - Strategy.parse(strategy).bucket_bytes) <= 2
+
+
+def test_updates_are_those_of_the_training_script_of_accelerate() -> None:
+    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 8\n"
+    configuration = settled(read_configuration(text), CLUSTER)
+    one, other = Strategy.parse("dp8"), Strategy.parse("dp8 | updates=fused")
+    keys, unsaid = keys_between(configuration, graph(), one, other)
+    assert (keys, unsaid) == ((("fused= of the training script's optimizer", "False", "True"),), "")
+    assert keys_between(configuration, graph(), one, Strategy.parse("dp8 | bucket=4MB")) == (
+        (),
+        "no key of accelerate says it",
+    )
 
 
 def model_file(folder: Path) -> str:
