@@ -75,7 +75,7 @@ def handed_over(given: OptimizeOptions, result: Result, graph: OpGraph, model: A
     from placement.inputs.functions import called
 
     exporter = EXPORTERS[given.for_]
-    if "model" in exporter.takes and model is None and needs_model(result.strategy):
+    if "graph" in exporter.takes and model is None and needs_model(result.strategy):
         return None
     source = called(given.graph, parse_dims(given.dim))
     found = export(result, given.for_, **arguments(given.for_, graph, model, source))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.transforms.strategy import OPTIMIZER, PARAMETERS
 from placement.configurations.configuration import ATTENTION, FULL, NONE, Configuration
@@ -22,8 +23,11 @@ from placement.configurations.results import (
     refuse_unsaid,
 )
 from placement.exporters.hosts import hosts_of
+from placement.exporters.scripts.torch_script import layers_of
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from graphs.opgraph import OpGraph
     from graphs.transforms.strategy import Strategy
     from placement.results.result import Result
@@ -38,6 +42,7 @@ _TYPE, _VERSION, _SHARDING, _RESHARD = (
     f"{_F}sharding_strategy",
     f"{_F}reshard_after_forward",
 )
+_CLASSES = f"{_F}transformer_layer_cls_to_wrap"
 _KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 _SHARDINGS = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 _NUMBERED = dict(enumerate(_SHARDINGS, 1))
@@ -346,11 +351,14 @@ def _unsaid(found: Configuration, kind: str) -> Iterator[str]:
         yield f"{kind} has no zero{found.zero}"
 
 
-def accelerate(result: Result) -> dict[str, Any]:
+def accelerate(result: Result, model: nn.Module | None = None) -> dict[str, Any]:
     """A strategy as the file of ``accelerate launch --config_file``: DDP, FSDP2, or Megatron-LM for tensors and stages.
 
+    Args:
+        model: whose layers FSDP is to gather one by one; without it those in its own ``_no_split_modules`` are.
+
     Raises:
-        MismatchError: a strategy that accelerate has no words for, or a cluster without GPUs.
+        MismatchError: a strategy that accelerate has no words for, a cluster without GPUs, or another model.
     """
     refuse("an accelerate configuration", result, accelerate_lacks(result))
     found, is_megatron = configuration_of(result, "accelerate"), _is_megatron(result.strategy)
@@ -369,13 +377,32 @@ def accelerate(result: Result) -> dict[str, Any]:
     if found.zero and not is_megatron:
         others |= {
             _VERSION: 2,
-            f"{_F}auto_wrap_policy": "TRANSFORMER_BASED_WRAP",  # the model's own `_no_split_modules`
+            f"{_F}auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             f"{_F}state_dict_type": "SHARDED_STATE_DICT",
         }
+        classes = () if model is None else _layer_classes(result, model)
+        others |= {_CLASSES: ",".join(classes)} if classes else {}
     others[_TYPE] = "MEGATRON_LM" if is_megatron else "FSDP" if found.zero else "MULTI_GPU"
     narrow = autocast(result.graph)  # weights stay in the model's own format
     precision = None if narrow is None else found.precision if found.precision != "float32" else "mixed"
     return document(replace(found, groups=1, shards=None, precision=precision, others=others))
+
+
+def _layer_classes(result: Result, model: nn.Module) -> list[str]:
+    """Names of the classes of a model's layers, without those that stand inside of layers and elsewhere, too."""
+    layers, modules = layers_of(result.graph), dict(model.named_modules())
+    missing = next((path for path in layers if path not in modules), None)
+    if missing is not None:
+        raise MismatchError(f"the model has no module {missing!r}, and the one that was placed has; give that one.")
+    classes = {type(modules[path]).__name__ for path in layers}
+    elsewhere = {type(module).__name__ for path, module in modules.items() if path not in layers}
+    return sorted(classes - elsewhere or classes)
+
+
+def wraps_nothing_named(document: dict[str, Any]) -> bool:
+    """Whether a file leaves it to the model which of its layers FSDP gathers one by one."""
+    fsdp = document.get("fsdp_config", {})
+    return bool(fsdp) and _CLASSES.removeprefix("fsdp_config.") not in fsdp
 
 
 def accelerate_lacks(result: Result) -> Iterator[str]:

@@ -22,7 +22,9 @@ def export(
     result: Result, to: Literal["device_map"], *, model: nn.Module | None = ..., no_split: Iterable[str] | None = ...
 ) -> DeviceMap: ...
 @overload
-def export(result: Result, to: Literal["json", "accelerate", "deepspeed"]) -> dict[str, Any]: ...
+def export(result: Result, to: Literal["json", "deepspeed"]) -> dict[str, Any]: ...
+@overload
+def export(result: Result, to: Literal["accelerate"], *, model: nn.Module | None = ...) -> dict[str, Any]: ...
 @overload
 def export(result: Result, to: Literal["torchtitan", "megatron"]) -> str: ...
 @overload
@@ -65,7 +67,7 @@ def export(
             For a strategy, ``"torch"``: a script of plain PyTorch. ``"accelerate"``: a configuration file.
             ``"deepspeed"``: a configuration. ``"torchtitan"``: a TOML job configuration. ``"megatron"``: a command.
         model: the model that was placed, on any device or ``meta``. A device map then covers parameters that the step
-            does not use, too.
+            does not use, too, and a configuration of accelerate the classes of the layers that FSDP gathers one by one.
         no_split: for a device map: names of classes whose modules must stay whole, by default the model's own
             ``_no_split_modules``.
         graph: for ``"torch"``: the graph of the model that was placed. A strategy with stages or ``tp`` needs it, and

@@ -80,6 +80,7 @@ EXPORTERS: Mapping[str, Exporter] = {
     "accelerate": Exporter(
         "placement.configurations.accelerate:accelerate",
         "configurations of accelerate",
+        takes=("model",),
         tool="accelerate 1.15",
         lacks="placement.configurations.accelerate:accelerate_lacks",
         suffix=".yaml",

@@ -43,7 +43,8 @@ class ExportOptions:
             metavar="MODEL",
             show_default=False,
             help="The model that was placed, built in, a configuration of transformers or file.py:function: its "
-            "parameters that no op uses are then in the device map too, and a script takes it from there.",
+            "parameters that no op uses are then in the device map too, accelerate's file names the classes of its "
+            "layers, and a script takes it from there.",
         ),
     ] = None
     no_split: Annotated[
@@ -78,12 +79,25 @@ def export(given: ExportOptions) -> None:
     from graphs.formatting import show_line
     from placement.exporters.device_map import DeviceMap
 
+    if given.to == "accelerate" and given.model is None:
+        _note_layers(found)
     if given.as_json or given.output is None:
         emit_json(found)
         if isinstance(found, DeviceMap):
             note(f"{_described(found)}.")
     else:
         emit(f"{show_line(_described(found))}; saved to {given.output}")
+
+
+def _note_layers(found: dict[str, Any]) -> None:
+    """Say which layers FSDP gathers, where the file does not."""
+    from placement.configurations.accelerate import wraps_nothing_named
+
+    if wraps_nothing_named(found):
+        note(
+            "FSDP gathers the layers in the model's own _no_split_modules one by one, and a model without them at "
+            "once, which takes more memory; with --model MODEL the file names the classes of its layers."
+        )
 
 
 def _write_text(given: ExportOptions, text: str, word: str) -> None:

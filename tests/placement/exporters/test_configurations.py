@@ -44,6 +44,20 @@ def test_zero_becomes_fsdp() -> None:
     assert placement.export(found("dp4 zero2"), "accelerate")["fsdp_config"]["fsdp_reshard_after_forward"] is False
 
 
+def test_fsdp_gathers_the_layers_of_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model without `_no_split_modules` has no layer wrapped unless the file names its class."""
+    model = exported_models.decoder()[0]
+    (name,) = {type(layer).__name__ for layer in model.layers}
+    result = found("dp4 zero3")
+    document = placement.export(result, "accelerate", model=model)
+    assert document["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] == name
+    with pytest.raises(MismatchError, match="the model has no module"):
+        placement.export(result, "accelerate", model=nn.Linear(2, 2))
+    result.save(tmp_path / "found.json")
+    assert run(["export", str(tmp_path / "found.json"), "--to", "accelerate"]) == 0
+    assert "with --model MODEL the file names the classes" in capsys.readouterr().err
+
+
 def test_replicas_become_ddp() -> None:
     document = placement.export(found("dp4"), "accelerate")
     assert document["distributed_type"] == "MULTI_GPU"
