@@ -203,13 +203,16 @@ def ladder_rows(result: Result) -> list[str]:
     steps = list(result.ladder)
     if answer is not None and steps and not result.strategy.is_none:
         peak = result.fullest_bytes or 0
-        steps = [one for one in steps if one.strategy != result.strategy or one is not steps[-1]]
-        steps.append(Rung("best", result.strategy, answer.objective_s, peak, fits=True, is_estimated=False))
+        same = [one.name for one in steps if one.strategy == result.strategy]
+        steps = [one for one in steps if one.name not in same]
+        name = ", ".join([*same, "best"])
+        steps.append(Rung(name, result.strategy, answer.objective_s, peak, fits=True, is_estimated=False))
     for one in steps:
         about = "about " if one.is_estimated else ""
         took = f"{about}{format_seconds(one.step_time_s)}"
         needs = format_bytes(one.peak_bytes) + ("" if one.fits else ", does not fit")
-        rows.append((one.name, _short(one.strategy.text), took, needs, _bought(before, one)))
+        bought = _bought(before, one)
+        rows.append((one.name, _short(one.strategy.text), took, needs, bought and f"{bought} than the row above"))
         before = one
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -221,7 +224,27 @@ def _bought(before: Rung | None, one: Rung) -> str:
         return ""
     less, slower = 1 - one.peak_bytes / max(before.peak_bytes, 1), one.step_time_s / (before.step_time_s or 1.0) - 1
     memory = f"{abs(less):.0%} {'less' if less > 0 else 'more'} memory"
-    return f"{memory}, {abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
+    return f"{memory} and {abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
+
+
+def for_trainers(result: Result) -> str:
+    """The fastest strategy beside a training step that is placed op by op, which no training tool runs; else empty.
+
+    Args:
+        result: as of `advice`.
+    """
+    answer = result.answer
+    if answer is None or not (result.strategy.is_none and result.graph.is_training and len(answer.used) > 1):
+        return ""
+    fitting = [one for one in result.alternatives if one.step_time_s is not None and not one.strategy.is_none]
+    one = min(fitting, key=lambda one: one.step_time_s or 0.0, default=None)
+    if one is None:
+        return ""
+    cost = (one.step_time_s or 0.0) / answer.objective_s - 1
+    told = f"{one.strategy.text} {format_seconds(one.step_time_s or 0.0)}, {cost:.0%} slower"
+    one_s = single_s(result.alternatives)
+    worth = ", and no faster than one device" if one_s is not None and one_s < (one.step_time_s or 0.0) * _SAME else ""
+    return f"run nothing that is placed op by op; the fastest strategy that was found is {told}{worth}"
 
 
 def safer(result: Result) -> str:

@@ -9,7 +9,7 @@ from env.objectives import THROUGHPUT
 from graphs.formatting import format_bytes, format_seconds, show, show_line
 from graphs.records import LANE
 from graphs.transforms.coverage import repeats_first
-from placement.results.advice import advice_lines, beside, beyond, ladder_rows, safer, ties
+from placement.results.advice import advice_lines, beside, beyond, for_trainers, ladder_rows, safer, ties
 from placement.results.experts import experts_words
 from placement.results.ranks import rank_map
 from placement.results.stacks import compiled_words
@@ -52,9 +52,8 @@ def summary(result: Result) -> str:
         head = "\n".join([first, *(f"also         {rest}" for rest in more), head])
         others = [f"{'best of each' if k == 0 else '':<13}{row}" for k, row in enumerate(beside(result))]
         others += [f"{'ladder' if k == 0 else '':<13}{row}" for k, row in enumerate(ladder_rows(result))]
-        others += [
-            f"{name:<13}{show_line(line)}" for name, line in (("safer", safer(result)), ("ties", ties(result))) if line
-        ]
+        told = (("trainers", for_trainers(result)), ("safer", safer(result)), ("ties", ties(result)))
+        others += [f"{name:<13}{show_line(line)}" for name, line in told if line]
     lines = [
         head,
         f"step time    {', '.join(filter(None, (f'{format_seconds(answer.step_time_s)} on {used}', rates)))}",

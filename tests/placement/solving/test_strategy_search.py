@@ -77,10 +77,28 @@ def test_it_saves_loads_and_verifies(result: Result) -> None:
 
 def test_the_ladder_stands_beside_the_answer(result: Result) -> None:
     assert [rung.name for rung in result.ladder][:2] == ["replicas", "ZeRO"]
-    rows, last = ladder_rows(result), result.ladder[-1]
-    steps = result.ladder[:-1] if last.strategy == result.strategy else result.ladder  # the answer has a row of its own
-    assert [row.split("  ")[0] for row in rows] == [*(rung.name for rung in steps), "best"]
+    rows = ladder_rows(result)
+    same = [rung.name for rung in result.ladder if rung.strategy == result.strategy]
+    steps = [rung.name for rung in result.ladder if rung.name not in same]
+    assert [row.split("  ")[0] for row in rows] == [*steps, ", ".join([*same, "best"])]
+    assert rows[1].endswith(("slower than the row above", "faster than the row above"))
     assert f"ladder       {rows[0]}" in result.summary()
+
+
+def test_a_rung_that_is_the_answer_is_told_once(result: Result) -> None:
+    again = replace(result, ladder=(replace(result.ladder[0], strategy=result.strategy), *result.ladder[1:2]))
+    assert [row.split("  ")[0] for row in ladder_rows(again)] == ["ZeRO", "replicas, best"]
+
+
+def test_the_best_strategy_stands_beside_a_step_that_no_trainer_runs(result: Result) -> None:
+    assert "trainers" not in result.summary()
+    placed = optimize(heavy(), CLUSTER, strategy="none", evaluations=FEW)
+    step_s = placed.answered().objective_s
+    ways = (("dp8 zero1", 1.5), ("tp8", 2.0))
+    others = tuple(Alternative("", Strategy.parse(text), times * step_s, 100) for text, times in ways)
+    told = replace(placed, alternatives=others).summary()
+    assert "trainers     run nothing that is placed op by op; the fastest strategy that was found is dp8 zero1 " in told
+    assert "50% slower" in told
 
 
 def test_the_room_left_is_told(result: Result) -> None:
