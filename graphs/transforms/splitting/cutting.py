@@ -12,7 +12,9 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.rows import OWN_FAMILY
 from graphs.transforms.splitting.op_states import states_of, where
 from graphs.transforms.splitting.ring_rows import turned
-from graphs.transforms.splitting.sharding import HEADS, SUM, Axis, Sharding, shard, shares
+from graphs.transforms.splitting.sharding import EXPERTS, HEADS, SUM, Axis, Sharding, shard, shares
+
+_STACK = "; stack the weights of a layer's experts in one parameter and multiply them at once, by bmm or grouped_mm"
 
 
 def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis], decided: IntArray | None = None) -> Sharding:
@@ -35,6 +37,7 @@ def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis], decided: IntArray | 
         known = sorted({row.axis for rows in graph.split_rows for row in rows if row.axis})
         is_one = graph.origin.batch_size == 1 and what == "batch"
         why = "the batch has one sample" if is_one else f"its ops have rows for {', '.join(known)}"
+        why += "" if what != EXPERTS or EXPERTS in known else _STACK
         raise StrategyError(
             f"no op of graph {graph.name!r} can be cut into {parts} parts by {what}{place}, as axis {axis.name!r} "
             f"wants; {why}."
