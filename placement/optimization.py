@@ -240,10 +240,27 @@ def _check_target(question: Question) -> None:
 
 def _check_first(question: Question) -> None:
     """Raises: MismatchError: no search over strategies to end early, or one with a budget of its own."""
-    if not (question.searches_strategies and question.is_simulated) or question.limits != (None, None):
+    if not has_strategies(question.graph):
         raise MismatchError(
-            f"a first advice ends a search over strategies after {FIRST_S:g} s; leave out first, or method, objective, "
-            "priority, strategy, scorer and budgets, and give a graph whose ops can be split."
+            f"a first advice ends a search over strategies, and no op of graph {question.graph.name!r} can be split; "
+            "leave out first, or capture the graph from a model."
+        )
+    budget_s, evaluations = question.limits
+    given = {
+        "method": question.method != AUTO,
+        "objective": question.objective != LATENCY,
+        "priority": question.priority != Priority.LONGEST_PATH.value,
+        "strategy": question.strategy is not None,
+        "scorer": not question.is_simulated,
+        "budget_s": budget_s is not None,
+        "evaluations": evaluations is not None,
+    }
+    if any(given.values()):
+        names = [name for name, is_given in given.items() if is_given]
+        options = [f"--{name.replace('_', '-')}" for name in names]
+        begin = f"a first advice ends a search over strategies after {FIRST_S:g} s by itself"
+        raise MismatchError(f"{begin}; leave out {' and '.join(names)}, or first.").but_on_command_line(
+            f"{begin}; leave out {' and '.join(options)}, or --first."
         )
 
 

@@ -130,8 +130,9 @@ def test_the_first_advice_says_so_and_what_it_leaves_out(monkeypatch: pytest.Mon
     assert result.feasible
     assert result.note.startswith("First advice, after")
     assert result.compiled_s is None
-    with pytest.raises(MismatchError, match="leave out first, or method"):
-        placement.optimize(graph(), TWO, first=True, strategy="dp2")
+    with pytest.raises(MismatchError, match="leave out strategy and budget_s, or first") as refused:
+        placement.optimize(graph(), TWO, first=True, strategy="dp2", budget_s=5.0)
+    assert refused.value.on_command_line.endswith("leave out --strategy and --budget-s, or --first.")
 
 
 @pytest.mark.parametrize(
