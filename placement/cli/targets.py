@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphs.errors import UnknownNameError
+from graphs.errors import ConfigurationError, UnknownNameError
 from placement.cli.comparing.asked import OptimizeOptions
 from placement.cli.options import parse_dims
 from placement.exporters.registry import ANY, EXPORTERS, SEARCHED, Exporter
@@ -93,7 +94,31 @@ def target_lines(given: OptimizeOptions, result: Result, text: str | None) -> li
     exporter = _exporter(given)
     if exporter is None or result.kept_to is None:
         return []
-    return [f"{given.for_:<12} {_handed(given, exporter, result, text)}"]
+    return [f"{given.for_:<12} {_handed(given, exporter, result, text)}", *_as_it_trains(given, exporter, result, text)]
+
+
+def _as_it_trains(given: OptimizeOptions, exporter: Exporter, result: Result, text: str | None) -> Iterator[str]:
+    """A line where the tool, told so, trains in other number formats or on other kernels than the figures are of."""
+    from graphs.origin import FUSED
+    from placement.configurations.registry import TOOLS, read_configuration
+    from placement.configurations.results import configuration_of
+
+    if text is None or given.for_ not in TOOLS:
+        return
+    try:
+        own, asked = read_configuration(text, given.for_), configuration_of(result, given.for_)
+    except ConfigurationError:  # a value that is written and not read: the note is not worth the answer
+        return
+    words = []
+    if own.precision not in (None, asked.precision):
+        words.append(f"--precision {own.precision}")
+    if own.stack == FUSED != asked.stack:  # other kernels are the training script's to choose
+        words.append(f"--stack {own.stack}")
+    if words:
+        yield (
+            f"{'note':<12} figures are of {asked.precision} on {asked.stack} kernels, and {exporter.tool} runs this in "
+            f"{own.precision or asked.precision} on {own.stack} ones; give the model with --train {' '.join(words)}"
+        )
 
 
 def _handed(given: OptimizeOptions, exporter: Exporter, result: Result, text: str | None) -> str:

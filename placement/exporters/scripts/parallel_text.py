@@ -100,6 +100,8 @@ def _fully_shard(facts: Facts, whole: str, model: str, each_layer: str, inner: s
     if facts.has_policy and facts.precision is not None:
         formats = f"param_dtype=torch.{facts.precision.activation}, reduce_dtype=torch.{facts.precision.gradient}"
         lines.append(f"{model}.float()  # as parameters are kept, and updated")
+        lines.append(f"# A loss inside of the model is in {facts.precision.activation}, too, as captured; float() of")
+        lines.append("# what it reads, in the model, makes it float32.")
         more["mp_policy"] = f"MixedPrecisionPolicy({formats})"
     if facts.strategy.offloads_parameters:
         lines.append("# The host keeps parameters, gradients and what the optimizer makes, and updates them.")

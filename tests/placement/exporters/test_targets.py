@@ -9,12 +9,14 @@ from pathlib import Path
 
 import exported_models
 import pytest
+import torch
 
 import placement
 from baselines.strategies.searching.records import ANY_TOOL
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.files import save_graph
 from graphs.opgraph import OpGraph
+from graphs.zoo.decoders import Decoder, DecoderConfig
 from placement.cli import run
 from placement.cli.comparing.asked import OptimizeOptions
 from placement.cli.targets import as_the_tool_runs
@@ -34,6 +36,14 @@ def graph() -> OpGraph:
     """With so much work that links hardly count."""
     captured = placement.capture(*exported_models.decoder()[:2], train=True)
     return dataclasses.replace(captured, flops=captured.flops * 1e7)
+
+
+@cache
+def mixed_graph() -> OpGraph:
+    with torch.device("meta"):
+        model = Decoder(DecoderConfig(8, 64, 2, 32, 4, 4, 64, 128, dtype=torch.float32))
+    words = torch.zeros((8, 64), dtype=torch.int64, device="meta")
+    return placement.capture(model, (words,), train=True, precision="mixed")
 
 
 @cache
@@ -122,6 +132,26 @@ def test_a_saved_graph_says_that_the_script_needs_the_model(
     assert "placement export found.json --to torch --model MODEL writes it" in capsys.readouterr().out
     assert run([*words, "tp2"]) == 0
     assert "-o found.json saves the answer, and then placement export" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("target", "strategy", "words"),
+    [
+        ("deepspeed", "dp2 zero2", "runs this in master-bf16-reduce on eager ones; give the model with --train --prec"),
+        ("megatron", "dp2 zero3", "runs this in mixed on fused ones; give the model with --train --stack fused"),
+        ("accelerate", "tp2", "runs this in master on fused ones; give the model with --train --precision master --st"),
+        ("torchtitan", "dp2 zero3", ""),
+    ],
+)
+def test_a_graph_in_other_formats_than_the_tool_s_is_noted(
+    target: str, strategy: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mixed.json"
+    save_graph(mixed_graph(), path)
+    assert run(["optimize", str(path), "--cluster", "2xK40-pcie", "--for", target, "--strategy", strategy]) == 0
+    out = capsys.readouterr().out
+    assert words in out
+    assert ("figures are of mixed on eager kernels, and " in out) == bool(words)
 
 
 def test_the_first_advice_says_so_and_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -555,6 +555,7 @@ def test_a_mixed_precision_is_a_policy_of_fully_shard() -> None:
 
     wide, narrow = written("mixed", "dp2 zero3"), written("mixed-bf16-reduce", "dp2 zero2")
     assert "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)" in wide
+    assert "# A loss inside of the model is in bfloat16, too, as captured" in wide
     assert "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)" in narrow
     assert 'options["mp_policy"] = ' in wide
     assert "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)" in written("master", "dp2")
