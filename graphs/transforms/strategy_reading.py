@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
@@ -31,6 +31,24 @@ def read_strategy(text: str) -> Strategy:
         StrategyError: it cannot be read; the message shows the place.
     """
     return _Reader(text).strategy()
+
+
+def read_strategies(several: Sequence[str | Strategy]) -> tuple[list[Strategy], dict[str, str]]:
+    """Strategies, and the texts that are none, with the reason of each.
+
+    Raises:
+        StrategyError: none can be read.
+    """
+    read: list[Strategy] = []
+    failed: dict[str, StrategyError] = {}
+    for given in several:
+        try:
+            read.append(given if isinstance(given, Strategy) else Strategy.parse(given))
+        except StrategyError as error:
+            failed[str(given)] = error
+    if failed and not read:
+        raise next(iter(failed.values()))
+    return read, {text: str(error) for text, error in failed.items()}
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
+from graphs.transforms.strategy_reading import read_strategies
 from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
 from placement.results.result import Result, versions
 from placement.results.result_json import comparison_row
@@ -42,6 +43,7 @@ class StrategyComparison(AsJson):
         rows: fastest first, then those that do not fit, last those that are not possible.
         single: the best single device for the graph as it is; None if the graph fits nowhere.
         versions: of Python and the packages that made it.
+        unread: texts that are no strategy, and why.
         command: the command line that made it, or "".
     """
 
@@ -51,6 +53,7 @@ class StrategyComparison(AsJson):
     rows: tuple[StrategyRow, ...]
     single: Result | None
     versions: Mapping[str, str]
+    unread: Mapping[str, str] = field(default_factory=dict)
     command: str = field(default="", compare=False)
 
     @property
@@ -125,6 +128,7 @@ class StrategyComparison(AsJson):
             Column("gap", "gap", "gap"),
         )
         rows = [self._shown(row) for row in self.rows]
+        rows += [Row({"strategy": text, "time": "not read"}, "unfit", why) for text, why in self.unread.items()]
         return RowTable(columns, (*rows, Row(self._one_device(), "base")))
 
     def _shown(self, row: StrategyRow) -> Row:
@@ -162,6 +166,7 @@ class StrategyComparison(AsJson):
             "command": self.command,
             "basis": basis(self.graph, self.cluster),
             "results": [self._row(row) for row in self.rows],
+            "unread": dict(self.unread),
         }
 
     def _row(self, row: StrategyRow) -> dict[str, Any]:
@@ -201,8 +206,8 @@ def compare_strategies(
         stack: as for `placement.optimize`.
 
     Raises:
-        StrategyError: a strategy that cannot be read, or none of them is allowed by graph and cluster. One that is not,
-            among others that are, is a row without an answer.
+        StrategyError: none of them can be read, or is allowed by graph and cluster. One that is not, among others that
+            are, is a row without an answer.
     """
     from baselines.strategies.searching.bound import strategy_bounds  # loads all transforms
 
@@ -210,7 +215,7 @@ def compare_strategies(
     check_problem(graph, cluster)
     graph = asked_for(graph, stack)
     several = [strategies] if isinstance(strategies, str | Strategy) else strategies
-    asked = [given if isinstance(given, Strategy) else Strategy.parse(given) for given in several]
+    asked, unread = read_strategies(several)
     # Strategies that may be refused come before a search for the graph as it is.
     asked = sorted(dict.fromkeys(asked), key=lambda strategy: strategy.is_none)
     solver = solver_or_reason(graph, cluster, seed)
@@ -238,6 +243,7 @@ def compare_strategies(
         rows=tuple(_best_checked(graph, cluster, sorted(rows, key=_rank))),
         single=None if isinstance(solver, str) else solver.solve(SINGLE),
         versions=versions(),
+        unread=unread,
     )
 
 

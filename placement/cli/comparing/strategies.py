@@ -79,7 +79,7 @@ def check_strategies(given: CompareOptions, texts: list[str]) -> None:
 
     Raises:
         typer.BadParameter: no strategy, or an option that strategies do not go with.
-        StrategyError: a text that cannot be read.
+        StrategyError: no text can be read.
     """
     if not texts:
         raise typer.BadParameter("--strategies names no strategy; give for example dp8,'pp8 1f1b mb16',none.")
@@ -92,10 +92,9 @@ def check_strategies(given: CompareOptions, texts: list[str]) -> None:
         raise typer.BadParameter("--strategies gives step times; leave out --objective.")
     if not is_default(given, "priority"):
         raise typer.BadParameter("--strategies says itself in which order ops run; leave out --priority.")
-    from graphs.transforms.strategy import Strategy
+    from graphs.transforms.strategy_reading import read_strategies
 
-    for text in texts:
-        Strategy.parse(text)
+    read_strategies(texts)
 
 
 # -- tables -----------------------------------------------------------------------------------------------------
@@ -114,6 +113,8 @@ def strategy_tables(found: StrategyComparison) -> list[RenderableType]:
         if not row.result.feasible:
             reason = show_line(row.result.reason or "")
             below.append(Text(f" {row.strategy.text}  {row.without_answer}: {reason}", style="red"))
+    for text, why in found.unread.items():
+        below.append(Text(f" {show_line(text)}  not read: {show_line(why)}", style="red"))
     return [head, found.table().rich(), *below, *_peaks(found), *_exchanges(found)]
 
 

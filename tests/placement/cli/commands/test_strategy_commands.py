@@ -65,7 +65,7 @@ def test_what_strategies_do_not_go_with_is_refused(call: Call) -> None:
     words = ("compare", "g.json", "--cluster", "8xA100-nvswitch", "--strategies")
     for text, sentence in (
         ("", "--strategies names no strategy; give for example"),
-        ("dp2,qq", "strategy 'qq' cannot be read at 'qq' (character 1)"),
+        ("zz,qq", "strategy 'zz' cannot be read at 'zz' (character 1)"),
         ("dp16", "strategy 'dp16' needs 16 devices, and cluster '8xA100-nvswitch' has 8"),
         ("dp16,tp32", "strategy 'dp16' needs 16 devices, and cluster '8xA100-nvswitch' has 8"),
         ("dp2 | zero2", "cannot be read at 'zero2' (character 7)"),
@@ -95,13 +95,15 @@ def test_strategies_that_do_not_fit_are_told_from_those_that_do(call: Call) -> N
 def test_one_strategy_that_is_not_possible_is_a_row_beside_the_others(call: Call) -> None:
     save_graph(mlp(batch=8), "g.json")
     Path("peak.toml").write_text(Cluster.preset("8xA100-nvswitch", rates="peak").to_toml(), encoding="utf-8")
-    words = ("compare", "g.json", "--cluster", "peak.toml", "--strategies", "dp16,dp2,pp2 interleaved mb3")
+    words = ("compare", "g.json", "--cluster", "peak.toml", "--strategies", "dp16,dp2,pp2 interleaved mb3,qq")
     code, out, _ = call(*words)
     assert code == 0
     assert "dp2 is the fastest of these" in out
     assert " dp16  not possible: strategy 'dp16' needs 16 devices" in out
+    assert " qq  not read: strategy 'qq' cannot be read at 'qq'" in out
     code, out, _ = call(*words, "--json")
     rows = json.loads(out)["results"]
+    assert list(json.loads(out)["unread"]) == ["qq"]
     assert [(row["strategy"], row["possible"]) for row in rows] == [
         ("dp2", True),
         ("dp16", False),
