@@ -15,7 +15,7 @@ from placement.configurations.configuration import AFTER_ALL
 
 # Parts of a strategy that change together, in the order in which equal gains are told.
 DEGREES, GROUPING, ZERO, SEQUENCE, CONTEXT, ORDER, MICRO, RECOMPUTE, OFFLOAD, BUCKET, UPDATES, REDUCE = PARTS = (
-    *("degrees", "groups", "ZeRO", "sequence parallelism", "context parallelism", "order", "micro-batches"),
+    *("degrees", "ZeRO shards", "ZeRO", "sequence parallelism", "context parallelism", "order", "micro-batches"),
     *("recompute", "offload", "buckets", "updates", "collectives"),
 )
 
@@ -183,7 +183,7 @@ def _value(part: str, strategy: Strategy) -> str:
     if part == DEGREES:
         return degrees_in_words(strategy)
     if part == GROUPING:
-        return f"of {value}" if value else "none"
+        return f"over {value} of {strategy.replicas} replicas" if value else f"over all {strategy.replicas} replicas"
     if part == ZERO:
         return str(value) if value else "none"
     if part in (SEQUENCE, UPDATES):

@@ -19,7 +19,7 @@ from placement.comparing.rows import AsJson, names_of
 from placement.configurations.configuration import Configuration
 from placement.configurations.registry import TOOLS, keys_of
 from placement.configurations.results import with_strategy
-from placement.configurations.strategies import strategy_of
+from placement.configurations.strategies import notes_on, strategy_of
 from placement.optimization import optimize
 from placement.results.result import Result, versions
 from placement.solving.strategy_row import StrategyRow, strategy_row
@@ -205,7 +205,7 @@ def compare_configuration(
     return ConfiguredComparison(
         graph=graph,
         cluster=cluster,
-        configuration=configuration,
+        configuration=replace(configuration, notes=(*configuration.notes, *notes_on(configuration, graph))),
         seed=seed,
         steps=_joined(_worthwhile(steps), scorer),
         room_bytes=None if row is None or row.figures is None else row.figures.room_bytes,

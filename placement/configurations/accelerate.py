@@ -46,6 +46,7 @@ _CLASSES = f"{_F}transformer_layer_cls_to_wrap"
 _KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 _SHARDINGS = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 _NUMBERED = dict(enumerate(_SHARDINGS, 1))
+_AS_FSDP2 = "FSDP of version 1 is predicted as version 2 gathers and scatters"
 _ELSEWHERE = "what it says is in that file; give it to compare in the place of this one"
 
 _KEYS: dict[str, Key] = {
@@ -195,7 +196,7 @@ def _fsdp(values: FileValues, common: Configuration) -> Configuration:
     if values[_VERSION] == 1:
         if any(name.startswith(_P) for name in values.given):
             raise values.error("parallelism_config needs fsdp_version 2, and it is 1.", _VERSION, _TYPE)
-        return _sharded(values, common)
+        return _sharded(values, replace(common, notes=(*common.notes, _AS_FSDP2)))
     zero = 3 if values[_RESHARD] else 2
     sizes = {name: values[f"{_P}{name}_size"] for name in ("dp_replicate", "dp_shard", "tp", "cp")}
     if not any(name.startswith(_P) for name in values.given):

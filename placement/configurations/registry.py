@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from graphs.entry_points import imported
@@ -14,6 +14,8 @@ from placement.configurations.keys import shown
 
 if TYPE_CHECKING:
     from placement.configurations.configuration import Configuration
+
+_FLOAT16 = "float16 is predicted as bfloat16, which is as large and as fast"
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ def read_configuration(text: str, tool: str | None = None) -> Configuration:
         ConfigurationError: a text that is none of the tool's, or of no tool, or with what is not understood.
     """
     name = tool_of(text) if tool is None else tool
-    return cast("Configuration", imported(f"{_tool(name).module}:read_{name}")(text))
+    found = cast("Configuration", imported(f"{_tool(name).module}:read_{name}")(text))
+    return replace(found, notes=(*found.notes, _FLOAT16)) if found.is_float16 else found
 
 
 def write_configuration(configuration: Configuration) -> str:

@@ -29,6 +29,8 @@ _STAGE_KEYS = (
     *("--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-size"),
     "parallelism.pipeline_parallel_degree",
 )
+_ACTIVATIONS = ("gelu", "silu", "relu")
+_ACTIVATION_FLAGS = {"--swiglu": "silu", "--squared-relu": "relu"}
 _SEQUENCE_KEYS = ("training.seq_len", "--seq-length")
 
 
@@ -117,9 +119,21 @@ def check_sizes(found: Configuration, graph: OpGraph) -> None:
     if asked is not None and samples is not None and asked != samples:
         raise ConfigurationError(
             f"{found.at(*_BATCH_KEYS)}the configuration has {asked} samples in a step, and the graph {samples}; give "
-            f"--dim batch={asked}."
+            f"the model with as many (by --dim batch={asked}, where it has that dimension), or change the line."
         )
     _check_width(found, graph)
+
+
+def notes_on(found: Configuration, graph: OpGraph) -> tuple[str, ...]:
+    """Sentences on how a graph's layers are others than the file says, where it is the graph that is predicted."""
+    if found.tool != "megatron":
+        return ()
+    has = {name for name in _ACTIVATIONS if any(kind.endswith(f".{name}") for kind in graph.kinds)}
+    flag, said = next(((f, a) for f, a in _ACTIVATION_FLAGS.items() if f in found.others), ("no --swiglu", "gelu"))
+    if not has or said in has:
+        return ()
+    told = f"the file has {flag}, layers with {said}, and the model {' and '.join(sorted(has))}"
+    return (f"{told}: the model that was given is predicted",)
 
 
 def _check_width(found: Configuration, graph: OpGraph) -> None:

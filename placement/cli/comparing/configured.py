@@ -22,6 +22,7 @@ from placement.comparing.rows import Column, Row, RowTable
 from placement.results.utilisation import basis
 
 if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
     from placement.cli.comparing.asked import CompareOptions
     from placement.comparing.configured import ConfiguredComparison, PathStep
     from placement.configurations.configuration import Configuration
@@ -55,6 +56,8 @@ def compare_configured(given: CompareOptions) -> None:
         batch = batch_of(configuration)
     how = _as_configured(given, configuration, batch)
     source = read_graph(how.graph, how)
+    if not how.train:
+        _check_saved(given, configuration, source.graph)
     target = target_of(given, source)
     with reason_as_json(given.as_json), progress("scoring") as report, usage_errors(), _in_file(given):
         found = compare_configuration(
@@ -114,7 +117,34 @@ def _as_configured(given: CompareOptions, found: Configuration, batch: int | Non
     dims = list(given.dim or [])
     if given.graph in MODELS and batch is not None and "batch" not in parse_dims(given.dim):
         dims.append(f"batch={batch}")
-    return dataclasses.replace(given, train=True, dim=dims or None, **told)
+    is_saved = _is_saved(given.graph)
+    if is_saved:
+        told["precision"] = given.precision
+    return dataclasses.replace(given, train=not is_saved, dim=dims or None, **told)
+
+
+def _is_saved(graph: str) -> bool:
+    """Whether it is a file of a graph, a training step or not, and no model of which a training step is made."""
+    from graphs.zoo import MODELS
+    from placement.configurations.models import is_training_configuration
+    from placement.inputs.functions import is_model
+
+    return not (graph in MODELS or is_model(graph) or is_training_configuration(graph) or graph.endswith(".txt"))
+
+
+def _check_saved(given: CompareOptions, found: Configuration, graph: OpGraph) -> None:
+    """Raises: ConfigurationError: a graph of inference, or in another precision than the file's."""
+    from graphs.kept import own_precision
+
+    own = own_precision(graph)
+    if graph.origin.train is not False and found.precision in (None, own):
+        return
+    step = "a graph of inference" if graph.origin.train is False else f"a training step in {own}"
+    wanted = "" if found.precision is None else f" --precision {found.precision}"
+    raise ConfigurationError(
+        f"{given.config} is for training in {found.precision or own}, and {given.graph} is {step}; give the model, or "
+        f"a graph that `placement capture MODEL --train{wanted}` saves."
+    )
 
 
 # -- text --------------------------------------------------------------------------------------------------------

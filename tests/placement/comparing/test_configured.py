@@ -15,6 +15,7 @@ import placement
 from baselines.strategies.estimating.estimate import Figures
 from env.cluster import Cluster
 from graphs.errors import StrategyError
+from graphs.files import save_graph
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from graphs.zoo.decoders import Decoder, DecoderConfig
@@ -233,6 +234,29 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for part in ("memory of yours: parameters", "your configuration", "exposed", f"--config {file}"):
         assert part in out
     assert json.loads(saved.read_text(encoding="utf-8"))["tool"] == "torchtitan"
+
+
+def test_a_saved_graph_is_compared_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, saved = tmp_path / "train.toml", tmp_path / "graph.json"
+    file.write_text(TOML, encoding="utf-8")
+    words = ["compare", str(saved), "--cluster", "8xH100-nvswitch", "--config", str(file), "--budget-s", "0"]
+    save_graph(graph(), saved)
+    assert run(words) == 0
+    assert capsys.readouterr().out.startswith("your torchtitan configuration takes ")
+    save_graph(with_precision("master"), saved)
+    assert run(words) != 0
+    assert "is a training step in master; give the model" in capsys.readouterr().err.replace("\n", " ")
+    with torch.device("meta"):
+        inference = placement.capture(torch.nn.Linear(8, 8), (torch.zeros(8, 8),))
+    save_graph(inference, saved)
+    assert run(words) != 0
+    assert "capture a training step of the model" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_shards_are_told_by_replicas() -> None:
+    begin, end = Strategy.parse("dp2 | dp4 zero3"), Strategy.parse("dp8 zero3")
+    changes = changes_between(begin, end, lambda one: figures(one, 1.0))
+    assert [change.words for change in changes] == ["ZeRO shards over 4 of 8 replicas -> over all 8 replicas"]
 
 
 def test_the_command_names_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

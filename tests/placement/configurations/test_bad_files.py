@@ -14,7 +14,7 @@ from graphs.errors import ConfigurationError, UnknownNameError
 from graphs.opgraph import OpGraph
 from graphs.zoo.decoders import Decoder, DecoderConfig
 from placement.configurations.registry import read_configuration, tool_of
-from placement.configurations.strategies import batch_of, settled, strategy_of
+from placement.configurations.strategies import batch_of, notes_on, settled, strategy_of
 
 P, T, A = "[parallelism]\n", "[training]\n", "[activation_checkpoint]\n"
 FSDP = "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
@@ -137,7 +137,7 @@ def graph() -> OpGraph:
         (f"{T}seq_len = 64\nlocal_batch_size = 3\nglobal_batch_size = 16", "line 4: .* no whole number of 3 samples"),
         (
             f"{T}seq_len = 64\nlocal_batch_size = 2",
-            "line 3: .* has 16 samples in a step, and the graph 8; give --dim batch=16",
+            "line 3: .* has 16 samples in a step, and the graph 8; give the model with as many .by --dim batch=16,",
         ),
         (f"{T}seq_len = 128\nlocal_batch_size = 1", "line 2: .* samples of 128 words, and those of the model have 64"),
         ("--num-layers 8\n--micro-batch-size 1", "line 1: the configuration has 8 layers, and the model has 4"),
@@ -165,6 +165,14 @@ def test_model_and_cluster_contradict(text: str, sentence: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         strategy_of(settled(read_configuration(text), cluster), graph())
     assert re.search(sentence, str(raised.value)), str(raised.value)
+
+
+def test_notes_say_what_is_predicted_otherwise() -> None:
+    found = read_configuration(f"{FSDP}mixed_precision: fp16\n")
+    assert [note.partition(" is predicted")[0] for note in found.notes] == ["FSDP of version 1", "float16"]
+    gelu, swiglu = read_configuration("--micro-batch-size 1"), read_configuration("--micro-batch-size 1 --swiglu")
+    assert notes_on(swiglu, graph()) == ()
+    assert "no --swiglu, layers with gelu, and the model silu" in notes_on(gelu, graph())[0]
 
 
 def test_fewer_devices_than_the_cluster_has_are_its_first() -> None:
