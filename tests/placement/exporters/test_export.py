@@ -103,7 +103,7 @@ def test_bad_input_of_the_command(saved: Path, capsys: pytest.CaptureFixture[str
         f"{saved.with_name('model.py')} --to json": "is not a saved result",
         f"{saved} --to device_map --no-split Half": "give the model too, with --model",
         f"{saved} --to device_map --no-split Quarter --model {model}": "unknown class of modules in Sequential",
-        f"{saved} --to device_map --model {saved}": "is no model; give a built-in one or file.py:function",
+        f"{saved} --to device_map --model {saved}": "is no model; give a built-in one, file.py:function",
         f"{saved} --to device_map --model {model.replace('make', 'nothing')}": "expected a model",
         f"{saved} --to json -o {saved}": "is also what the command reads",
     }.items():

@@ -525,7 +525,7 @@ def test_a_model_is_built_without_memory_for_its_weights(tmp_path: Path) -> None
     assert run(["optimize", f"{model}:make", "--train", *strategy, "-o", str(saved)]) == 0
     assert run(["export", str(saved), "--to", "torch", "--model", f"{model}:make", "-o", str(output)]) == 0
     assert "ON_META = True  #" in output.read_text()
-    assert run(["export", str(saved), "--to", "accelerate", "--model", f"{model}:make"]) == 2
+    assert run(["export", str(saved), "--to", "deepspeed", "--model", f"{model}:make"]) == 2
 
 
 def test_a_script_calls_the_function_with_the_sizes_that_were_placed(tmp_path: Path) -> None:
