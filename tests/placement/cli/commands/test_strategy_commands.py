@@ -162,7 +162,7 @@ def test_the_advice_comes_first_also_where_nothing_is_searched(call: Call) -> No
     for words, advice, how in (
         (("optimize", "g.json", *on, "--strategy", "dp2 zero1"), "data parallel on 2 with ZeRO-1: 2.00x one", "'dp2 z"),
         (("optimize", "light.json", *on, "--strategy", "dp2 zero1"), "one device is faster: 65 us, ", "none"),
-        (("optimize", "light.json", *on, "--method", "single_device"), "one device: 65 us, fits in 4.22 kB\n", "none"),
+        (("optimize", "light.json", *on, "--method", "single_device"), "one device: 65 us, fits in 3.26 kB\n", "none"),
         (("optimize", "light.json", *on, "--method", "hash"), "one device is faster: 65 us, ", "none"),
         (("compare", "g.json", *on, "--strategies", "dp2,tp2,dp4"), "data parallel on 4: 4.00x one device, ", "dp4"),
         (("compare", "light.json", *on, "--methods", "expert"), "placed op by op on 2 devices (expert): ", "none"),
