@@ -14,7 +14,7 @@ from env.simulation.simulator import Simulator
 from graphs.capture import capture
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import build
-from graphs.zoo.deepseek import DeepSeek
+from graphs.zoo.decoders import Decoder
 
 
 @pytest.mark.parametrize("text", ["ep8", "ep8 | recompute=layers.*"])
@@ -22,7 +22,7 @@ def test_shared_experts_compute_while_tokens_travel(text: str) -> None:
     small = build("deepseek_v2_lite", device="meta", small=True).model.layers[1].attention.config
     config = replace(small, batch_size=8, tokens=1024, width=512, inner_width=256, dtype=torch.bfloat16)
     with torch.device("meta"):
-        model, words = DeepSeek(config), torch.empty(8, config.tokens, dtype=torch.long)
+        model, words = Decoder(config), torch.empty(8, config.tokens, dtype=torch.long)
     graph = capture(model, (words, words), train=True)
     cluster = Cluster.preset("8xH100-nvswitch")
     devices = tuple(replace(device, launch_overhead_s=0.0) for device in cluster.devices)  # few tokens wait for no host

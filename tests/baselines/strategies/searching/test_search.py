@@ -19,7 +19,7 @@ from baselines.strategies.searching import search as search_module
 from baselines.strategies.searching.bound import ALL, strategy_bounds
 from baselines.strategies.searching.families import FAMILIES, family_of
 from baselines.strategies.searching.grid import hand_grid
-from baselines.strategies.searching.records import Rival, Scored
+from baselines.strategies.searching.records import ANY_TOOL, Rival, Scored
 from baselines.strategies.searching.scoring import scored
 from baselines.strategies.searching.search import search_strategies
 from baselines.strategies.searching.space import Space
@@ -198,7 +198,7 @@ def test_the_further_ahead_a_rival_is_the_less_time_there_is(rival: float, is_wh
     strategy = Strategy.parse("dp4")
     step_s = Estimator(graph, cluster).estimate(strategy).step_time_s
     known_s = [math.inf]
-    search = search_module._Search(graph, cluster, Budget(), None, None, Rival(lambda: known_s[0]))
+    search = search_module._Search(graph, cluster, Budget(), None, None, Rival(lambda: known_s[0]), ANY_TOOL)
     search.is_whole = is_whole
     search._estimate(strategy)
     search._look_at_rival()
