@@ -82,6 +82,7 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
     has_parts = axes.get("dp", 1) > 1 or strategy.micro_batches > 1
     labels, losses = labels_of(_in_parts(result, graph, strategy), strategy) if has_parts else (None, 0)
     samples = _samples(result, strategy)
+    run_again = tuple(segments(result.graph, strategy.recompute))
     facts = Facts(
         result=result,
         strategy=strategy,
@@ -90,10 +91,10 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
         dp=axes.get("dp", 1),
         tp=axes.get("tp", 1),
         layers=layers_of(result.graph),
-        again=tuple(segments(result.graph, strategy.recompute)),
+        again=run_again,
         kept=_kept(strategy),
-        hosted=_hosted(result.graph, strategy, parted(strategy.offloaded_activations)[0]),
-        here=_hosted(result.graph, strategy, parted(strategy.offloaded_activations)[1]),
+        hosted=_hosted(result.graph, parted(strategy.offloaded_activations)[0], run_again),
+        here=_hosted(result.graph, parted(strategy.offloaded_activations)[1], run_again),
         cores=_cores(result.graph if graph is None else graph, strategy),
         samples=samples,
         plan=plan,
@@ -147,12 +148,13 @@ def _cores(graph: OpGraph, strategy: Strategy) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _hosted(graph: OpGraph, strategy: Strategy, patterns: Sequence[str]) -> tuple[str, ...]:
+def _hosted(graph: OpGraph, patterns: Sequence[str], again: Sequence[str]) -> tuple[str, ...]:
     """The outermost modules that patterns of `offload` match; layers, and those beside them, for all activations.
 
     Modules inside of those that run again save nothing.
     """
-    again = segments(graph, strategy.recompute)
+    if not patterns:
+        return ()
     found = segments(graph, ["*" if pattern == ACTIVATIONS else pattern for pattern in patterns])
     return tuple(path for path in found if not any(path.startswith(f"{other}.") for other in again))
 
