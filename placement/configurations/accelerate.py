@@ -12,6 +12,7 @@ from graphs.transforms.strategy import OPTIMIZER, PARAMETERS
 from placement.configurations.configuration import ATTENTION, FULL, NONE, Configuration
 from placement.configurations.documents import nested, read_yaml, write_yaml
 from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, said
+from placement.configurations.megatron import unequal_stages
 from placement.configurations.results import (
     autocast,
     configuration_of,
@@ -21,6 +22,7 @@ from placement.configurations.results import (
     other_weights,
     refuse,
     refuse_unsaid,
+    uneven,
 )
 from placement.exporters.hosts import hosts_of
 from placement.exporters.scripts.torch_script import layers_of
@@ -412,6 +414,7 @@ def accelerate_lacks(result: Result) -> Iterator[str]:
         name = show(result.cluster.name)
         yield f"cluster {name} has no GPU, and without MPI accelerate starts one process alone on CPUs"
     graph, strategy = result.graph, result.strategy
+    yield from uneven(graph, strategy)
     yield from _not_megatron(graph, strategy) if _is_megatron(strategy) else _not_fsdp(strategy)
 
 
@@ -449,7 +452,8 @@ def _not_megatron(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     yield from other_weights("Megatron-LM", graph)
     if strategy.zero > 1:
         yield f"Megatron-LM cuts the optimizer's state alone, as zero1 does, not zero{strategy.zero}"
-    if strategy.stages > 1 and (strategy.order != "1f1b" or strategy.cuts):
-        yield "Megatron-LM runs stages of equally many layers in the order 1f1b"
+    if strategy.stages > 1 and strategy.order != "1f1b":
+        yield "Megatron-LM has the order 1f1b alone there"
+    yield from unequal_stages(graph, strategy)
     if strategy.recompute:
         yield "Megatron-LM recomputes the core of attentions by a setting of its own, not modules"

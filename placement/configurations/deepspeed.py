@@ -13,7 +13,7 @@ from graphs.transforms.strategy import OPTIMIZER, PARAMETERS
 from placement.configurations.configuration import NONE, Configuration
 from placement.configurations.documents import nested, read_json
 from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, refused, said
-from placement.configurations.results import configuration_of, irregular, other_weights, refuse, refuse_unsaid
+from placement.configurations.results import configuration_of, irregular, other_weights, refuse, refuse_unsaid, uneven
 
 if TYPE_CHECKING:
     from placement.results.result import Result
@@ -263,7 +263,6 @@ def deepspeed_lacks(result: Result) -> Iterator[str]:
         yield f"it offloads what ZeRO splits; take {'zero3' if strategy.offloads_parameters else 'zero1 or zero2'}"
     if strategy.recompute:
         yield "the model itself must say what it recomputes"
-    batch, parts = graph.origin.batch_size, strategy.replicas * strategy.micro_batches
-    if batch is None or batch % parts:
-        samples = "an unknown number of" if batch is None else batch
-        yield f"a batch has {samples} samples, and it needs {parts} parts of the same size; take another batch"
+    if graph.origin.batch_size is None:
+        yield "a batch has an unknown number of samples, and it needs parts of the same size; take another batch"
+    yield from uneven(graph, strategy)

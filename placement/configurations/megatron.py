@@ -38,17 +38,21 @@ from placement.configurations.megatron_keys import (
     VPP,
     WAYS,
 )
+from placement.configurations.recomputing import layers as layers_in
 from placement.configurations.results import (
     configuration_of,
     irregular,
     other_weights,
     refuse,
     refuse_unsaid,
+    uneven,
 )
 from placement.configurations.shell import SCRIPT, flags_of
 from placement.exporters.hosts import hosts_of
 
 if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
+    from graphs.transforms.strategy import Strategy
     from placement.results.result import Result
 
 
@@ -333,11 +337,22 @@ def _connections(found: Configuration) -> str:
 
 def megatron_lacks(result: Result) -> Iterator[str]:
     """Parts of a result's strategy that Megatron-LM has no words for; it need not have been carried out."""
-    yield from irregular(result.strategy, ("cp", "ep"))
-    yield from other_weights("Megatron-LM", result.graph)
-    if result.strategy.cuts:
-        yield "Megatron-LM runs stages of equally many layers"
+    graph, strategy = result.graph, result.strategy
+    yield from irregular(strategy, ("cp", "ep"))
+    yield from other_weights("Megatron-LM", graph)
+    yield from uneven(graph, strategy)
+    yield from unequal_stages(graph, strategy)
+    if strategy.order == "interleaved" and strategy.stages > 1 and strategy.micro_batches % strategy.stages:
+        yield f"its interleaved stages take a multiple of {strategy.stages} micro-batches"
     yield from _unsaid(planned(configuration_of(result, "megatron")))
+
+
+def unequal_stages(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
+    """A reason of Megatron-LM, whose stages have equally many layers."""
+    count, virtual = layers_in(graph), strategy.virtual_stages
+    if strategy.stages > 1 and (strategy.cuts or count % virtual):
+        has = "" if strategy.cuts or not count else f", and {count} do not make {virtual} such stages"
+        yield f"Megatron-LM runs stages of equally many layers{has}"
 
 
 def planned(found: Configuration) -> Configuration:

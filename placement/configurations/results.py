@@ -203,6 +203,32 @@ def irregular(strategy: Strategy, axes: tuple[str, ...] = ()) -> Iterator[str]:
             yield f"{rule} is not the same for all replicas and modules"
 
 
+def uneven(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
+    """Reasons of tools that train parts of one size, and views of whole heads alone."""
+    batch, parts = graph.origin.batch_size, samples_apart(strategy)
+    if batch is not None and batch % parts:
+        yield f"{batch} samples do not divide into {parts} parts of the same size; take another batch"
+    sizes = {rule.name: rule.size for rule in strategy.mesh}
+    tensor, context = sizes.get("tp", 1), sizes.get("cp", 1)
+    by_heads = context if any(rule.by_heads for rule in strategy.mesh) else 1
+    heads = next((n for n in _extents(graph, "heads") if n > 1 and n % (tensor * by_heads)), None)
+    if heads is not None:
+        yield f"{heads} heads do not divide into {tensor * by_heads} parts of the same size"
+    cut = tensor if any(rule.sequence for rule in strategy.mesh) else 1
+    cut *= 2 * context if context > 1 else 1  # a stretch of each half, so that causal attention is even
+    words = max(_extents(graph, "sequence"), default=cut)
+    if words % cut:
+        yield f"{words} words of a sample do not divide into {cut} parts of the same size"
+
+
+@lru_cache(maxsize=32)
+def _extents(graph: OpGraph, axis: str) -> tuple[int, ...]:
+    """Units in which ops may be cut along an axis, each once; along the sequence those of inputs alone."""
+    of_inputs = axis == "sequence"
+    rows = (rows for kind, rows in zip(graph.kinds, graph.split_rows, strict=False) if kind == "input" or not of_inputs)
+    return tuple(sorted({row.extent for each in rows for row in each if row.axis == axis}))
+
+
 def not_bucketed(strategy: Strategy) -> Iterator[str]:
     """A reason of a tool whose buckets are its own."""
     if strategy.bucket_bytes != Strategy.bucket_bytes and strategy.places > 1:

@@ -12,7 +12,16 @@ from graphs.transforms.strategy import PARAMETERS
 from placement.configurations.configuration import EVERY, FULL, LAYERS_PER_STAGE, NONE, OPS, Configuration
 from placement.configurations.documents import read_toml, write_toml
 from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, said
-from placement.configurations.results import configuration_of, irregular, not_bucketed, refuse, refuse_unsaid
+from placement.configurations.recomputing import layers as layers_in
+from placement.configurations.results import (
+    configuration_of,
+    irregular,
+    not_bucketed,
+    refuse,
+    refuse_unsaid,
+    uneven,
+)
+from placement.exporters.scripts.export_limits import no_sequence
 
 if TYPE_CHECKING:
     from placement.results.result import Result
@@ -284,6 +293,19 @@ def torchtitan(result: Result) -> str:
 
 def torchtitan_lacks(result: Result) -> Iterator[str]:
     """Parts of a result's strategy that torchtitan has no words for; it need not have been carried out."""
-    yield from irregular(result.strategy, _AXES)
-    yield from not_bucketed(result.strategy)
-    yield from _unsaid(configuration_of(result, "torchtitan"))
+    graph, strategy = result.graph, result.strategy
+    yield from irregular(strategy, _AXES)
+    yield from uneven(graph, strategy)
+    yield from not_bucketed(strategy)
+    yield from no_sequence(strategy)
+    found, layers = configuration_of(result, "torchtitan"), layers_in(graph)
+    if strategy.stages > 1 and 0 < layers + 2 < strategy.virtual_stages:
+        yield f"{layers} layers, embedding and output do not make {strategy.virtual_stages} stages"
+    if found.context > 1 and not found.zero:
+        yield "FSDP always cuts along its context parallelism, too; take zero2 or zero3"
+    if not found.zero and found.tensor * found.stages > 1:
+        if (found.shards or 1) > 1:
+            yield "its DistributedDataParallel knows no other parallelism beside it; take zero2 or zero3"
+        if found.precision == "mixed":
+            yield f"{_NOT_NARROW}; take replicas with zero2 or zero3, or --precision float32"
+    yield from _unsaid(found)

@@ -71,6 +71,21 @@ def _is_uneven(rule: MeshRule) -> bool:
     return len(set(rule.shares)) > 1
 
 
+def no_sequence(strategy: Strategy) -> Iterator[str]:
+    """A reason of torch's schedules, which do not run every number of micro-batches."""
+    if strategy.stages == 1:
+        return
+    stages, count = strategy.stages, strategy.micro_batches
+    if strategy.order == "1f1b" and count < stages:
+        yield (
+            f"torch's 1F1B wants as many micro-batches as stages, {stages}, or more, and there "
+            f"{'is' if count == 1 else 'are'} {count}; take the order gpipe"
+        )
+    rounds = max(count // stages, 1)
+    if strategy.order == "interleaved" and count % rounds:
+        yield f"torch's interleaved 1F1B runs {count} micro-batches in {rounds} rounds, which have to be equally long"
+
+
 def torch_lacks(result: Result) -> Iterator[str]:
     """Parts of a result's strategy that plain PyTorch has no words for; it need not have been carried out."""
     return _limits(result, result.strategy)
@@ -131,11 +146,7 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
         yield "ZeroRedundancyOptimizer hands weights over where it updates them, which is on the host; take zero2"
     if strategy.stages > 1 and strategy.order == "pipedream":
         yield f"the order {strategy.order!r} has no sequence of its own to write down; name another"
-    if strategy.stages > 1 and strategy.order == "1f1b" and strategy.micro_batches < strategy.stages:
-        yield (
-            f"torch's 1F1B wants as many micro-batches as stages, {strategy.stages}, or more, and there "
-            f"{'is' if strategy.micro_batches == 1 else 'are'} {strategy.micro_batches}; take the order gpipe"
-        )
+    yield from no_sequence(strategy)
     if strategy.statistics == "sync" and _is_on_cpus(strategy, without_lanes(result.cluster)):
         yield "torch.nn.SyncBatchNorm has kernels for GPUs alone, and these devices are CPUs; take 'statistics=local'"
     if strategy.statistics == "sync" and (strategy.stages > 1 or sizes.get("tp", 1) > 1 or GROUPS in sizes):

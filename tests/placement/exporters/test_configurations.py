@@ -141,7 +141,7 @@ def test_processes_are_spread_over_the_hosts() -> None:
     uneven = on_hosts("dp4 | devices=host0/gpu0+host0/gpu1+host0/gpu2+host1/gpu0")
     with pytest.raises(MismatchError, match=r"3 of host0, 1 of host1, .* start equally many on each host"):
         placement.export(uneven, "torch")
-    mixed = on_hosts("dp2 | mb2 | pp2 | devices=host0/gpu0+host1/gpu0+host0/gpu1+host1/gpu1")
+    mixed = on_hosts("dp2 | tp2 | devices=host0/gpu0+host1/gpu0+host0/gpu1+host1/gpu1")
     with pytest.raises(MismatchError, match="number them host by host"):
         placement.export(mixed, "accelerate")
 
@@ -179,7 +179,7 @@ def test_deepspeed_counts_samples_and_numbers() -> None:
         ("accelerate", "dp4 zero1", "as zero2 does"),
         ("accelerate", "dp2 | mb2", r"Accelerator\(gradient_accumulation_steps=2\)"),
         ("accelerate", "dp2 zero3 | recompute=layers.1", "all layers that FSDP wraps"),
-        ("accelerate", "pp2 gpipe mb2", "in the order 1f1b"),
+        ("accelerate", "pp2 gpipe mb2", "the order 1f1b alone"),
         ("accelerate", "dp2 zero2 | tp2", "as zero1 does"),
         ("accelerate", "cp2", "context parallelism"),
         ("accelerate", "dp2 | dp2 zero3", "in 2 groups of replicas"),
@@ -288,7 +288,7 @@ def test_megatron_gets_the_flags_that_it_asserts_beside_sharded_replicas() -> No
         ("torchtitan", "dp2 zero3 | recompute=layers.0", "every so many of them"),
         ("megatron", "dp2 | dp2 zero3", "in 2 groups of replicas"),
         ("megatron", "pp2 gpipe mb2", "no schedule for gpipe"),
-        ("megatron", "dp3", "parts of the batch of the same size"),
+        ("megatron", "dp3", "3 parts of the same size"),
     ],
 )
 def test_what_a_tool_cannot_say_is_named(to: str, strategy: str, reason: str) -> None:

@@ -89,6 +89,36 @@ def test_a_fixed_strategy_has_to_be_one_that_the_target_runs() -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "strategy", "words"),
+    [
+        ("torchtitan", "dp3 zero3", "8 samples do not divide into 3 parts"),
+        ("accelerate", "dp3", "8 samples do not divide into 3 parts"),
+        ("torchtitan", "dp2 zero3 | tp3 sp", "4 heads do not divide into 3 parts"),
+        ("megatron", "tp8", "4 heads do not divide into 8 parts"),
+        ("accelerate", "tp3", "4 heads do not divide into 3 parts"),
+        ("torchtitan", "cp3 zero3", "64 words of a sample do not divide into 6 parts"),
+        ("torchtitan", "cp2", "take zero2 or zero3"),
+        ("torchtitan", "dp2 | pp2 gpipe mb2", "no other parallelism beside it"),
+        ("torchtitan", "pp2 gpipe mb2", "computes in float32 what tensor or pipeline parallelism cuts"),
+        ("torchtitan", "dp2 zero2 | pp2 1f1b mb1", "wants as many micro-batches as stages"),
+        ("torchtitan", "dp2 zero2 | pp4 zbv mb4", "2 layers, embedding and output do not make 8 stages"),
+        ("megatron", "pp4 1f1b mb4", "2 do not make 4 such stages"),
+        ("accelerate", "pp4 1f1b mb4", "2 do not make 4 such stages"),
+        ("torch", "pp2 interleaved mb5", "8 samples do not divide"),
+        ("torchtitan", "dp2 zero2 | pp2 gpipe mb2", ""),
+        ("torchtitan", "dp2 zero3 | tp2 sp", ""),
+        ("torchtitan", "cp2 zero3", ""),
+        ("megatron", "dp2 | pp2 1f1b mb2 | tp2", ""),
+    ],
+)
+def test_a_tool_lacks_what_it_would_refuse_to_start(target: str, strategy: str, words: str) -> None:
+    lacks = tool_for(target, mixed_graph(), placement.Cluster.preset("8xH100-nvswitch")).lacks
+    lacking = lacks(placement.Strategy.parse(strategy))
+    assert words in lacking
+    assert bool(words) == bool(lacking)
+
+
+@pytest.mark.parametrize(
     ("asked", "error", "words"),
     [
         ({"target": "torchh"}, UnknownNameError, "did you mean 'torch'"),
