@@ -1,4 +1,4 @@
-"""Graphs of built-in models and of decoders of given sizes, kept on disk: they do not change, and some take a minute.
+"""Graphs of built-in models and of configurations, kept on disk: they do not change, and some take a minute.
 
 The folder is ``$PLACEMENT_CACHE_DIR``, else ``$XDG_CACHE_HOME/placement``, else ``~/.cache/placement``. It holds saved
 graphs and may be deleted at any time; a file that cannot be read or written is simply captured again.
@@ -101,22 +101,54 @@ class _Named:
 
 
 def _kept(model: _Named, train: bool, granularity: str, precision: str | None) -> OpGraph:
+    def program() -> Program:
+        from graphs.capture import capture_program
+
+        module, args = model.arguments(train)
+        return capture_program(module, args, None, train, precision=precision, name=model.name)
+
+    capture = partial(_capture, model, train, granularity, precision)
+    return kept_graph(model.key, train, granularity, precision, capture, program)
+
+
+def kept_graph(
+    key: str,
+    train: bool,
+    granularity: str,
+    precision: str | None,
+    capture: Callable[[], OpGraph],
+    program: Callable[[], Program],
+) -> OpGraph:
+    """A graph from the cache if this version captured it before, else captured now.
+
+    Args:
+        key: of all that the graph depends on beside the three that follow.
+        program: captures its step again, for a graph of ops that is read.
+
+    Raises:
+        UnknownNameError: no such precision.
+        GraphError: as `capture`.
+    """
     if precision is not None:
         precision_named(precision)
-    kind = f"{model.key}-{'train' if train else 'inference'}-{granularity}{'-' if precision else ''}{precision or ''}"
+    kind = f"{key}-{'train' if train else 'inference'}-{granularity}{'-' if precision else ''}{precision or ''}"
     path = cache_dir() / f"{kind}-{_stamp()}.json"
+    graph = None
     if path.is_file():  # no pipe, which would wait for a writer
         with suppress(GraphError):
-            return _with_step(load_json_graph(path), model, train, granularity)
-    graph = _capture(model, train, granularity, precision)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for old in path.parent.glob(f"{kind}-*.json"):
-            old.unlink(missing_ok=True)
-        save_graph(graph, path)
-    except OSError:
-        pass
-    return _with_step(graph, model, train, granularity)
+            graph = load_json_graph(path)
+    if graph is None:
+        graph = capture()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for old in path.parent.glob(f"{kind}-*.json"):
+                old.unlink(missing_ok=True)
+            save_graph(graph, path)
+        except OSError:
+            pass
+    if granularity != "op":
+        return graph
+    return keep_step(graph, CapturedStep(program, lambda: f"{key} {train} {precision or ''}"))
 
 
 def cache_dir() -> Path:
@@ -133,21 +165,6 @@ def _capture(model: _Named, train: bool, granularity: str, precision: str | None
     module, args = model.arguments(train)
     graph = capture(module, args, train=train, granularity=granularity, precision=precision, name=model.name)
     return replace(graph, origin=replace(graph.origin, batch_size=model.samples))
-
-
-def _with_step(graph: OpGraph, model: _Named, train: bool, granularity: str) -> OpGraph:
-    """The graph, whose model is captured again if its step is needed."""
-    if granularity != "op":
-        return graph
-
-    def program() -> Program:
-        from graphs.capture import capture_program
-
-        module, args = model.arguments(train)
-        return capture_program(module, args, None, train, precision=precision, name=model.name)
-
-    precision = graph.origin.precision
-    return keep_step(graph, CapturedStep(program, lambda: f"{model.key} {train} {precision or ''}"))
 
 
 @cache

@@ -10,13 +10,16 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphs.errors import CaptureError, GraphFileError, UnknownNameError
 from graphs.kept import own_precision, precision_named
 from graphs.opgraph import OpGraph
 from placement.inputs.main_memory import available_bytes
-from placement.inputs.transformers_config import Building, configured, is_configuration
+from placement.inputs.transformers_config import Building, configured, is_configuration, key_of
+
+if TYPE_CHECKING:
+    from graphs.capture import Program
 
 
 def is_model(argument: str) -> bool:
@@ -45,8 +48,8 @@ def graph_of_function(
 ) -> OpGraph:
     """The graph of the model that a function returns, or the graph that it returns.
 
-    The function runs first so that its tensors take no memory. Where it or the capture needs their values, it runs once
-    more, with memory, unless its weights are known not to fit there.
+    A graph of a configuration is kept on disk. A function runs first so that its tensors take no memory. Where it or
+    the capture needs their values, it runs once more, with memory, unless its weights are known not to fit there.
 
     Args:
         label: ``file.py:function``, or a configuration of transformers.
@@ -57,6 +60,24 @@ def graph_of_function(
         UnknownNameError, GraphFileError: as `make_model`.
         CaptureError: the function failed, returned something else, or its model cannot be traced.
     """
+    key = None if is_function(label) else key_of(label, dims)
+    if key is None:
+        return _graph(label, train, granularity, dims, precision)
+    from graphs.zoo.cache import kept_graph
+
+    def program() -> Program:
+        from graphs.capture import capture_program
+        from placement.inputs.on_meta import on_meta  # loads torch
+
+        model, args, kwargs = make_model(label, dims, on_meta(), train)
+        return capture_program(model, args, kwargs, train, precision=precision)
+
+    return kept_graph(
+        key, train, granularity, precision, lambda: _graph(label, train, granularity, dims, precision), program
+    )
+
+
+def _graph(label: str, train: bool, granularity: str, dims: Mapping[str, int], precision: str | None) -> OpGraph:
     from placement.inputs.on_meta import on_meta  # loads torch
 
     try:
@@ -123,8 +144,8 @@ def check_precision(argument: str, graph: OpGraph, precision: str | None) -> Non
 
 
 def called(argument: str, sizes: Mapping[str, int]) -> str | None:
-    """``file.py:function`` with the keyword arguments of a call; None for what is no function."""
-    if not is_function(argument):
+    """A function or a configuration with the sizes that it is called with, as text; None for another GRAPH."""
+    if not is_model(argument):
         return None
     call = ", ".join(f"{name}={size}" for name, size in sizes.items())
     return f"{argument}({call})" if call else argument

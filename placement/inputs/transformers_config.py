@@ -6,6 +6,8 @@ The class is the one that ``architectures`` names; inputs and labels are of the 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.metadata
 import json
 import os
 import sys
@@ -50,6 +52,19 @@ def is_configuration(argument: str) -> bool:
     return configuration_file(argument) is not None
 
 
+def key_of(argument: str, dims: Mapping[str, int]) -> str | None:
+    """A key of all that a graph of a configuration depends on, for the cache; None where capturing says something."""
+    path = configuration_file(argument) or argument
+    document = read_json(path)
+    if {"quantization_config", "vision_config", "audio_config"} & document.keys():
+        return None
+    parts = [json.dumps(document, sort_keys=True), repr(sorted(dims.items())), Path(__file__).read_text("utf-8")]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        parts.append(importlib.metadata.version("transformers"))
+        return f"configuration-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
+    return None
+
+
 def configured(
     argument: str, dims: Mapping[str, int] | None = None, building: Building | None = None, train: bool = True
 ) -> tuple[Any, tuple[()], dict[str, Any]]:
@@ -68,20 +83,43 @@ def configured(
         CaptureError: the configuration makes no model, or one whose arguments are not known here.
     """
     path = configuration_file(argument) or argument
+    with contextlib.redirect_stdout(sys.stderr), building or contextlib.nullcontext():
+        model, config = _model(path, dims or {})
+        return model, (), _Call(path, model, config, dims or {}).arguments(train)
+
+
+def configured_code(argument: str, dims: Mapping[str, int]) -> tuple[str, str, dict[str, str]]:
+    """A configuration's file, the name of its model's class, and Python code for each argument of a training step.
+
+    Raises:
+        UnknownNameError, GraphFileError, CaptureError: as `configured`.
+    """
+    import torch
+
+    path = configuration_file(argument) or argument
+    with contextlib.redirect_stdout(sys.stderr):
+        with torch.device("meta"):
+            model, config = _model(path, dims)
+        call = _Call(path, model, config, dims)
+        code = {name: call.code(value) for name, value in call.arguments(train=True).items()}
+    return path, type(model).__name__, code
+
+
+def _model(path: str, dims: Mapping[str, int]) -> tuple[Any, Any]:
+    """The model of a configuration, and the configuration, with sizes that are some."""
     config, kind = _read(path)
-    for name, size in (dims or {}).items():
+    for name, size in dims.items():
         if name not in ("batch", "sequence", "target"):
             raise UnknownNameError(f"dimension of {path}", name, ("batch", "sequence", "target"))
         if size < 1:
             raise GraphFileError(f"got --dim {name}={size}; expected 1 or more.")
     for part in (config, config.get_text_config()):
         part.use_cache = False  # of keys and values of words before, which training has none of
-    with contextlib.redirect_stdout(sys.stderr), building or contextlib.nullcontext(), _quiet():
+    with _quiet():
         try:
-            model = kind._from_config(config)
+            return kind._from_config(config), config
         except Exception as error:
             raise CaptureError(f"{path} makes no {kind.__name__}: {_first_line(error)}.") from error
-        return model, (), _Call(path, model, config, dims or {}).arguments(train)
 
 
 def _read(path: str) -> tuple[Any, Any]:
@@ -176,6 +214,7 @@ class _Call:
         self.head = type(model).__name__
         self.takes = set(inspect.signature(model.forward).parameters)
         self.batch = dims.get("batch", BATCH)
+        self.below: dict[torch.Tensor, int] = {}  # of whole numbers, the least that is too large
 
     def arguments(self, train: bool) -> dict[str, Any]:
         """All of them by name, in training with those that make a loss.
@@ -236,7 +275,18 @@ class _Call:
         """Whole numbers [batch, *shape]."""
         import torch
 
-        return torch.randint(below, (self.batch, *shape))
+        found = torch.randint(below, (self.batch, *shape))
+        self.below[found] = below
+        return found
+
+    def code(self, value: Any) -> str:
+        """Python code for an argument like this one."""
+        if not hasattr(value, "shape"):
+            return repr(value)
+        shape = tuple(value.shape)
+        if value in self.below:
+            return f"torch.randint({self.below[value]}, {shape})"
+        return f"torch.randn({shape}, dtype={value.dtype})"
 
     def words(self, length: int) -> torch.Tensor:
         """Numbers of words [batch, length]."""

@@ -126,7 +126,7 @@ def _exported(given: ExportOptions) -> dict[str, Any] | str:
     if given.no_split is not None:
         classes = [name.strip() for name in given.no_split.split(",") if name.strip()]
     with reason_as_json(given.as_json), progress(f"exporting {given.file}"):
-        sizes = options.parse_dims(given.dim)
+        sizes = options.parse_dims(given.dim or _dims_of(result, given.model))
         if given.model is not None:
             exporting.check_takes(given.to, "model")  # before it is built
         model = None if given.model is None else read_model(given.model, sizes)
@@ -137,6 +137,17 @@ def _exported(given: ExportOptions) -> dict[str, Any] | str:
             result, given.to, model=model, no_split=classes, graph=graph, source=source
         )
     return found
+
+
+def _dims_of(result: Result, model: str | None) -> list[str]:
+    """The values of ``--dim`` with which a result was found for a model; none where its command has another GRAPH."""
+    import itertools
+    import shlex
+
+    words = shlex.split(result.command)
+    if model not in words:
+        return []
+    return [word for option, word in itertools.pairwise(words) if option == "--dim"]
 
 
 def _is_captured(target: str) -> bool:

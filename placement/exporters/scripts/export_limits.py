@@ -16,19 +16,21 @@ from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.recomputing.selecting import parted
 from graphs.transforms.strategy import MeshRule, Strategy
 from placement.exporters.scripts.facts import INPUTS_APART
+from placement.inputs.transformers_config import is_configuration
 
 if TYPE_CHECKING:
     from placement.results.result import Result
 
-_SOURCE = re.compile(r"(.*[/\\\\])?[^\W\d]\w*\.py:[^\W\d]\w*(\((\w+=\d+)?(, \w+=\d+)*\))?")
+_SIZES = r"(\((\w+=\d+)?(, \w+=\d+)*\))?"
+_SOURCE = re.compile(rf"(.*[/\\])?[^\W\d]\w*\.py:[^\W\d]\w*{_SIZES}")
 
 
 def check_source(source: str) -> None:
-    """Raises: MismatchError: no place from which a script can import a function."""
-    if not _SOURCE.fullmatch(source):
+    """Raises: MismatchError: no place from which a script can import a function, and no configuration."""
+    if not _SOURCE.fullmatch(source) and not is_configuration(source.rpartition("(")[0] or source):
         raise MismatchError(
             f"got {show(source)} as the source of the model; expected file.py:function of a file that Python can "
-            "import, or file.py:function(name=size)."
+            "import, or file.py:function(name=size), or config.json of transformers."
         )
 
 

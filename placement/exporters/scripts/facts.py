@@ -82,6 +82,11 @@ class Facts:
         return self.strategy.stages
 
     @property
+    def of_configuration(self) -> bool:
+        """Whether the source of the model is a configuration of transformers."""
+        return self.source is not None and ".py:" not in self.source
+
+    @property
     def pieces(self) -> Pieces:
         """Modules that borders between stages cut."""
         found = None if self.stages is None else self.stages.pieces

@@ -1,11 +1,14 @@
-"""The imports of an exported script."""
+"""The imports of an exported script, and the function that stands for one where the model is of a configuration."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from placement.exporters.scripts import parts
+from placement.exporters.scripts.code_text import filled, quoted
 from placement.exporters.scripts.facts import SCHEDULES, Facts
+from placement.inputs.transformers_config import configured_code
 
 if TYPE_CHECKING:
     from placement.exporters.scripts.tensor_plan import TensorPlan
@@ -75,13 +78,34 @@ def import_lines(facts: Facts) -> str:
         torch_names.append(_CHECKPOINTS.replace(" checkpoint,", "") if facts.splits_backward else _CHECKPOINTS)
     elif facts.again and not facts.splits_backward:
         torch_names.append("from torch.utils.checkpoint import checkpoint")
+    if facts.of_configuration:
+        plain.add("json")
+        some.insert(-1, "from pathlib import Path")
+        torch_names.append("import transformers")
     lines = ["from __future__ import annotations", "", *(f"import {name}" for name in sorted(plain)), *some, ""]
     lines += sorted(torch_names, key=lambda line: (line.startswith("from"), line.split()[1]))
-    if facts.source is not None:
+    if facts.source is not None and not facts.of_configuration:
         file, _, function = facts.source.partition("(")[0].rpartition(":")
         own = f"from {Path(file).stem} import {function}" + ("" if function == "make" else " as make")
         lines += ["", own]
     return "\n".join(lines)
+
+
+def made_of_configuration(source: str) -> str:
+    """A function for the model of a configuration, as ``file.py:function`` is one.
+
+    Args:
+        source: the file, with sizes of the inputs, ``config.json(batch=8)``.
+
+    Raises:
+        UnknownNameError, GraphFileError, CaptureError: as `configured_code`.
+    """
+    file, _, words = source.removesuffix(")").rpartition("(") if source.endswith(")") else (source, "", "")
+    sizes = {name: int(size) for name, _, size in (word.partition("=") for word in words.split(", ") if word)}
+    path, name, inputs = configured_code(file, sizes)
+    rows = "\n".join(f"        {quoted(key)}: {code}," for key, code in inputs.items())
+    made = filled(parts.MAKE_OF_CONFIGURATION, CLASS=name, INPUTS=rows)
+    return f"CONFIGURATION = {quoted(path)}\n\n{made}"
 
 
 def _lists(facts: Facts) -> bool:

@@ -74,6 +74,18 @@ $MEMORY
         raise SystemExit(f"{min(missing)} has no values: give WEIGHTS with it, or build it outside of meta")
 '''
 
+MAKE_OF_CONFIGURATION = '''
+def make() -> tuple[nn.Module, tuple[()], dict[str, Any]]:
+    """The model of CONFIGURATION with new weights, and random inputs: put batches of your own in their place."""
+    document = json.loads(Path(CONFIGURATION).read_text())
+    document.pop("quantization_config", None)  # weights that are trained are not
+    config = transformers.$CLASS.config_class.from_dict(document)
+    config.get_text_config().use_cache = False
+    inputs = {
+$INPUTS
+    }
+    return transformers.$CLASS._from_config(config), (), inputs
+'''
 MAKE_IMPORTED = "    model, args, *rest = make($SIZES)\n    kwargs = rest[0] if rest else {}"
 MAKE_OPEN = (
     "    model, args, kwargs = None, (), {}\n"

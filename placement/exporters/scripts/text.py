@@ -15,7 +15,7 @@ from graphs.transforms.axes import GROUPS
 from placement.exporters.scripts import memory_parts, parts, stage_parts
 from placement.exporters.scripts.code_text import LINE_WIDTH, dict_text, filled, list_text, plain, quoted, wrapped
 from placement.exporters.scripts.facts import SCHEDULES, Facts
-from placement.exporters.scripts.imports import import_lines
+from placement.exporters.scripts.imports import import_lines, made_of_configuration
 from placement.exporters.scripts.main_text import main
 from placement.exporters.scripts.optimizer_text import optimizer_pieces
 from placement.exporters.scripts.parallel_text import parallelize_body, tensor_parallel
@@ -23,10 +23,8 @@ from placement.exporters.scripts.step_text import labels, schedule, stages_step,
 from placement.results.ranks import visible_devices
 
 if TYPE_CHECKING:
-    from placement.results.result import Result
-
-if TYPE_CHECKING:
     from placement.exporters.scripts.stage_modules import Pieces
+    from placement.results.result import Result
 
 _LETTERS = {"F": "F", "BW": "B", "B": "I", "W": "W"}  # of blocks, ours and torch's
 
@@ -46,6 +44,9 @@ def _pieces(facts: Facts) -> Iterator[str]:
     make = parts.MAKE_OPEN
     if facts.source is not None:
         sizes = facts.source.partition("(")[2].removesuffix(")")
+        if facts.of_configuration:
+            yield made_of_configuration(facts.source) + "\n"
+            sizes = ""
         make = filled(parts.MAKE_ON_META if facts.is_cut else parts.MAKE_IMPORTED, SIZES=sizes)
     loss = parts.CUT_LOSS.lstrip() if facts.plan is not None and facts.plan.cuts_loss else parts.LOSS
     inputs = parts.REAL_INPUTS if facts.is_cut and facts.source is not None else ""

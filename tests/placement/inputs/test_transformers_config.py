@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 import warnings
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from graphs.errors import CaptureError, GraphFileError, PlacementError, UnknownNameError
+from placement.cli import run
 from placement.inputs.examples import read_example
 from placement.inputs.functions import make_model
 from placement.inputs.sources import check_name, read_model, read_source
@@ -99,6 +101,33 @@ def test_the_graph_is_that_of_the_class_with_weights(tmp_path: Path, precision: 
     own = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     kwargs = {"input_ids": words, "labels": words.clone()}
     assert graph.hash == capture(own, (), kwargs, train=True, precision=precision).hash
+
+
+def test_a_graph_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACEMENT_CACHE_DIR", str(tmp_path / "kept"))
+    path, dims = written(tmp_path, LLAMA), {"batch": 2, "sequence": 8}
+    graph = read_source(path, train=True, dims=dims).graph
+    (kept,) = (tmp_path / "kept").iterdir()
+    kept.write_text(kept.read_text().replace('"LlamaForCausalLM"', '"FromDisk"', 1))
+    again = read_source(path, train=True, dims=dims).graph
+    assert (again.name, again.hash) == ("FromDisk", graph.hash)
+    assert read_source(path, train=True, dims={**dims, "batch": 4}).graph.name == "LlamaForCausalLM"
+    written(tmp_path, {**LLAMA, "vocab_size": 48})
+    assert read_source(path, train=True, dims=dims).graph.hash != graph.hash
+
+
+def test_a_script_makes_the_model_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, LLAMA)
+    words = ["optimize", "config.json", "--train", "--dim", "batch=4", "--dim", "sequence=8", "--cluster"]
+    assert run([*words, "2xK40-pcie", "--strategy", "tp2", "-o", "found.json"]) == 0
+    assert run(["export", "found.json", "--to", "torch", "--model", "config.json", "-o", "script.py"]) == 0, capsys
+    model, _, inputs = runpy.run_path("script.py")["make"]()
+    assert type(model) is transformers.LlamaForCausalLM
+    assert model.config.vocab_size == 40
+    assert {name: tuple(value.shape) for name, value in inputs.items()} == {"input_ids": (4, 8), "labels": (4, 8)}
 
 
 def test_inference_has_no_loss(tmp_path: Path) -> None:
