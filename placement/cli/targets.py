@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,31 +93,36 @@ def target_lines(given: OptimizeOptions, result: Result, text: str | None) -> li
     exporter = _exporter(given)
     if exporter is None or result.kept_to is None:
         return []
-    return [f"{given.for_:<12} {_handed(given, exporter, result, text)}", *_as_it_trains(given, exporter, result, text)]
+    own = tool_recipe(given, result, text)
+    note = [f"{'note':<12} {own['note']}"] if own is not None and own["note"] else []
+    return [f"{given.for_:<12} {_handed(given, exporter, result, text)}", *note]
 
 
-def _as_it_trains(given: OptimizeOptions, exporter: Exporter, result: Result, text: str | None) -> Iterator[str]:
-    """A line where the tool, told so, trains in other number formats or on other kernels than the figures are of."""
+def tool_recipe(given: OptimizeOptions, result: Result, text: str | None) -> dict[str, str] | None:
+    """The precision and the stack in which the tool trains, told so, with a note where the figures are of others.
+
+    None where the text does not say that.
+    """
     from graphs.origin import FUSED
     from placement.configurations.registry import TOOLS, read_configuration
     from placement.configurations.results import configuration_of
 
-    if text is None or given.for_ not in TOOLS:
-        return
+    exporter = _exporter(given)
+    if text is None or exporter is None or given.for_ not in TOOLS:
+        return None
     try:
         own, asked = read_configuration(text, given.for_), configuration_of(result, given.for_)
     except ConfigurationError:  # a value that is written and not read: the note is not worth the answer
-        return
-    words = []
-    if own.precision not in (None, asked.precision):
-        words.append(f"--precision {own.precision}")
-    if own.stack == FUSED != asked.stack:  # other kernels are the training script's to choose
-        words.append(f"--stack {own.stack}")
-    if words:
-        yield (
-            f"{'note':<12} figures are of {asked.precision} on {asked.stack} kernels, and {exporter.tool} runs this in "
-            f"{own.precision or asked.precision} on {own.stack} ones; give the model with --train {' '.join(words)}"
-        )
+        return None
+    precision = own.precision or asked.precision or "float32"
+    stack = own.stack if own.stack == FUSED else asked.stack  # other kernels are the training script's to choose
+    words = [f"--precision {precision}"] if precision != asked.precision else []
+    words += [f"--stack {stack}"] if stack != asked.stack else []
+    note = (
+        f"figures are of {asked.precision} on {asked.stack} kernels, and {exporter.tool} runs this in {precision} on "
+        f"{stack} ones; give the model with --train {' '.join(words)}"
+    )
+    return {"precision": precision, "stack": stack, "note": note if words else ""}
 
 
 def _handed(given: OptimizeOptions, exporter: Exporter, result: Result, text: str | None) -> str:

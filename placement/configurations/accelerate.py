@@ -416,6 +416,18 @@ def accelerate_lacks(result: Result) -> Iterator[str]:
     graph, strategy = result.graph, result.strategy
     yield from uneven(graph, strategy)
     yield from _not_megatron(graph, strategy) if _is_megatron(strategy) else _not_fsdp(strategy)
+    yield from _other_recipe(graph.origin.precision, strategy)
+
+
+def _other_recipe(precision: str | None, strategy: Strategy) -> Iterator[str]:
+    """A reason where figures would be of another recipe than that in which accelerate trains a strategy."""
+    what, takes, how = "DistributedDataParallel", ["mixed"], "mixed"
+    if _is_megatron(strategy):
+        what, takes, how = "Megatron-LM", ["master", "master-bf16-reduce"], "master --stack fused"
+    elif strategy.zero:  # less is sent than told, with the first of them
+        what, takes, how = "FSDP2", ["mixed", "mixed-bf16-reduce"], "mixed-bf16-reduce"
+    if precision not in (None, "float32", "bfloat16", *takes):
+        yield f"its {what} does not train in {precision}; give the model with --precision {how}"
 
 
 def _is_megatron(strategy: Strategy) -> bool:

@@ -83,6 +83,7 @@ EXPORTERS: Mapping[str, Exporter] = {
         takes=("model",),
         tool="accelerate 1.15",
         lacks="placement.configurations.accelerate:accelerate_lacks",
+        precision="mixed-bf16-reduce",
         suffix=".yaml",
     ),
     "deepspeed": Exporter(
@@ -90,6 +91,7 @@ EXPORTERS: Mapping[str, Exporter] = {
         "configurations of DeepSpeed",
         tool="DeepSpeed 0.17",
         lacks="placement.configurations.deepspeed:deepspeed_lacks",
+        precision="master-bf16-reduce",
     ),
 }
 TARGETS = tuple(EXPORTERS)

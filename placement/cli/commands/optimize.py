@@ -15,7 +15,7 @@ from placement.cli.output import check_outputs, emit, emit_json, progress, reaso
 from placement.cli.reading import read_graph
 from placement.cli.records import is_default, option_of
 from placement.cli.searching import checked_search, first_lines, with_against
-from placement.cli.targets import as_the_tool_runs, handed_over, handed_to, model_for, target_lines
+from placement.cli.targets import as_the_tool_runs, handed_over, handed_to, model_for, target_lines, tool_recipe
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -57,7 +57,8 @@ def optimize(given: OptimizeOptions) -> None:
     written = list(_write(result, given, graph, cluster)) if result.feasible else []
     text = handed_over(given, result, graph, model)
     if given.as_json:
-        emit_json(result.to_dict() | ({} if text is None else {"handed_over": text}))
+        more = {"handed_over": text, "tool_recipe": tool_recipe(given, result, text)}
+        emit_json(result.to_dict() | {name: value for name, value in more.items() if value is not None})
     elif result.feasible:
         from placement.results.advice import advice_lines
         from placement.solving.one_device import beside_one_device

@@ -169,7 +169,8 @@ def test_a_saved_graph_says_that_the_script_needs_the_model(
     [
         ("deepspeed", "dp2 zero2", "runs this in master-bf16-reduce on eager ones; give the model with --train --prec"),
         ("megatron", "dp2 zero3", "runs this in mixed on fused ones; give the model with --train --stack fused"),
-        ("accelerate", "tp2", "runs this in master on fused ones; give the model with --train --precision master --st"),
+        ("accelerate", "dp2 zero3", "runs this in mixed-bf16-reduce on eager ones; give the model with --train --pre"),
+        ("accelerate", "dp2", ""),
         ("torchtitan", "dp2 zero3", ""),
     ],
 )
@@ -182,6 +183,38 @@ def test_a_graph_in_other_formats_than_the_tool_s_is_noted(
     out = capsys.readouterr().out
     assert words in out
     assert ("figures are of mixed on eager kernels, and " in out) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "words"),
+    [
+        ("dp2 zero3", "mixed-bf16-reduce", ""),
+        ("dp2 zero3", "mixed", ""),
+        ("dp2 zero3", "master", "FSDP2 does not train in master; give the model with --precision mixed-bf16-reduce"),
+        ("dp2", "mixed-bf16-reduce", "DistributedDataParallel does not train in mixed-bf16-reduce"),
+        ("tp2", "mixed", "Megatron-LM does not train in mixed; give the model with --precision master --stack fused"),
+        ("tp2", "master", ""),
+        ("tp2", None, ""),
+    ],
+)
+def test_accelerate_is_ranked_in_the_recipe_of_each_of_its_ways(
+    strategy: str, precision: str | None, words: str
+) -> None:
+    step = mixed_graph()
+    step = dataclasses.replace(step, origin=dataclasses.replace(step.origin, precision=precision))
+    lacking = tool_for("accelerate", step, CLUSTER).lacks(placement.Strategy.parse(strategy))
+    assert words in lacking
+    assert bool(words) == bool(lacking)
+
+
+def test_json_says_in_which_recipe_the_tool_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mixed.json"
+    save_graph(mixed_graph(), path)
+    words = ["optimize", str(path), "--cluster", "2xK40-pcie", "--for", "deepspeed", "--strategy", "dp2 zero2"]
+    assert run([*words, "--json"]) == 0
+    recipe = json.loads(capsys.readouterr().out)["tool_recipe"]
+    assert (recipe["precision"], recipe["stack"]) == ("master-bf16-reduce", "eager")
+    assert "give the model with --train --precision master-bf16-reduce" in recipe["note"]
 
 
 def test_the_first_advice_says_so_and_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +234,9 @@ def test_the_first_advice_says_so_and_what_it_leaves_out(monkeypatch: pytest.Mon
         ("megatron", {}, ("master", "fused")),
         ("megatron", {"precision": "bfloat16"}, ("bfloat16", "fused")),
         ("torchtitan", {}, ("mixed", None)),
-        ("deepspeed", {}, (None, None)),
+        ("deepspeed", {}, ("master-bf16-reduce", None)),
+        ("accelerate", {}, ("mixed-bf16-reduce", None)),
+        ("torch", {}, (None, None)),
         ("megatron", {"graph": "saved.json"}, (None, None)),
     ],
 )
