@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from graphs.arrays import IntArray
 from graphs.errors import GraphError
 from graphs.formatting import is_text
 from graphs.records import EXTENTS, Phase, Work
@@ -63,11 +64,11 @@ def check_arrays(graph: OpGraph) -> None:
         if np.any((values < least) | (values >= top)):
             i = int(np.argmax((values < least) | (values >= top)))
             raise GraphError(f"op {graph.op_names[i]!r} has {key} = {values[i]}; expected {least} to {top - 1}.")
-    producers = [graph.op_names[p] for p in graph.tensor_producer if 0 <= p < n]
-    if len(producers) < m or (m and np.any(np.diff(graph.tensor_producer) < 0)):
+    producers = graph.tensor_producer
+    if ((producers < 0) | (producers >= n)).any() or np.any(np.diff(producers) < 0):
         raise GraphError("tensors must be grouped by an existing producer, in op order.")
-    _check_not_negative(producers, graph.tensor_bytes, "output bytes")
-    _check_not_negative(producers, graph.tensor_transfer_s, "transfer_s", nan_ok=True)
+    _check_not_negative(graph.op_names, graph.tensor_bytes, "output bytes", of=producers)
+    _check_not_negative(graph.op_names, graph.tensor_transfer_s, "transfer_s", nan_ok=True, of=producers)
     if (given := len(graph.tensor_in_place)) != m:
         raise GraphError(f"tensor_in_place has {given} entries, expected one for each of {m} tensors.")
     ends = graph.consumers
@@ -106,7 +107,12 @@ def _check_split_rows(graph: OpGraph) -> None:
     if not any(graph.split_rows):
         return
     written, read = np.diff(graph.output_ptr).tolist(), np.diff(graph.inputs[0]).tolist()
+    known: set[tuple[int, int, int]] = set()  # rows of ops that are alike are mostly the same object
     for i, rows in enumerate(graph.split_rows):
+        key = id(rows), read[i] + used[i], written[i]
+        if key in known:
+            continue
+        known.add(key)
         for row in rows:
             if (len(row.inputs), len(row.outputs)) != (read[i] + used[i], written[i]):
                 raise GraphError(
@@ -116,8 +122,9 @@ def _check_split_rows(graph: OpGraph) -> None:
 
 
 def _check_text(graph: OpGraph) -> None:
-    pins = (pin for listed in graph.pins for pin in listed)
-    texts = [graph.name, *graph.op_names, *graph.kinds, *graph.dtypes, *graph.modules, *graph.time_keys, *pins]
+    pins = {pin for listed in set(graph.pins) for pin in listed}
+    words = dict.fromkeys((*graph.kinds, *graph.dtypes, *graph.modules))
+    texts = [graph.name, *graph.op_names, *words, *graph.time_keys, *pins]
     if not is_text("".join(map(str, texts))):
         wrong = next((text for text in texts if not is_text(text)), graph.name)
         raise GraphError(f"graph {graph.name!r} has {wrong!r} for a name, which is not Unicode text; rename it.")
@@ -143,13 +150,17 @@ def _check_bytes(graph: OpGraph) -> None:
         )
 
 
-def _check_not_negative(names: Sequence[str], values: NDArray[Any], what: str, nan_ok: bool = False) -> None:
+def _check_not_negative(
+    names: Sequence[str], values: NDArray[Any], what: str, nan_ok: bool = False, of: IntArray | None = None
+) -> None:
+    """Values are finite numbers, 0 or more; each is of the op of its place, or else of the number in `of`."""
     bad = ~(values >= 0) | np.isinf(values)
     if nan_ok:
         bad &= ~np.isnan(values)
     if bad.any():
         i = int(np.argmax(bad))
-        raise GraphError(f"op {names[i]!r} has {what} = {values[i]}; expected a finite number, 0 or more.")
+        name = names[i if of is None else int(of[i])]
+        raise GraphError(f"op {name!r} has {what} = {values[i]}; expected a finite number, 0 or more.")
 
 
 def cycle_message(graph: OpGraph, stuck: set[int]) -> str:

@@ -426,6 +426,8 @@ class OpGraph:
         """
         # A plain Kahn pass over lists: a heap keeps the order independent of how edges are stored.
         producer, consumer, _ = self.edge_list
+        if (producer < consumer).all():  # their own order, as of a captured graph
+            return np.arange(self.n_ops)
         missing = np.bincount(consumer, minlength=self.n_ops).tolist()
         order_by_producer = np.argsort(producer, kind="stable")
         ptr = np.searchsorted(producer[order_by_producer], np.arange(self.n_ops + 1)).tolist()

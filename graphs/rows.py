@@ -167,7 +167,7 @@ def op_with_statistics(
 ) -> int | None:
     """The first op whose statistics change where it is split along one of these axes; None where there is none."""
     for number, (kind, of_op) in enumerate(zip(kinds, rows, strict=True)):
-        if any(row.axis in words and parts_statistics(kind, row) for row in of_op):
+        if op_kind(kind).has_statistics and any(row.axis in words and parts_statistics(kind, row) for row in of_op):
             return number
     return None
 

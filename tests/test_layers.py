@@ -15,7 +15,7 @@ from source_tree import LAYERS, ROOT, import_graph, imported_names, modules
 # before its own; the files of one line may import each other, the rooms of one line may not.
 FLOORS: dict[str, tuple[str, ...]] = {
     "graphs": (
-        "arrays entry_points formatting module_paths recipes",
+        "arrays entry_points formatting module_paths per_graph recipes",
         "errors op_kinds",
         "disk networkx_io origin records rows",
         "columns",

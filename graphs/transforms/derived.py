@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -138,7 +139,7 @@ class Derived:
         none = np.full(n, -1, np.int64)
         return Derived(graph, source, pointers(group_of, n), origins, np.zeros(n, np.int64), none, none)
 
-    @property
+    @cached_property
     def origin(self) -> IntArray:
         """int64 [n]: the first origin of each op; its only one unless ops were merged."""
         return frozen(self.origins[self.origin_ptr[:-1]])

@@ -97,15 +97,9 @@ class Cuts:
         self._walked: dict[tuple[object, ...], Sharding] = {}
         self._made: dict[tuple[object, ...], AxisCut] = {}
         self._failed: dict[tuple[object, ...], StrategyError] = {}
-        self._extents: dict[str, list[int]] = {}
-        for rows in graph.split_rows:
-            for row in rows:
-                self._extents.setdefault(row.axis, []).append(row.extent)
-        self._extents = {word: sorted(set(extents)) for word, extents in self._extents.items()}
-        self._units: dict[str, int] = {}
-        for kind, rows in zip(graph.kinds, graph.split_rows, strict=False):
-            for row in rows if kind == "input" else ():
-                self._units[row.axis] = max(row.extent, self._units.get(row.axis, 1))
+        # A run allows as many parts as the first one.
+        self._extents: dict[str, list[int]] = _extents_of(graph) if first is None else first._extents
+        self._units: dict[str, int] = _units_of(graph) if first is None else first._units
 
     def units(self, word: str) -> int:
         """Units of the inputs along an axis word, e.g. samples of the batch; 0 where no input has any."""
@@ -142,6 +136,23 @@ class Cuts:
             made = self._walked[walk]
             self._made[key] = _kept(self.graph, in_time(self.graph, made) if key[-1] else made, key)
         return self._made[key]
+
+
+def _extents_of(graph: OpGraph) -> dict[str, list[int]]:
+    """The extents of all rows along each axis word, increasing."""
+    result: dict[str, set[int]] = {}
+    for rows in graph.split_rows:
+        for row in rows:
+            result.setdefault(row.axis, set()).add(row.extent)
+    return {word: sorted(extents) for word, extents in result.items()}
+
+
+def _units_of(graph: OpGraph) -> dict[str, int]:
+    result: dict[str, int] = {}
+    for kind, rows in zip(graph.kinds, graph.split_rows, strict=False):
+        for row in rows if kind == "input" else ():
+            result[row.axis] = max(row.extent, result.get(row.axis, 1))
+    return result
 
 
 @dataclass(frozen=True, eq=False)

@@ -173,13 +173,14 @@ class States:
     def of(graph: OpGraph) -> States:
         index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
         owner, sizes, trained, update = [], [], [], []
+        is_update = (graph.phase == Phase.UPDATE).tolist()
         largest = np.zeros(graph.n_ops)
         for state in graph.states:
             ops = [index[user] for user in state.users]
             owner.append(ops[0])
             largest[ops] = np.maximum(largest[ops], state.parameter_bytes)
             sizes.append((state.parameter_bytes, state.gradient_bytes, state.optimizer_bytes))
-            updates = [op for op in ops if graph.phase[op] == Phase.UPDATE]
+            updates = [op for op in ops if is_update[op]]
             trained.append(bool(updates))
             update.append(updates[0] if updates else -1)
         casts = parameter_casts(graph)

@@ -14,6 +14,7 @@ import numpy as np
 from graphs.arrays import BoolArray, IntArray
 from graphs.module_paths import KIND, pattern_of, prefixes
 from graphs.opgraph import OpGraph
+from graphs.per_graph import per_graph
 from graphs.records import Phase
 from graphs.transforms.derived import Derived
 from graphs.transforms.recomputing.recompute_graph import Runs, run_again
@@ -75,6 +76,7 @@ def cores(graph: OpGraph, patterns: Sequence[str]) -> dict[str, int]:
     return found
 
 
+@per_graph
 def computes_forward(graph: OpGraph) -> BoolArray:
     """Bool [n]: forward ops that are not data which is already there."""
     is_data = (np.diff(graph.inputs[0]) == 0) & (graph.kernels == 0)

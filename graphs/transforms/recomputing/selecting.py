@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from fnmatch import translate
-from functools import lru_cache
 
 import numpy as np
 
-from graphs.arrays import BoolArray
+from graphs.arrays import BoolArray, IntArray
 from graphs.module_paths import KIND, prefixes
 from graphs.opgraph import OpGraph
+from graphs.per_graph import per_graph
 
 EXCEPT, IN = "!", "@"
 
@@ -29,13 +29,9 @@ def parted(patterns: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def matching(graph: OpGraph, patterns: Sequence[str]) -> BoolArray:
     """bool [n]: ops of a kind, or in a module, that some pattern (without ``"!"``) matches."""
     result = np.zeros(graph.n_ops, dtype=np.bool_)
-    if not patterns:
-        return result
-    number: dict[tuple[str, str], int] = {}
-    which = [number.setdefault(pair, len(number)) for pair in zip(graph.kinds, graph.modules, strict=True)]
-    tests = [_test(pattern) for pattern in patterns]
-    found = np.array([any(test(kind, module) for test in tests) for kind, module in number], dtype=np.bool_)
-    return np.asarray(found[np.array(which, dtype=np.int64)])
+    for pattern in patterns:
+        result |= _matching(graph, pattern)
+    return result
 
 
 def selected(graph: OpGraph, patterns: Sequence[str]) -> BoolArray:
@@ -50,15 +46,32 @@ def unmatched(graph: OpGraph, patterns: Sequence[str]) -> list[str]:
     return [pattern for pattern in patterns if not _matches_any(graph, pattern.removeprefix(EXCEPT))]
 
 
+@per_graph
+def _matching(graph: OpGraph, pattern: str) -> BoolArray:
+    """bool [n]: what one pattern matches."""
+    pairs, which = _kinds_in_modules(graph)
+    test = _test(pattern)
+    return np.array([test(kind, module) for kind, module in pairs], dtype=np.bool_)[which]
+
+
+@per_graph
+def _kinds_in_modules(graph: OpGraph) -> tuple[tuple[tuple[str, str], ...], IntArray]:
+    """Pairs of an op's kind and its module, and int64 [n], the pair of each op."""
+    number: dict[tuple[str, str], int] = {}
+    which = [number.setdefault(pair, len(number)) for pair in zip(graph.kinds, graph.modules, strict=True)]
+    return tuple(number), np.array(which, dtype=np.int64)
+
+
 def matcher(pattern: str) -> Callable[[str], object]:
     """A test of names by a pattern as of `fnmatch`."""
     return re.compile(translate(pattern)).match
 
 
+@per_graph
 def _matches_any(graph: OpGraph, pattern: str) -> bool:
     if pattern.startswith(KIND) and IN in pattern:
-        return bool(matching(graph, [pattern]).any())
-    names = _all(graph.kinds) if pattern.startswith(KIND) else _paths(graph.modules)
+        return bool(_matching(graph, pattern).any())
+    names = frozenset(graph.kinds) if pattern.startswith(KIND) else _paths(graph)
     match = matcher(pattern.removeprefix(KIND))
     return any(match(name) for name in names)
 
@@ -79,12 +92,7 @@ def _inside(pattern: str) -> Callable[[str], bool]:
     return lambda module: any(match(path) for path in prefixes(module)[:-1])
 
 
-@lru_cache(maxsize=16)
-def _all(kinds: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(kinds)
-
-
-@lru_cache(maxsize=16)
-def _paths(modules: tuple[str, ...]) -> frozenset[str]:
+@per_graph
+def _paths(graph: OpGraph) -> frozenset[str]:
     """Modules, and those around them but for the whole model."""
-    return frozenset(path for module in set(modules) for path in prefixes(module)[:-1])
+    return frozenset(path for module in set(graph.modules) for path in prefixes(module)[:-1])

@@ -9,6 +9,7 @@ import numpy as np
 from graphs.arrays import BoolArray
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
+from graphs.per_graph import per_graph
 from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Sharding
 
@@ -46,13 +47,14 @@ def with_whole_masks(graph: OpGraph, chunks: Sharding) -> Sharding:
     )
 
 
+@per_graph
 def of_integer_inputs(graph: OpGraph) -> BoolArray:
     """bool [n]: ops that make integers of integer arguments of the step, recomputed ones too, and those arguments."""
     ptr, tensors = graph.inputs
-    has_state = [bool(states) for states in states_of(graph)]
-    found = np.zeros(graph.n_ops, dtype=np.bool_)
+    states, starts, producers = states_of(graph), ptr.tolist(), graph.tensor_producer[tensors].tolist()
+    found = [False] * graph.n_ops
     for op in graph.topological_order.tolist():
-        is_integer = not graph.dtypes[op].startswith(_REAL) and not has_state[op]
-        is_integer &= not op_kind(graph.kinds[op]).is_drawn  # the mask of a dropout, one for each sample
-        found[op] = is_integer and bool(found[graph.tensor_producer[tensors[ptr[op] : ptr[op + 1]]]].all())
-    return found
+        if graph.dtypes[op].startswith(_REAL) or states[op] or op_kind(graph.kinds[op]).is_drawn:
+            continue  # what is drawn is the mask of a dropout, one for each sample
+        found[op] = all(found[before] for before in producers[starts[op] : starts[op + 1]])
+    return np.array(found, dtype=np.bool_)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graphs.op_kinds import op_kind
+from graphs.per_graph import per_graph
 from graphs.rows import OWN_FAMILY, Partial, Shard, SplitRow
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class _Passage:
     classes: set[_Dimension] = field(default_factory=set)
 
 
-def normalised(graph: OpGraph) -> list[set[int]]:
+@per_graph
+def normalised(graph: OpGraph) -> tuple[frozenset[int], ...]:
     """Dimensions of each tensor that are summed up without weights for each sample, as by the mean of an RMSNorm.
 
     A dimension that reaches such a sum by other ops than products counts, too. Cut along such a dimension, the sum
@@ -63,7 +65,7 @@ def normalised(graph: OpGraph) -> list[set[int]]:
         for number, dim in (*passage.summed, *carried):
             if phase[producer[tensors[number]]] == phase[op] and dim not in classes[tensors[number]]:
                 found[tensors[number]].add(dim)
-    return found
+    return tuple(map(frozenset, found))
 
 
 def _passage(rows: tuple[SplitRow, ...], n_read: int) -> _Passage:

@@ -12,6 +12,7 @@ convolutional neural networks").
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -225,7 +226,7 @@ class _Choice:
 
     row: SplitRow | None
     tensors: list[int]
-    states: list[int]
+    states: Sequence[int]
     outputs: list[int]
 
 
@@ -255,7 +256,7 @@ class _Walk:
         ptr, tensors = graph.inputs
         self.input_ptr, self.input_tensor = ptr.tolist(), tensors.tolist()
         self.output_ptr = graph.output_ptr.tolist()
-        self.states_of = states_of(graph)
+        self.states_of = [*states_of(graph)]
         # An op that reads a cast of a state reads the state: how that is cut is decided once, and its casts follow.
         self.casts = weight_casts(graph) if decided is None else {}
         self.weights = self._see_through_casts()
@@ -286,7 +287,7 @@ class _Walk:
         if decided is not None:
             self._take_decided(decided)
             return
-        self.normalised = normalised(graph) if axis.cuts_weights else [set()] * graph.n_tensors
+        self.normalised = normalised(graph) if axis.cuts_weights else (frozenset(),) * graph.n_tensors
         self.is_reduced_by_readers = _is_reduced_by_readers(graph, axis.size).tolist()
         self.chosen: dict[tuple[object, ...], _Choice] = {}
         for op in graph.topological_order.tolist():
@@ -306,7 +307,7 @@ class _Walk:
             places = tuple(k for k, t in enumerate(read) if t in state_of and self.graph.tensor_bytes[t])
             if places:
                 found[op] = places
-                self.states_of[op] = [*(state_of[read[k]] for k in places), *self.states_of[op]]
+                self.states_of[op] = (*(state_of[read[k]] for k in places), *self.states_of[op])
         return found
 
     def _read_twice(self) -> set[int]:
@@ -430,7 +431,7 @@ class _Walk:
             best = self.chosen[situation] = self._chosen(op, read, states)
         self._take(op, best)
 
-    def _situation(self, op: int, read: list[int], states: list[int], written: range) -> tuple[object, ...]:
+    def _situation(self, op: int, read: list[int], states: Sequence[int], written: range) -> tuple[object, ...]:
         """All that the choice of an op's row depends on."""
         forward = self.forward_of[op]
         mirrored = self.row[forward] if forward >= 0 else None
@@ -444,19 +445,16 @@ class _Walk:
             self.flops[op],
             self.moved[op],
             None if mirrored is None else (mirrored.axis, mirrored if self.axis.is_ring else None),
-            *(
-                (self.size[t], frozenset(self.available[t]), frozenset(self.normalised[t]), self._is_open(t))
-                for t in read
-            ),
+            *((self.size[t], frozenset(self.available[t]), self.normalised[t], self._is_open(t)) for t in read),
             *((self.state[s], s in self.tied) for s in states),
             *((self._part_written(t) for t in read) if self.axis.is_ring else ()),
             self.axis.sequence and self._reads_of_loss(read),
             self._gradient_state(op),
             self.row_number[self.gradients[op][1]] if op in self.gradients else -1,
-            *((self.size[t], frozenset(self.normalised[t])) for t in written),
+            *((self.size[t], self.normalised[t]) for t in written),
         )
 
-    def _chosen(self, op: int, read: list[int], states: list[int]) -> _Choice:
+    def _chosen(self, op: int, read: list[int], states: Sequence[int]) -> _Choice:
         rows = self._rows(op, read, states)
         if self.axis.by_heads and not states and (heads := self._of_heads(op, rows, read)):
             return min(heads, key=lambda choice: self._exchange_s(choice, read))
@@ -547,7 +545,7 @@ class _Walk:
         own = ("sequence",) if self.axis.sequence else ()
         return [c for c in rows if c.row is None or c.row.axis not in OWN_FAMILY or c.row.axis in own]
 
-    def _rows(self, op: int, read: list[int], states: list[int]) -> list[_Choice]:
+    def _rows(self, op: int, read: list[int], states: Sequence[int]) -> list[_Choice]:
         """The rows that an op may take."""
         if not self.is_cut[op]:
             return []
@@ -604,7 +602,7 @@ class _Walk:
         """Place among the words of the axis: along that of experts the batch is cut only where there are none."""
         return -1 if choice.row is None else self.axis.words.index(choice.row.axis)
 
-    def _keeps(self, choice: _Choice, states: list[int]) -> bool:
+    def _keeps(self, choice: _Choice, states: Sequence[int]) -> bool:
         """Whether states stay as they are kept. A summand of a gradient is written where the whole state is."""
         return all(
             self.state[s] is None or self.state[s] == (WHOLE if need == SUM else need)

@@ -14,6 +14,7 @@ import numpy as np
 
 from graphs.arrays import BoolArray
 from graphs.op_kinds import base_name
+from graphs.per_graph import per_graph
 from graphs.recipes import PRECISIONS
 from graphs.records import Phase
 from graphs.transforms.splitting.op_states import states_of
@@ -43,7 +44,7 @@ class Gathered(NamedTuple):
     layer: str
 
 
-def parameter_casts(graph: OpGraph) -> dict[int, int]:
+def parameter_casts(graph: OpGraph) -> Mapping[int, int]:
     """Those of `weight_casts` that a mixed precision made -> the parameter's number.
 
     Autocast in a model makes none: its casts are the model's own, and FSDP gathers before them.
@@ -52,19 +53,22 @@ def parameter_casts(graph: OpGraph) -> dict[int, int]:
     return {} if precision is None or not precision.casts_parameters else weight_casts(graph)
 
 
-def weight_casts(graph: OpGraph) -> dict[int, int]:
+@per_graph
+def weight_casts(graph: OpGraph) -> Mapping[int, int]:
     """Ops that do nothing but cast a state for its readers -> the state's number."""
     ptr, tensors = graph.inputs
+    is_update = graph.phase == Phase.UPDATE
     found = {}
     for op, states in enumerate(states_of(graph)):
-        read = tensors[ptr[op] : ptr[op + 1]]  # an op that runs again waits for an empty tensor
-        is_alone = len(states) == 1 and not graph.tensor_bytes[read].any()
-        if is_alone and base_name(graph.kinds[op]) == _CAST and graph.phase[op] != Phase.UPDATE:
-            found[op] = states[0]
+        if len(states) == 1 and base_name(graph.kinds[op]) == _CAST and not is_update[op]:
+            read = tensors[ptr[op] : ptr[op + 1]]  # an op that runs again waits for an empty tensor
+            if not graph.tensor_bytes[read].any():
+                found[op] = states[0]
     return found
 
 
-def gradient_casts(graph: OpGraph) -> dict[int, tuple[int, int]]:
+@per_graph
+def gradient_casts(graph: OpGraph) -> Mapping[int, tuple[int, int]]:
     """Tensors that nobody reads but casts that make them a gradient -> the last such op, and the state's number."""
     ptr, tensors = graph.inputs
     found = {}
@@ -102,22 +106,24 @@ def gathers_of(graph: OpGraph, casts: Mapping[int, int]) -> list[Gathered]:
         casts: those of `parameter_casts` whose results are gathered.
     """
     index = {name: i for i, name in enumerate(graph.op_names)} if graph.states else {}
-    position, writes = graph.topological_position, writes_only_gradients(graph)
+    position, phases = graph.topological_position.tolist(), graph.phase.tolist()
+    writes = (writes_only_gradients(graph) & (graph.phase == Phase.BACKWARD)).tolist()
     found = []
     for number, state in enumerate(graph.states):
         users = [index[user] for user in state.users]
-        own = [op for op in users if op not in casts and not (graph.phase[op] == Phase.BACKWARD and writes[op])]
+        own = [op for op in users if op not in casts and not writes[op]]
         wanted = [(-1, own)]
         wanted += [(op, graph.consumers_of(cast_tensor(graph, op)).tolist()) for op in users if op in casts]
         for cast, ops in wanted:
             for phase in (Phase.FORWARD, Phase.BACKWARD):
-                readers = sorted((op for op in ops if graph.phase[op] == phase), key=lambda op: int(position[op]))
+                readers = sorted((op for op in ops if phases[op] == phase), key=position.__getitem__)
                 if readers:
                     layer = layer_of(state.name) + phase.name
                     found.append(Gathered(number, phase, tuple(readers), cast, layer))
-    return sorted(found, key=lambda one: (int(position[one.readers[0]]), one.state))
+    return sorted(found, key=lambda one: (position[one.readers[0]], one.state))
 
 
+@per_graph
 def writes_only_gradients(graph: OpGraph) -> BoolArray:
     """bool [n]: ops all of whose tensors lie in bytes that are kept."""
     result = np.ones(graph.n_ops, dtype=np.bool_)

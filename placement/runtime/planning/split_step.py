@@ -139,7 +139,7 @@ class SplitStep:
         }
 
     @cached_property
-    def states_of_ops(self) -> list[list[int]]:
+    def states_of_ops(self) -> tuple[tuple[int, ...], ...]:
         """The states that each op j uses, by their numbers in the graph."""
         return states_of(self.graph)
 
