@@ -15,11 +15,12 @@ from source_tree import LAYERS, ROOT, import_graph, imported_names, modules
 # before its own; the files of one line may import each other, the rooms of one line may not.
 FLOORS: dict[str, tuple[str, ...]] = {
     "graphs": (
-        "arrays entry_points formatting module_paths per_graph recipes",
+        "arrays entry_points formatting module_paths recipes",
         "errors op_kinds",
         "disk networkx_io origin records rows",
         "columns",
         "checks opgraph",
+        "per_graph",
         "kept generators packed transforms",
         "capture",
         "readers",
