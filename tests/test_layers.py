@@ -20,7 +20,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "disk networkx_io origin records rows",
         "columns",
         "checks opgraph",
-        "per_graph",
         "kept generators packed transforms",
         "capture",
         "readers",

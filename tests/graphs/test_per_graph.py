@@ -12,7 +12,7 @@ import pytest
 
 from graphs.generators import convolution_chain
 from graphs.opgraph import OpGraph
-from graphs.per_graph import per_graph
+from graphs.transforms.per_graph import per_graph
 
 
 @per_graph

@@ -14,9 +14,9 @@ import numpy as np
 from graphs.arrays import BoolArray, IntArray
 from graphs.module_paths import KIND, pattern_of, prefixes
 from graphs.opgraph import OpGraph
-from graphs.per_graph import per_graph
 from graphs.records import Phase
 from graphs.transforms.derived import Derived
+from graphs.transforms.per_graph import per_graph
 from graphs.transforms.recomputing.recompute_graph import Runs, run_again
 from graphs.transforms.recomputing.selecting import matcher, matching, parted
 from graphs.transforms.splitting.masks import of_integer_inputs

@@ -15,7 +15,7 @@ import numpy as np
 from graphs.arrays import BoolArray, IntArray
 from graphs.module_paths import KIND, prefixes
 from graphs.opgraph import OpGraph
-from graphs.per_graph import per_graph
+from graphs.transforms.per_graph import per_graph
 
 EXCEPT, IN = "!", "@"
 

@@ -9,7 +9,7 @@ import numpy as np
 from graphs.arrays import BoolArray
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
-from graphs.per_graph import per_graph
+from graphs.transforms.per_graph import per_graph
 from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Sharding
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graphs.op_kinds import op_kind
-from graphs.per_graph import per_graph
 from graphs.rows import OWN_FAMILY, Partial, Shard, SplitRow
+from graphs.transforms.per_graph import per_graph
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph

@@ -14,9 +14,9 @@ import numpy as np
 
 from graphs.arrays import BoolArray
 from graphs.op_kinds import base_name
-from graphs.per_graph import per_graph
 from graphs.recipes import PRECISIONS
 from graphs.records import Phase
+from graphs.transforms.per_graph import per_graph
 from graphs.transforms.splitting.op_states import states_of
 
 if TYPE_CHECKING:

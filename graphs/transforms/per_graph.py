@@ -19,7 +19,7 @@ _KEPT = "_found"  # attribute of a graph, beside its cached properties
 def per_graph(find: Callable[..., Found]) -> Callable[..., Found]:
     """A function of a graph, and hashable arguments beside it, that works out once for each graph what it returns.
 
-    Who calls it changes nothing of that; an array is read-only. It is gone with the graph, and no part of its copies.
+    Callers change nothing of that; an array is read-only. It is gone with the graph, and no part of its copies.
     """
 
     @wraps(find)
