@@ -22,19 +22,33 @@ def hosts_of(result: Result, strategy: Strategy) -> tuple[str, ...]:
         MismatchError: launchers start equally many processes on each host and number them host by host, and the
             strategy's ranks lie otherwise.
     """
+    found = processes_of(result, strategy)
+    if len(set(found.values())) > 1:
+        raise _order_error(strategy, found, "start equally many on each host")
+    return tuple(found)
+
+
+def processes_of(result: Result, strategy: Strategy) -> dict[str, int]:
+    """How many of the strategy's processes each host runs, by its name, in the order of the ranks.
+
+    Raises:
+        MismatchError: launchers number processes host by host, and the strategy's ranks lie otherwise.
+    """
     cluster = without_lanes(result.cluster)
     if cluster.n_devices < strategy.devices:  # one place of the mesh stands for all
-        return ("",)
+        return {"": strategy.devices}
     by_rank = [host_of(cluster.devices[d].name) or "" for d in grid_of(cluster, strategy).reshape(-1).tolist()]
-    hosts = tuple(dict.fromkeys(by_rank))
-    each, rest = divmod(len(by_rank), len(hosts))
-    is_even = not rest and all(by_rank.count(host) == each for host in hosts)
+    found = {host: by_rank.count(host) for host in dict.fromkeys(by_rank)}
     axes = sum(rule.size > 1 for rule in strategy.mesh) + (strategy.stages > 1)
-    if not is_even or (axes > 1 and by_rank != [host for host in hosts for _ in range(each)]):
-        how = "number them host by host" if is_even else "start equally many on each host"
-        places = ", ".join(f"{by_rank.count(host)} of {host or 'no host'}" for host in hosts)
-        raise MismatchError(
-            f"strategy {show(strategy.text)} has its ranks on {places}, in the order of 'devices=', and launchers of "
-            f"processes {how}; leave 'devices=' out, or name the devices host by host."
-        )
-    return hosts
+    has_order = axes > 1 or len(set(found.values())) > 1
+    if has_order and by_rank != [host for host, count in found.items() for _ in range(count)]:
+        raise _order_error(strategy, found, "number them host by host")
+    return found
+
+
+def _order_error(strategy: Strategy, found: dict[str, int], how: str) -> MismatchError:
+    places = ", ".join(f"{count} of {host or 'no host'}" for host, count in found.items())
+    return MismatchError(
+        f"strategy {show(strategy.text)} has its ranks on {places}, in the order of 'devices=', and launchers of "
+        f"processes {how}; leave 'devices=' out, or name the devices host by host."
+    )

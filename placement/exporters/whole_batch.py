@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 import networkx as nx
+import numpy as np
 
 from graphs.errors import MismatchError
 from graphs.formatting import show
+from graphs.module_paths import prefixes
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.axes import GROUPS
+from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.strategy import Strategy
 
 # Means over the labels that count, of which one part of the batch may have more than another: the script divides ...
@@ -24,27 +27,28 @@ EQUAL = "equal"  # nothing: it checks that all parts have as many, since the los
 _PLACE = re.compile(r"(?P<op>.*?)(?:@(?P<axes>[a-z]+\d+(?:\.[a-z]+\d+)*))?(?: mb(?P<batch>\d+))?", re.DOTALL)
 _SCALING = ("add", "sub", "mul", "div", "neg", "sum", "mean", "_to_copy", "view", "clone", "squeeze")
 _NUMBER_BYTES = 8
+_MOST_TOGETHER = 0.1  # share of the forward pass that each replica may compute of all samples
 _STATE = "parameter"
 
 
-def labels_of(graph: OpGraph, strategy: Strategy) -> tuple[str | None, int]:
+def labels_of(graph: OpGraph, strategy: Strategy, is_uneven: bool = False) -> tuple[str | None, int]:
     """How means over labels are made those of the whole batch, and how many there are of each part of it.
 
     `EACH`, `ONE` or `EQUAL`; None where all parts of the batch weigh the same.
 
     Args:
         graph: as the strategy rewrote it.
+        is_uneven: whether parts of the batch are of several sizes.
 
     Raises:
         MismatchError: a loss whose gradient is no mean of the parts' gradients: an op reads samples of several parts,
             or the loss is a sum; or parts are uneven, and not all its terms are means over labels.
     """
     step = _Step(graph, strategy)
-    has_uneven_shares = any(len(set(rule.shares)) > 1 for rule in strategy.mesh)
     has_late_count = strategy.micro_batches > 1 or strategy.stages > 1
     reason = step.reason()
-    several = step.several_terms() if step.label_losses and (has_late_count or has_uneven_shares) else None
-    if reason is None and has_uneven_shares:
+    several = step.several_terms() if step.label_losses and (has_late_count or is_uneven) else None
+    if reason is None and is_uneven:
         reason = several
     if reason is not None:
         raise MismatchError(f"strategy {show(strategy.text)} cannot be written as plain PyTorch: {reason}.")
@@ -62,6 +66,44 @@ def no_mean_of_parts(graph: OpGraph, strategy: Strategy) -> str | None:
     """
     has_parts = strategy.micro_batches > 1 or any(rule.name == "dp" and rule.size > 1 for rule in strategy.mesh)
     return _Step(graph, strategy).reason() if has_parts else None
+
+
+def ops_over_parts(graph: OpGraph, strategy: Strategy) -> set[str]:
+    """Names, before the graph was cut, of the ops that read samples of several parts of the batch, or what such do."""
+    step = _Step(graph, strategy)
+    return step.names(step.over_parts())
+
+
+def modules_apart(graph: OpGraph, together: Collection[str], called: Collection[str]) -> tuple[str, ...]:
+    """The outermost modules that compute each sample by itself, where other code takes those of the whole batch.
+
+    Replicas compute their own samples in these modules, and all else each of them.
+
+    Args:
+        graph: of the model, before it was split.
+        together: names of ops that take samples of the whole batch, or what such ops make.
+        called: paths of modules that have a forward pass, which lists of modules have not.
+
+    Returns:
+        none where parameters are used outside of such modules, or where what replicas would compute of all samples, or
+        hand to the others for that, is more than a tenth of the forward pass.
+    """
+    forward = [op for op in graph.topological_order.tolist() if graph.phase[op] == Phase.FORWARD]
+    closed = {path for op in forward if graph.op_names[op] in together for path in ("", *prefixes(graph.modules[op]))}
+    paths = {module: [p for p in prefixes(module) if p in called and p not in closed] for module in set(graph.modules)}
+    around = {op: paths[graph.modules[op]][-1] if paths[graph.modules[op]] else "" for op in forward}
+    used = states_of(graph)
+    outside = [op for op in forward if not around[op] and graph.kernels[op]]
+    if any(graph.states[state].gradient_bytes for op in outside for state in used[op]):
+        return ()
+    ptr, tensors = graph.inputs
+    read = {int(tensor) for op in outside for tensor in tensors[ptr[op] : ptr[op + 1]].tolist()}
+    handed = {tensor for tensor in read if around.get(int(graph.tensor_producer[tensor]))}
+    made = np.isin(graph.tensor_producer, [op for op in forward if graph.kernels[op]])
+    is_much = graph.flops[outside].sum() > _MOST_TOGETHER * graph.flops[forward].sum()
+    if is_much or graph.tensor_bytes[list(handed)].sum() > _MOST_TOGETHER * graph.tensor_bytes[made].sum():
+        return ()
+    return tuple(dict.fromkeys(path for op in forward if (path := around[op]) and graph.kernels[op]))
 
 
 class _Step:
@@ -92,7 +134,7 @@ class _Step:
 
     def reason(self) -> str | None:
         """The reason why no script of parts computes this loss; None where one does."""
-        several = self._first_over_parts()
+        several = next(self.over_parts(), None)
         if several is not None:
             return (
                 f"op {show(self._name(several))} ({self.graph.kinds[several]}) reads samples of the whole batch, and "
@@ -111,8 +153,8 @@ class _Step:
         """Whether an op adds samples up, by itself or as a loss with ``reduction="sum"``."""
         return self._kind(op) == "sum" or self.graph.kinds[op] == self.graph.origin.summed_loss
 
-    def _first_over_parts(self) -> int | None:
-        """The first op that reads samples of several parts, and what the script does not compute in another way."""
+    def over_parts(self) -> Iterator[int]:
+        """The ops that read samples of several parts, which the script does not compute in another way, in order."""
         reached: dict[int, set[tuple[str, str]]] = {}
         op: int
         for op in self.reads:  # in topological order
@@ -123,9 +165,9 @@ class _Step:
             reached[op] = set().union(*(reached[source] for source in self.reads.predecessors(op)))
             if any(len({found[axis] for found in reached[op]} - {""}) > 1 for axis in (0, 1)):
                 if not self._is_put_together(op):
-                    return op
-                reached[op] = {part}
-        return None
+                    yield op
+                else:
+                    reached[op] = {part}
 
     def _is_put_together(self, op: int) -> bool:
         """Whether the script puts it together, too: synchronised statistics, or the number of labels that count."""
@@ -138,8 +180,7 @@ class _Step:
         if self.is_trained[op] or not self._is_number(op):
             return False
         return any(
-            self._kind(before) in ("eq", "ne")
-            and self._names(self.reads.predecessors(before)) & self._names(self.labels)
+            self._kind(before) in ("eq", "ne") and self.names(self.reads.predecessors(before)) & self.names(self.labels)
             for before in nx.ancestors(self.reads, op)
         )
 
@@ -165,14 +206,14 @@ class _Step:
     def several_terms(self) -> str | None:
         """Reason why gradients cannot be divided once by the share of the labels that count, or None."""
         terms = self._terms()
-        targets = {frozenset(self._names(self._untrained(op))) for op in self.label_losses}
+        targets = {frozenset(self.names(self._untrained(op))) for op in self.label_losses}
         others = [op for op in terms if op not in self.label_losses and not self._is_over_labels(op)]
         if len(targets) == 1 and not others and not set(terms).isdisjoint(self.label_losses):
             return None
         what = f"what op {show(self._name(others[0]))} makes" if others else "means over other labels"
         return (
             f"its loss has {what} beside a mean over labels, each to be divided by another number, known after all "
-            "micro-batches alone; take a strategy without 'shares='"
+            "micro-batches alone; take parts of one size"
         )
 
     def _is_over_labels(self, op: int) -> bool:
@@ -199,7 +240,7 @@ class _Step:
         """The name of an op before the graph was cut."""
         return self._place(op)["op"]
 
-    def _names(self, ops: Iterable[int]) -> set[str]:
+    def names(self, ops: Iterable[int]) -> set[str]:
         return {self._name(op) for op in ops}
 
     def part(self, op: int) -> tuple[str, str]:

@@ -145,7 +145,7 @@ def convnet() -> Made:
     return model, (torch.randn(8, 3, 8, 8),), {}
 
 
-def classified() -> Made:
+def classified(samples: int = 8) -> Made:
     """Convolutions, and linear layers with most of the weights."""
 
     class Classifier(nn.Module):
@@ -161,7 +161,11 @@ def classified() -> Made:
             return loss
 
     torch.manual_seed(0)
-    return Classifier(), (torch.randn(8, 3, 8, 8), torch.randint(0, 10, (8,))), {}
+    return Classifier(), (torch.randn(samples, 3, 8, 8), torch.randint(0, 10, (samples,))), {}
+
+
+def nine_classified() -> Made:
+    return classified(9)
 
 
 class Labelled(nn.Module):
@@ -283,6 +287,39 @@ def balanced() -> Made:
     return Balanced(), (torch.randn(8, 4, 8),), {}
 
 
+def routed() -> Made:
+    """Layers of experts, each with its part of a tensor that the code takes apart, and a second loss of each layer."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.gate = nn.LayerNorm(8), nn.Linear(8, 3)
+            self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            normed = self.norm(x)
+            gates = self.gate(normed).softmax(2)
+            first, second = (part.mean() for part in gates.topk(2).values.unbind(2))
+            for expert, gate in zip(self.experts, gates.unbind(2), strict=True):
+                x = x + expert(normed) * gate.unsqueeze(2)
+            return x, first - second
+
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            balances = []
+            for layer in self.layers:
+                x, balance = layer(x)
+                balances.append(balance)
+            return x.square().mean() + torch.stack(balances).mean()
+
+    torch.manual_seed(0)
+    return Routed(), (torch.randn(8, 4, 8),), {}
+
+
 def looping() -> Made:
     """A loop over parts of a tensor, as many as its shape says."""
 
@@ -297,3 +334,48 @@ def looping() -> Made:
 
     torch.manual_seed(0)
     return Looping(), (torch.randn(8, 8),), {}
+
+
+def towers() -> Made:
+    """Two networks that meet in the scores of all pairs of the batch's samples."""
+
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(20, 8)
+            self.user, self.item = (
+                nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
+                for _ in range(2)
+            )
+
+        def forward(self, users: Tensor, items: Tensor, labels: Tensor) -> Tensor:
+            user, item = self.user(self.words(users).flatten(1)), self.item(self.words(items).flatten(1))
+            scores = functional.normalize(user, dim=1) @ functional.normalize(item, dim=1).T
+            return functional.cross_entropy(scores / 0.1, labels)
+
+    torch.manual_seed(0)
+    labels = torch.randint(0, 8, (8,))
+    labels[:3] = -100
+    return Towers(), (torch.randint(0, 20, (8, 4)), torch.randint(0, 20, (8, 4)), labels), {}
+
+
+def fused_uneven() -> Made:
+    """Three heads, which two devices do not divide, in one linear layer for query, key and value."""
+    torch.manual_seed(0)
+    model = Decoder(layers=2, width=24)
+    model.layers = nn.ModuleList(FusedBlock(24, 3) for _ in range(2))
+    return model, _tokens(), {}
+
+
+def grouped_convnet() -> Made:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(4, 64, 3, groups=4), nn.ReLU()), (torch.randn(8, 4, 8, 8),), {}
+
+
+def wide_convnet() -> Made:
+    """Convolutions that have most of the weights, with norms between them that are the same for each sample."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1, bias=False)
+    )
+    return nn.Sequential(*model, nn.ReLU(), nn.Conv2d(16, 4, 4, stride=4), nn.Flatten()), (torch.randn(8, 3, 8, 8),), {}

@@ -12,10 +12,12 @@ from env.lanes import without_lanes
 from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.module_paths import KIND
+from graphs.opgraph import OpGraph
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.recomputing.selecting import parted
 from graphs.transforms.strategy import MeshRule, Strategy
 from placement.exporters.scripts.facts import INPUTS_APART
+from placement.exporters.scripts.tensor_plan import cuts_no_sequence
 from placement.inputs.transformers_config import is_configuration
 
 if TYPE_CHECKING:
@@ -34,9 +36,9 @@ def check_source(source: str) -> None:
         )
 
 
-def check_exportable(result: Result, strategy: Strategy) -> None:
-    """Raises: MismatchError: a strategy that plain PyTorch has no words for."""
-    reason = next(_limits(result, strategy), None)
+def check_exportable(result: Result, strategy: Strategy, graph: OpGraph | None) -> None:
+    """Raises: MismatchError: a strategy that plain PyTorch has no words for; the graph is the model's own."""
+    reason = next(_limits(result, strategy, graph), None)
     if reason is not None:
         exportable = (one for one in _plainer(strategy) if next(_limits(result, one), None) is None)
         nearest = next(exportable, None)
@@ -93,7 +95,7 @@ def torch_lacks(result: Result) -> Iterator[str]:
     return _limits(result, result.strategy)
 
 
-def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
+def _limits(result: Result, strategy: Strategy, model_graph: OpGraph | None = None) -> Iterator[str]:
     graph = result.graph
     if strategy.is_none:
         yield (
@@ -112,10 +114,10 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
     for rule in strategy.mesh:
         if not AXES[rule.name].in_torch and rule.size > 1:
             yield f"torch has no module for {AXES[rule.name].label} ({rule.name}{rule.size})"
-        if _is_uneven(rule) and (max(strategy.micro_batches, strategy.stages) > 1 or strategy.zero >= 2 or has_policy):
+        if _is_uneven(rule) and strategy.stages > 1:
             yield (
-                f"replicas with uneven shares of the batch ({rule.name}{rule.size}) are weighed by the script, which "
-                "does so without micro-batches, stages or fully_shard; leave out 'shares=', or these"
+                f"replicas with uneven shares of the batch ({rule.name}{rule.size}) are weighed by the script, and "
+                "torch's stages take micro-batches of one size; leave out 'shares=', or the stages"
             )
         if rule.modules and rule.name != "tp":
             yield f"{rule.name}{rule.size} is kept to some modules, and replicas of torch are whole models"
@@ -124,13 +126,13 @@ def _limits(result: Result, strategy: Strategy) -> Iterator[str]:
                 f"{rule.name}{rule.size} cuts weights in {', '.join(rule.tensor_modules)}, and replicas of stages are "
                 "whole ones"
             )
-        if rule.sequence and rule.modules:
+        if rule.sequence and rule.modules and (model_graph is None or not cuts_no_sequence(model_graph, strategy)):
             yield "the sequence is cut (sp) between some modules alone; leave 'sp' or 'on' out"
     sizes = {rule.name: rule.size for rule in strategy.mesh}
     parts_ = strategy.replicas * strategy.micro_batches
     batch = graph.origin.batch_size
-    if batch and batch % parts_ and not any(map(_is_uneven, strategy.mesh)):
-        yield f"{batch} samples do not divide into {parts_} parts of the same size"
+    if batch and batch % parts_ and strategy.stages > 1 and not any(map(_is_uneven, strategy.mesh)):
+        yield f"{batch} samples do not divide into {parts_} parts of the same size, and torch's stages take no others"
     if strategy.zero == 1 and GROUPS in sizes:
         yield "ZeroRedundancyOptimizer knows no groups of replicas; take zero2"
     if parted(strategy.recompute)[1] and any(pattern.startswith(KIND) for pattern in strategy.recompute):

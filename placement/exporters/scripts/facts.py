@@ -11,7 +11,7 @@ from graphs.recipes import PRECISIONS, Precision
 from graphs.transforms.axes import GROUPS
 from graphs.transforms.sequencing import StageBlock
 from graphs.transforms.strategy import Strategy
-from placement.exporters.scripts.stage_modules import Pieces, StageModules
+from placement.exporters.scripts.stages.stage_modules import Pieces, StageModules
 
 if TYPE_CHECKING:
     from placement.exporters.scripts.tensor_plan import TensorPlan
@@ -41,14 +41,15 @@ class Facts:
         kept: of these, ops that are not computed again: patterns of their kinds, and of modules around them.
         hosted: modules that save on the host what the backward pass needs; here: of these, modules that do not.
         cores: modules of which parts are: from the first of so many ops of a kind to the last, for each part.
-        samples: of each replica, where they are not as many.
+        samples: of each part of the batch, where they are not as many: replica by replica.
+        own_samples: modules of which replicas compute their own samples, where other code reads the whole batch.
         plan: of tensor parallelism, or None.
         stages: of the pipeline, or None.
         tied: names of parameters that are one in several stages, and its shape.
         labels: how means over the labels that count become those of the whole batch, as `labels_of` says.
         label_losses: how many such means there are.
         has_unused: whether the step leaves some parameters without a gradient.
-        hosts: on which the processes run, equally many on each.
+        processes: how many run on each host, by its name; one "" where names say nothing.
         weight_bytes: of the whole model; 0 where it is not known.
         sequences: of the pipeline, the blocks of each rank in order.
     """
@@ -66,6 +67,7 @@ class Facts:
     here: tuple[str, ...]
     cores: Mapping[str, tuple[int, ...]]
     samples: tuple[int, ...]
+    own_samples: tuple[str, ...]
     plan: TensorPlan | None
     stages: StageModules | None
     tied: Mapping[tuple[str, ...], tuple[int, ...]]
@@ -73,7 +75,7 @@ class Facts:
     labels: str | None
     label_losses: int
     has_unused: bool
-    hosts: int
+    processes: Mapping[str, int]
     weight_bytes: int
     sequences: tuple[tuple[StageBlock, ...], ...]
 
@@ -99,11 +101,24 @@ class Facts:
 
     @property
     def launch(self) -> str:
-        """The options of torchrun; HOST stands for one of several hosts."""
-        processes = f"--nproc-per-node {self.strategy.devices // self.hosts}"
-        if self.hosts == 1:
-            return processes
-        return f"--nnodes {self.hosts} {processes} --rdzv-backend c10d --rdzv-endpoint HOST:29500"
+        """The options of torchrun; HOST stands for one of several hosts, or for the first one."""
+        counts = list(self.processes.values())
+        if len(counts) == 1:
+            return f"--nproc-per-node {counts[0]}"
+        nodes = f"--nnodes {len(counts)}"
+        if len(set(counts)) == 1:
+            return f"{nodes} --nproc-per-node {counts[0]} --rdzv-backend c10d --rdzv-endpoint HOST:29500"
+        return f"{nodes} --node-rank NUMBER --nproc-per-node COUNT --master-addr HOST --master-port 29500"
+
+    @property
+    def launch_where(self) -> str:
+        """A line that says where torchrun is started; "" on one host."""
+        counts = list(self.processes.values())
+        if len(counts) == 1:
+            return ""
+        if len(set(counts)) == 1:
+            return "on each host, of which HOST is one:"
+        return f"on each host, of which HOST is the first; COUNT is {', '.join(map(str, counts))} by NUMBER:"
 
     @property
     def is_cut(self) -> bool:
@@ -146,6 +161,11 @@ class Facts:
         return self.plan is not None and self.plan.axis == "dp"
 
     @property
+    def pads(self) -> bool:
+        """Whether layers are cut along replicas that have unlike numbers of samples."""
+        return self.has_cut_replicas and bool(self.samples)
+
+    @property
     def updates_parts(self) -> bool:
         """Whether the optimizer works on plain tensors that parameters have parts in."""
         on_host = self.strategy.offloads_optimizer and not self.strategy.offloads_parameters
@@ -155,6 +175,11 @@ class Facts:
     def has_blocks(self) -> bool:
         """Whether a layer writes several blocks of features, each of which is cut."""
         return self.plan is not None and any(text.startswith("BlocksParallel") for text in self.plan.styles.values())
+
+    @property
+    def has_convolutions(self) -> bool:
+        """Whether channels of a convolution are cut."""
+        return self.plan is not None and any(text.startswith("Convolution") for text in self.plan.styles.values())
 
     @property
     def is_hybrid_shard(self) -> bool:

@@ -43,12 +43,13 @@ def import_lines(facts: Facts) -> str:
     elif facts.is_ddp and strategy.micro_batches > 1:
         plain.add("contextlib")
     tensor_names = {"DTensor"} if facts.tied or facts.updates_parts else set()
+    tensor_names |= {"DTensor", "Replicate", "Shard"} if facts.own_samples else set()
     if facts.plan is not None:
         plain.add("fnmatch")
         more, lines = _tensor_imports(facts.plan)
         tensor_names |= more
+        plain |= {"functools"} if facts.has_blocks or facts.has_convolutions else set()
         if facts.has_blocks:
-            plain.add("functools")
             torch_names.append("from torch.distributed.tensor.placement_types import _StridedShard")
         torch_names += lines
     if tensor_names:
@@ -123,7 +124,7 @@ def _tensor_imports(plan: TensorPlan) -> tuple[set[str], list[str]]:
     if plan.sequence:
         names |= {"DTensor", "Replicate", "Shard"}
         styles |= {"PrepareModuleOutput"} if plan.gathers else set()
-    if "BlocksParallel" in said:
+    if "BlocksParallel" in said or "ConvolutionParallel" in said:
         names |= {"DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"}
         styles.add("ParallelStyle")
     if plan.cuts_loss:

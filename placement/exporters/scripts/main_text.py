@@ -41,5 +41,5 @@ def main(facts: Facts) -> str:
         PREPARE="\n".join(f"    {line}" for line in prepare),
         RUNS=runs,
         TELLS=tells,
-        OF=" of its own samples" if facts.dp > 1 else "",
+        OF=" of its own samples" if facts.dp > 1 and not facts.own_samples else "",
     )

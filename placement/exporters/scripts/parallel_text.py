@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from placement.exporters.scripts import parts
+from placement.exporters.scripts import tensor_parts
 from placement.exporters.scripts.code_text import dict_of, filled, keywords, quoted
 from placement.exporters.scripts.facts import Facts
 from placement.exporters.scripts.tensor_plan import TensorPlan
@@ -20,10 +20,13 @@ def tensor_parallel(facts: Facts, plan: TensorPlan) -> str:
         first, other = (f"model.get_submodule({quoted(name.rpartition('.')[0])}).weight" for name in names)
         lines.append(f"{other} = {first}")
     tied = "".join(f"    {line}\n" for line in lines)
-    means = parts.MEANS if plan.axis == "dp" else ""
-    gather = filled(parts.GATHER, AXIS=plan.axis) if plan.gathers else ""
+    means = tensor_parts.MEANS if plan.axis == "dp" else ""
+    gather = filled(tensor_parts.GATHER, AXIS=plan.axis) if plan.gathers else ""
+    is_padded = plan.axis == "dp" and bool(facts.samples)
     return filled(
-        parts.TENSOR_PARALLEL,
+        tensor_parts.TENSOR_PARALLEL,
+        PAD=tensor_parts.PAD if is_padded else "",
+        TAKE_OFF=tensor_parts.TAKE_OFF if is_padded else "",
         WHY=why,
         PRESENT=present,
         TIED=tied,
@@ -57,6 +60,8 @@ def parallelize_body(facts: Facts, whole: str, model: str) -> str:
             '    if any(fnmatch.fnmatchcase(path, modules) for _, modules in KEPT if modules != "*"):',
             "        tell_when_it_runs(path, module)",
         ]
+    if facts.own_samples:
+        lines += [each("OWN_SAMPLES"), f"    compute_own_samples({inner}, mesh)"]
     if facts.again:
         lines += [each("COMPUTED_AGAIN"), f"    recompute({inner})"]
     if facts.cores:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from graphs.transforms.strategy import Strategy
-from placement.exporters.scripts import parts, stage_parts
+from placement.exporters.scripts import batch_parts, parts
 from placement.exporters.scripts.code_text import filled
 from placement.exporters.scripts.facts import SCHEDULES, Facts
+from placement.exporters.scripts.stages import stage_parts
 from placement.exporters.whole_batch import EACH, EQUAL, ONE
 
 
@@ -19,18 +20,20 @@ def labels(facts: Facts) -> Iterator[str]:
             for axis in facts.replica_axes
         )
         losses = str(facts.label_losses)
-        yield filled(parts.EQUAL_COUNTS, REDUCE=reduce, LOSSES=losses, MESH="mesh: DeviceMesh" if reduce else "")
+        yield filled(batch_parts.EQUAL_COUNTS, REDUCE=reduce, LOSSES=losses, MESH="mesh: DeviceMesh" if reduce else "")
         yield "\n"
     elif facts.labels is not None:
-        means = parts.WHOLE_MEANS_EACH if facts.labels == EACH else parts.WHOLE_MEANS_ONE
+        means = batch_parts.WHOLE_MEANS_EACH if facts.labels == EACH else batch_parts.WHOLE_MEANS_ONE
         own = {"AXES": repr(list(facts.replica_axes)).replace("'", '"'), "REPLICAS": facts.replicas}
-        yield filled(parts.WHOLE_MEANS, **{key: filled(text, **own) for key, text in means.items()})
+        yield filled(batch_parts.WHOLE_MEANS, **{key: filled(text, **own) for key, text in means.items()})
         yield "\n"
     if facts.labels == ONE:
         axes = [axis for axis in ("pp", *facts.replica_axes) if facts.mesh.get(axis, 1) > 1]
         reduce = "".join(f'    dist.all_reduce(share, group=mesh.get_group("{axis}"))\n' for axis in axes)
         parts_ = f"(MICRO_BATCHES * {facts.replicas})" if facts.dp > 1 else "MICRO_BATCHES"
-        yield filled(parts.DIVIDE_BY_SHARE, REDUCE=reduce, PARTS=parts_, MESH=", mesh: DeviceMesh" if axes else "")
+        yield filled(
+            batch_parts.DIVIDE_BY_SHARE, REDUCE=reduce, PARTS=parts_, MESH=", mesh: DeviceMesh" if axes else ""
+        )
         yield "\n"
 
 
@@ -56,28 +59,39 @@ def own_part(facts: Facts, number: str, parts_: str) -> str:
 
 def step(facts: Facts) -> str:
     strategy = facts.strategy
-    replicas = facts.dp > 1
+    replicas = facts.dp > 1 and not facts.own_samples
     whose = ", of which this rank takes its samples" if replicas else ""
     if strategy.micro_batches == 1:
         loss = with_means(facts, "loss = loss_of(model(**inputs))", 4).split("\n")
         backward = ["loss.backward()"]
         if facts.samples and facts.labels is None:
-            weight = f'SAMPLES[{facts.replica}] * MESH["dp"] / BATCH'
+            weight = f"SAMPLES[{facts.replica}] * {facts.replicas} / BATCH"
             backward = [f"weight = {weight}  # gradients are means over replicas", "(loss * weight).backward()"]
+        if facts.own_samples:
+            backward = [f"(loss * {facts.replicas}).backward()  # gradients are means over replicas, of what each adds"]
         run = [*replicated(facts, [*loss, *backward]), "total = loss.item()"]
         if replicas:
             own = own_part(facts, facts.replica, facts.replicas)
             run.insert(0, f"inputs = {own}")
+        if facts.pads:
+            run.insert(0, f"Padding.own = SAMPLES[{facts.replica}]")
     else:
         place = f"{facts.replica} * MICRO_BATCHES + number" if replicas else "number"
         all_parts = f"{facts.replicas} * MICRO_BATCHES" if replicas else "MICRO_BATCHES"
-        run = with_means(facts, "loss = loss_of(model(**own)) / MICRO_BATCHES", 4).split("\n")
+        times = f" * {facts.replicas}" if replicas else ""
+        share = f"* (SAMPLES[place]{times} / BATCH)" if facts.samples and facts.labels is None else "/ MICRO_BATCHES"
+        run = with_means(facts, f"loss = loss_of(model(**own)) {share}", 4).split("\n")
+        if facts.samples and facts.labels == ONE:
+            run.insert(0, "MEANS.weight = SAMPLES[place] * parts / BATCH")
+        if facts.pads:
+            run.insert(0, "Padding.own = SAMPLES[place]")
         run.append("loss.backward()")
         if facts.is_ddp:
+            also = "" if facts.plan is None else "implicit_replication(), "
             run = [
                 "# Gradients add up; they are reduced once, with those of the last micro-batch.",
                 "is_last = number == MICRO_BATCHES - 1",
-                "with contextlib.nullcontext() if is_last else model.no_sync():",
+                f"with {also}contextlib.nullcontext() if is_last else model.no_sync():",
                 *(f"    {line}" for line in run),
             ]
         elif facts.is_hybrid_shard:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import glob
-import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from graphs.errors import MismatchError
 from graphs.formatting import show
@@ -21,11 +20,18 @@ from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding, cod
 from graphs.transforms.splitting.splitter import BATCH
 from graphs.transforms.strategy import Strategy
 from placement.exporters.module_tree import is_under
+from placement.exporters.scripts.tensor_names import (
+    COLUMNS,
+    ROWS,
+    WORDS,
+    shared_parameters,
+    tied_parameters,
+    with_wildcards,
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
-COLUMNS, ROWS, WORDS = "columns", "rows", "words"
 _MOST_WHOLE = 0.1  # share of the bytes that a strategy cuts which may stay whole
 
 
@@ -42,6 +48,7 @@ class TensorPlan:
         axis: of the mesh, along which weights are cut: ``"tp"``; or ``"dp"``, where outside of these modules the batch
             is (``dp4 tp on head``).
         cuts_loss: whether a cross-entropy reads scores of which each rank has those of some classes.
+        whole_between: layers that hand on whole what the strategy leaves cut, since its parts are uneven.
     """
 
     styles: Mapping[str, str]
@@ -51,6 +58,7 @@ class TensorPlan:
     gathers: bool = False
     axis: str = "tp"
     cuts_loss: bool = False
+    whole_between: tuple[str, ...] = ()
 
 
 def tensor_plan(
@@ -71,13 +79,12 @@ def tensor_plan(
         MismatchError: parts that are uneven, or of a parameter of another kind of module; a sequence to be cut in
             modules of several lists; samples that are not along the first dimension.
     """
-    axes = [rule.axis() for rule in strategy.mesh if rule.size > 1]
-    axis = next(axis for axis in axes if axis.cuts_weights)
-    others = [] if axis.words else [*axes, Axis("mb", strategy.micro_batches, (BATCH,))]
-    layers = _Layers(graph, cut(graph, axis, others), model)
+    axis, sharding = _sharding(graph, strategy)
+    layers = _Layers(graph, sharding, model)
     layers.settle()
     layers.find_loss()
-    layers.check_even()
+    if layers.close_uneven():
+        layers.settle()
     layers.check_samples()
     sequence, gathers = layers.norms(repeated) if axis.sequence else ({}, False)
     entries = tuple(dict.fromkeys(sequence.values()))
@@ -89,14 +96,34 @@ def tensor_plan(
         styles[path] = layers.style(path, local, is_inside, is_inside and not gathers)
     in_order = {path: styles[path] for path, _ in model.named_modules() if path in styles}
     return TensorPlan(
-        _with_wildcards(in_order, model),
-        _tied(model, layers.cut_by),
+        with_wildcards(in_order, model),
+        tied_parameters(model, layers.cut_by),
         tuple(layers.whole),
         entries,
         gathers,
         axis.name,
         bool(layers.before_loss),
+        tuple(layers.whole_between),
     )
+
+
+def _sharding(graph: OpGraph, strategy: Strategy) -> tuple[Axis, Sharding]:
+    """The axis along which weights are cut, and how; without ``sp`` where no tensor is cut along the sequence."""
+    axes = [rule.axis() for rule in strategy.mesh if rule.size > 1]
+    axis = next(axis for axis in axes if axis.cuts_weights)
+    others = [] if axis.words else [*axes, Axis("mb", strategy.micro_batches, (BATCH,))]
+    sharding = cut(graph, axis, others)
+    if axis.sequence:
+        plain = replace(axis, sequence=False)
+        same = cut(graph, plain, [plain if other is axis else other for other in others])
+        if all(np.array_equal(getattr(sharding, name), getattr(same, name)) for name in ("state", "read", "written")):
+            return plain, same
+    return axis, sharding
+
+
+def cuts_no_sequence(graph: OpGraph, strategy: Strategy) -> bool:
+    """Whether a strategy with ``sp`` cuts nothing along the sequence, as where no layer's output has one."""
+    return not _sharding(graph, strategy)[0].sequence
 
 
 def _check_sequence(model: nn.Module, entries: Sequence[str], known: Collection[str]) -> None:
@@ -121,15 +148,17 @@ class _Layers:
     def __init__(self, graph: OpGraph, sharding: Sharding, model: nn.Module) -> None:
         from torch import nn
 
+        self.linear, self.convolution = nn.Linear, (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         self.graph, self.sharding = graph, sharding
         self.used = states_of(graph)
         self.modules = dict(model.named_modules())
-        self.kinds = {path: m for path, m in self.modules.items() if isinstance(m, nn.Linear | nn.Embedding)}
-        self.linear = nn.Linear
+        layers = (nn.Linear, nn.Embedding, *self.convolution)
+        self.kinds = {path: module for path, module in self.modules.items() if isinstance(module, layers)}
         self.cut_by: dict[str, str] = {}
         self.whole: dict[str, int] = {}  # bytes of parameters that stay so, though the strategy cuts them
-        self.uneven: dict[str, tuple[str, int]] = {}  # of a layer: a parameter with parts of two sizes, and its extent
-        self.gathered: set[str] = set()  # layers that read blocks of features, each cut: whole for parallelize_module
+        self.uneven: set[str] = set()  # layers with a parameter that has parts of two sizes
+        self.gathered: set[str] = set()  # layers with blocks of features, each cut: whole for parallelize_module
+        self.whole_between: list[str] = []  # layers that hand on whole what the strategy leaves cut, uneven parts
         self.blocks: dict[str, int] = {}  # of a layer's features, each of which is cut: query, key and value, say
         self.rest = "Shard(0)" if sharding.axis.words else "Replicate()"  # layout of activations elsewhere
         for number, state in enumerate(graph.states):
@@ -155,29 +184,34 @@ class _Layers:
     def _take(self, number: int, name: str) -> None:
         """Note how a parameter is cut, or that it stays whole.
 
-        `parallelize_module` cuts linear layers and embeddings that are called. Other parameters stay whole, such as the
+        `parallelize_module` cuts linear layers and embeddings that are called, and a style of the script's own the
+        channels of convolutions. Other parameters stay whole, such as the
         weights of a norm; and so do activations that meet them.
         """
         path, _, own = name.rpartition(".")
         layer = self.kinds.get(path)
+        if isinstance(layer, self.convolution) and (layer.groups > 1 or layer.padding_mode != "zeros"):
+            layer = None
         if layer is None or own not in ("weight", "bias") or self.graph.modules[self._users(number)[0]] != path:
             self.whole[name] = self.graph.states[number].parameter_bytes
             return
         part, size = self._part(number), self.sharding.axis.size
-        if part.blocks > 1:
-            is_gathered = own == "weight" and part.dim > 0
-            is_uneven = not is_gathered and part.extent % size
-            if is_uneven or not isinstance(layer, self.linear) or self.sharding.axis.words:
+        if part.blocks > 1 and not isinstance(layer, self.convolution):
+            if not isinstance(layer, self.linear) or self.sharding.axis.words:
                 raise _blocks_error(name, part.blocks)
-            if is_gathered:
+            is_gathered = own == "weight" and part.dim > 0
+            if is_gathered or part.extent % size:
                 self.gathered.add(path)
+                self.whole_between += [] if is_gathered else [path]
             else:
                 self.blocks[path] = part.blocks
         if part.extent % size:
-            self.uneven.setdefault(path, (name, part.extent))
+            self.uneven.add(path)
         if own == "weight":
-            by = (COLUMNS, ROWS) if isinstance(layer, self.linear) else (WORDS, COLUMNS)
+            by = (COLUMNS, ROWS) if isinstance(layer, (self.linear, *self.convolution)) else (WORDS, COLUMNS)
             self.cut_by[path] = by[part.dim]
+            if isinstance(layer, self.convolution):
+                self.gathered.add(path)  # what is between two of them, such as a norm, is written for all channels
 
     def check_whole(self) -> None:
         """Raises: MismatchError: too much of what the strategy cuts stays whole, and with it memory and time."""
@@ -189,21 +223,24 @@ class _Layers:
         if sum(self.whole.values()) > _MOST_WHOLE * all_bytes:
             largest = max(self.whole, key=lambda name: self.whole[name])
             raise MismatchError(
-                f"the strategy cuts {show(largest)}, and parallelize_module cuts nothing but linear layers and "
-                "embeddings that are called; keep the axis to other modules, with 'on', or use a strategy without tp."
+                f"the strategy cuts {show(largest)}, and scripts cut nothing but linear layers, embeddings and "
+                "convolutions that are called; keep the axis to other modules, with 'on', or use a strategy without tp."
             )
 
-    def check_even(self) -> None:
-        """Raises: MismatchError: uneven parts that one layer hands to the next; alone, a layer may have them.
+    def close_uneven(self) -> bool:
+        """Let layers hand on whole what they would hand on in uneven parts; whether there are any.
 
-        A plain tensor does not say how much there is in all, and uneven features have no view by heads.
+        Uneven parts have no view by heads, and a plain tensor does not say how much there is in all. A layer that hands
+        nothing cut to the next may have them.
         """
-        for path, (name, extent) in self.uneven.items():
-            if self.open[path] and self.cut_by[path] != WORDS and path not in self.before_loss:
-                raise MismatchError(
-                    f"the strategy cuts {show(name)} into {self.sharding.axis.size} parts of {extent} units, which are "
-                    "uneven; parallelize_module needs even ones here, so take another size of tp."
-                )
+        found = [
+            path
+            for path in self.uneven
+            if self.open[path] and self.cut_by[path] != WORDS and path not in self.before_loss
+        ]
+        self.open.update(dict.fromkeys(found, False))
+        self.whole_between += found
+        return bool(found)
 
     def check_samples(self) -> None:
         """Raises: MismatchError: weights are cut along the replicas' axis, in layers that read no samples of theirs.
@@ -353,6 +390,8 @@ class _Layers:
         if path in self.blocks and self.open[path]:
             return f"BlocksParallel({self.blocks[path]}{', use_local_output=True' if local else ''})"
         by, is_open = self.cut_by[path], self.open[path]
+        if isinstance(self.kinds[path], self.convolution):
+            return f"ConvolutionParallel({0 if by == COLUMNS else 1}, {self.rest})"
         layouts = []
         along_samples = bool(self.sharding.axis.words)
         if by == COLUMNS:
@@ -388,45 +427,3 @@ def _blocks_error(name: str, blocks: int) -> MismatchError:
         f"the strategy cuts {show(name)} in each of {blocks} blocks, and parallelize_module takes one stretch; make a "
         "layer of its own of each block."
     )
-
-
-def shared_parameters(model: nn.Module) -> tuple[tuple[str, str], ...]:
-    """Names of parameters that are one: the first, and each other one."""
-    first: dict[int, str] = {}
-    found = []
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(parameter), name) != name:
-            found.append((first[id(parameter)], name))
-    return tuple(found)
-
-
-def _tied(model: nn.Module, cut_by: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Parameters to be tied again once both layers are parallelized.
-
-    Raises:
-        MismatchError: they are cut in two ways.
-    """
-    found = []
-    for first, other in shared_parameters(model):
-        one, two = (cut_by.get(name.rpartition(".")[0]) for name in (first, other))
-        if one == two is None:
-            continue
-        if {one, two} != {WORDS, COLUMNS}:
-            raise MismatchError(
-                f"parameters {show(first)} and {show(other)} are one, which the strategy cuts in a way that "
-                "parallelize_module has for one of the layers alone; untie them, or use a strategy without tp."
-            )
-        found.append((first, other))
-    return tuple(found)
-
-
-def _with_wildcards(styles: Mapping[str, str], model: nn.Module) -> dict[str, str]:
-    """One entry for the same layer of all repeated modules, where they have one style."""
-    found: dict[str, str] = {}
-    paths = [path for path, _ in model.named_modules()]
-    for path, style in styles.items():
-        own = glob.escape(path)
-        pattern = re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", "*", own)
-        alike = [other for other in paths if fnmatchcase(other, pattern)]
-        found[pattern if all(styles.get(other) == style for other in alike) else own] = style
-    return found

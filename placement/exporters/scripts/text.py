@@ -12,18 +12,19 @@ from env.lanes import without_lanes
 from graphs.formatting import format_seconds
 from graphs.module_paths import KIND
 from graphs.transforms.axes import GROUPS
-from placement.exporters.scripts import memory_parts, parts, stage_parts
+from placement.exporters.scripts import batch_parts, memory_parts, parts, tensor_parts
 from placement.exporters.scripts.code_text import LINE_WIDTH, dict_text, filled, list_text, plain, quoted, wrapped
 from placement.exporters.scripts.facts import SCHEDULES, Facts
 from placement.exporters.scripts.imports import import_lines, made_of_configuration
 from placement.exporters.scripts.main_text import main
 from placement.exporters.scripts.optimizer_text import optimizer_pieces
 from placement.exporters.scripts.parallel_text import parallelize_body, tensor_parallel
+from placement.exporters.scripts.stages import stage_parts
 from placement.exporters.scripts.step_text import labels, schedule, stages_step, step, with_means
 from placement.results.ranks import visible_devices
 
 if TYPE_CHECKING:
-    from placement.exporters.scripts.stage_modules import Pieces
+    from placement.exporters.scripts.stages.stage_modules import Pieces
     from placement.results.result import Result
 
 _LETTERS = {"F": "F", "BW": "B", "B": "I", "W": "W"}  # of blocks, ours and torch's
@@ -39,7 +40,9 @@ def _pieces(facts: Facts) -> Iterator[str]:
     yield _head(facts)
     yield "\n" + import_lines(facts) + "\n"
     if facts.has_blocks:
-        yield "\n" + parts.BLOCKS + "\n"
+        yield "\n" + tensor_parts.BLOCKS + "\n"
+    if facts.has_convolutions:
+        yield "\n" + tensor_parts.CONVOLUTIONS + "\n"
     yield "\n" + "\n".join(_constants(facts)) + "\n\n"
     make = parts.MAKE_OPEN
     if facts.source is not None:
@@ -48,7 +51,7 @@ def _pieces(facts: Facts) -> Iterator[str]:
             yield made_of_configuration(facts.source) + "\n"
             sizes = ""
         make = filled(parts.MAKE_ON_META if facts.is_cut else parts.MAKE_IMPORTED, SIZES=sizes)
-    loss = parts.CUT_LOSS.lstrip() if facts.plan is not None and facts.plan.cuts_loss else parts.LOSS
+    loss = tensor_parts.CUT_LOSS.lstrip() if facts.plan is not None and facts.plan.cuts_loss else parts.LOSS
     inputs = parts.REAL_INPUTS if facts.is_cut and facts.source is not None else ""
     if facts.precision is not None and facts.precision.parameter != "float32" and not facts.has_policy:
         inputs += parts.IN_BFLOAT16
@@ -56,10 +59,16 @@ def _pieces(facts: Facts) -> Iterator[str]:
     if facts.is_cut:
         memory = parts.MEMORY_OF_HOST if strategy.offloads_parameters else parts.MEMORY
         yield filled(parts.GIVE_WEIGHTS, MEMORY=memory, PREFIX="model." if facts.stages is not None else "") + "\n"
-    if facts.dp > 1 or (strategy.micro_batches > 1 and facts.stages is None):
-        yield (parts.PART_OF_SHARES if facts.samples else parts.PART) + "\n"
-    if facts.groups > 1:
-        yield filled(parts.REPLICA, GROUPS=GROUPS) + "\n"
+    if facts.own_samples:
+        axes = ", ".join(map(quoted, facts.replica_axes))
+        count = str(len(facts.replica_axes))
+        yield filled(batch_parts.OWN_SAMPLES, AXES=axes, COUNT=count, REPLICAS=facts.replicas) + "\n"
+    elif facts.dp > 1 or (strategy.micro_batches > 1 and facts.stages is None):
+        yield (batch_parts.PART_OF_SHARES if facts.samples else batch_parts.PART) + "\n"
+    if facts.samples and facts.has_cut_replicas:
+        yield batch_parts.PADDING + "\n"
+    if facts.groups > 1 and not facts.own_samples:
+        yield filled(batch_parts.REPLICA, GROUPS=GROUPS) + "\n"
     yield from labels(facts)
     if facts.hosted:
         yield memory_parts.ON_HOST + "\n"
@@ -83,11 +92,11 @@ def _pieces(facts: Facts) -> Iterator[str]:
             + "\n"
         )
     if facts.has_blocks and facts.is_sharded:
-        yield parts.OTHER_DIMENSION + "\n"
+        yield tensor_parts.OTHER_DIMENSION + "\n"
     if facts.plan is not None:
         yield tensor_parallel(facts, facts.plan) + "\n"
         if facts.plan.sequence:
-            yield parts.CUT_SEQUENCE + "\n"
+            yield tensor_parts.CUT_SEQUENCE + "\n"
     if facts.stages is not None:
         yield from (f"\n{text}\n\n" for text in facts.pieces.texts.values())
         if facts.pieces.begins:
@@ -120,7 +129,7 @@ def _pieces(facts: Facts) -> Iterator[str]:
 def _head(facts: Facts) -> str:
     result = facts.result
     step_s = result.step_time_s  # None of a strategy that was not carried out yet
-    where = "on each host, of which HOST is one:\n\n    " if facts.hosts > 1 else "    "
+    where = f"{facts.launch_where}\n\n    " if facts.launch_where else "    "
     text = "\n".join(f"    {line}" for line in textwrap.wrap(plain(facts.strategy.text), LINE_WIDTH))
     seen = _visible(result)
     if " on " in seen:  # hosts have unlike ones
@@ -153,7 +162,8 @@ def _constants(facts: Facts) -> Iterator[str]:
     if strategy.micro_batches > 1 or facts.stages is not None:
         yield f"MICRO_BATCHES = {strategy.micro_batches}"
     if facts.samples:
-        yield f"SAMPLES = {list(facts.samples)}  # of each replica"
+        each = "micro-batch of each replica" if strategy.micro_batches > 1 and facts.dp > 1 else "part of the batch"
+        yield f"SAMPLES = {list(facts.samples)}  # of each {each}"
     if facts.is_ddp:
         yield f"BUCKET_MB = {max(strategy.bucket_bytes, 1) / 2**20:.4g}  # of gradients that are reduced together"
     if facts.is_cut and facts.source is not None:
@@ -165,6 +175,9 @@ def _constants(facts: Facts) -> Iterator[str]:
     if facts.is_sharded and facts.layers:
         yield "# Modules whose parameters are gathered together."
         yield from list_text("LAYERS", facts.layers)
+    if facts.own_samples:
+        yield "# Modules of which each replica computes its own samples; the loss and what reads theirs, those of all."
+        yield from list_text("OWN_SAMPLES", facts.own_samples)
     if facts.again:
         yield "# Modules that the backward pass computes a second time."
         yield from list_text("COMPUTED_AGAIN", facts.again)
@@ -196,6 +209,10 @@ def _constants(facts: Facts) -> Iterator[str]:
         if facts.plan.whole:
             more = f" and {len(facts.plan.whole) - 1} more" if len(facts.plan.whole) > 1 else ""
             yield f"# Whole on each rank, though the strategy cuts it: {plain(facts.plan.whole[0])}{more}."
+        if facts.plan.whole_between:
+            first, *others = facts.plan.whole_between
+            more = f" and {len(others)} more" if others else ""
+            yield f"# What these write is whole on each rank, as its parts would be uneven: {plain(first)}{more}."
         if facts.plan.sequence:
             yield "# Modules between which activations are cut along the sequence."
             yield from list_text("SEQUENCE", facts.plan.sequence)

@@ -26,14 +26,15 @@ from graphs.transforms.sequencing import BACKWARD, WEIGHTS, WHOLE_BACKWARD, Stag
 from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.splitting.splitter import split
 from graphs.transforms.strategy import ACTIVATIONS, Strategy
-from placement.exporters.hosts import hosts_of
+from placement.exporters.hosts import processes_of
 from placement.exporters.module_tree import is_under
 from placement.exporters.scripts.export_limits import check_exportable, check_source
 from placement.exporters.scripts.facts import Facts
-from placement.exporters.scripts.stage_modules import stage_modules
-from placement.exporters.scripts.tensor_plan import TensorPlan, shared_parameters, tensor_plan
+from placement.exporters.scripts.stages.stage_modules import stage_modules
+from placement.exporters.scripts.tensor_names import shared_parameters
+from placement.exporters.scripts.tensor_plan import TensorPlan, tensor_plan
 from placement.exporters.scripts.text import script_text
-from placement.exporters.whole_batch import labels_of
+from placement.exporters.whole_batch import labels_of, modules_apart, ops_over_parts
 from placement.solving.strategy_row import carried_out_again, cut_as_found
 
 if TYPE_CHECKING:
@@ -48,11 +49,11 @@ _LAYER = re.compile(r"^(.*?\.)?\d+$")
 def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None, source: str | None) -> str:
     """A script that trains a model under a result's strategy; `placement.export` has arguments and errors."""
     strategy = result.strategy
-    check_exportable(result, strategy)
     if source is not None:
         check_source(source)
     if graph is not None:
         check_same_graph(result, graph)
+    check_exportable(result, strategy, graph)
     axes = {rule.name: rule.size for rule in strategy.mesh}
     plan, stages = None, None
     tied: dict[tuple[str, ...], tuple[int, ...]] = {}
@@ -80,8 +81,12 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
             stages = stage_modules(model, again, strategy, *placed, names, list(shared.values()))
             tied = {listed: _largest_part(listed, model, strategy, plan) for listed in stages.tied}
     has_parts = axes.get("dp", 1) > 1 or strategy.micro_batches > 1
-    labels, losses = labels_of(_in_parts(result, graph, strategy), strategy) if has_parts else (None, 0)
     samples = _samples(result, strategy)
+    in_parts = _in_parts(result, graph, strategy) if has_parts else None
+    own_samples = () if in_parts is None else _own_samples(graph, model, in_parts, strategy, samples)
+    labels, losses = (None, 0)
+    if in_parts is not None and not own_samples:
+        labels, losses = labels_of(in_parts, strategy, bool(samples))
     run_again = tuple(segments(result.graph, strategy.recompute))
     facts = Facts(
         result=result,
@@ -97,6 +102,7 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
         here=_hosted(result.graph, parted(strategy.offloaded_activations)[1], run_again),
         cores=_cores(result.graph if graph is None else graph, strategy),
         samples=samples,
+        own_samples=own_samples,
         plan=plan,
         stages=stages,
         tied=tied,
@@ -104,7 +110,7 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
         labels=labels,
         label_losses=losses,
         has_unused=graph is not None and model is not None and bool(_unused(graph, model)),
-        hosts=len(hosts_of(result, strategy)),
+        processes=processes_of(result, strategy),
         weight_bytes=0 if model is None else sum(parameter.nbytes for parameter in model.parameters()),
         sequences=_sequences(result, graph),
     )
@@ -128,12 +134,28 @@ def _largest_part(
 
 
 def _samples(result: Result, strategy: Strategy) -> tuple[int, ...]:
-    """Samples of each replica, where the strategy gives them unlike shares of the batch."""
+    """Samples of each micro-batch of each replica, where these are not as many; those of a replica in a row."""
     rule = next((rule for rule in strategy.mesh if len(set(rule.shares)) > 1), None)
-    batch = result.graph.origin.batch_size or 0
-    if rule is None or not batch:
+    batch, replicas = result.graph.origin.batch_size or 0, strategy.replicas
+    counts = [len(part) for part in np.array_split(np.arange(batch), replicas)]
+    if rule is not None and batch:
+        counts = np.rint(shares(batch, rule.size, rule.shares) * batch).astype(int).tolist()
+    parts = [len(part) for own in counts for part in np.array_split(np.arange(own), strategy.micro_batches)]
+    return () if len(set(parts)) == 1 else tuple(parts)
+
+
+def _own_samples(
+    graph: OpGraph | None, model: nn.Module | None, in_parts: OpGraph, strategy: Strategy, samples: Sequence[int]
+) -> tuple[str, ...]:
+    """The modules of which replicas compute their own samples, where what follows reads the whole batch."""
+    from torch.nn import ModuleDict, ModuleList
+
+    has_late_parts = strategy.micro_batches > 1 or strategy.stages > 1 or samples
+    if graph is None or model is None or has_late_parts or any(rule.tensor_modules for rule in strategy.mesh):
         return ()
-    return tuple(np.rint(shares(batch, rule.size, rule.shares) * batch).astype(int).tolist())
+    together = ops_over_parts(in_parts, strategy)
+    called = {path for path, module in model.named_modules() if not isinstance(module, (ModuleList, ModuleDict))}
+    return modules_apart(graph, together, called) if together else ()
 
 
 def _cores(graph: OpGraph, strategy: Strategy) -> dict[str, tuple[int, ...]]:

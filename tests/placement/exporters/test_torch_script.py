@@ -52,6 +52,16 @@ ON_TWO = {
     "pp2_inside": ("decoder", f"pp2 zbv mb4 | cuts={INSIDE}"),
     "pp2_inside_recomputed": ("decoder", "pp2 gpipe mb2 | recompute=layers.* | cuts=layers.1.norm_2/native_layer_norm"),
     "pp2_several": ("balanced", "pp2 mb2 | cuts=layers.1.norm/native_layer_norm"),
+    "dp2_towers": ("towers", "dp2"),
+    "zero3_towers": ("towers", "dp2 zero3"),
+    "dp2_mb3": ("classified", "dp2 | mb3"),
+    "zero2_shares_padded": ("padded", "dp2 shares=3:1 zero2"),
+    "zero3_shares_mb2": ("classified", "dp2 shares=5:3 zero3 | mb2"),
+    "dp2_tp_on_nine_mb2": ("nine_classified", "dp2 tp on classifier.* | mb2"),
+    "zero3_tp_on_convolutions": ("wide_convnet", "dp2 tp on [35] zero3"),
+    "tp2_convolutions": ("wide_convnet", "tp2"),
+    "tp2_uneven_heads": ("fused_uneven", "tp2"),
+    "pp2_routed": ("routed", "pp2 mb2 | cuts=layers.1.experts.1/addmm"),
     "pp2_memory": ("decoder", "pp2 memory mb4"),
     "pp2_zbv_recomputed": ("decoder", f"pp2 zbv mb4 | recompute=layers.1+kind:*bmm* | cuts={THREE_CUTS}"),
     "pp2_two_means": ("two_means", "pp2 mb4 | cuts=layers.1/addmm"),
@@ -121,6 +131,7 @@ ON_FOUR = {
     "pp2_tp2_sp_inside": ("decoder", "pp2 1f1b mb2 | tp2 sp | cuts=layers.1.norm_2/native_layer_norm"),
     "groups_zero3_padded": ("padded", "dp2 | dp2 zero3"),
     "zero3_tp2_fused": ("fused_decoder", "dp2 zero3 | tp2"),
+    "zero1_tp2_towers": ("towers", "dp2 zero1 | tp2"),
     "zero1_tp2_mb2": ("uneven_decoder", "dp2 zero1 | tp2 | mb2 | updates=fused"),
 }
 # Slow: near to one of those above.
@@ -131,6 +142,9 @@ MORE_ON_FOUR = {
     "dp2_zb_h1": ("decoder", "dp2 | pp2 zb-h1 mb4"),
     "zero3_pp2_tied": ("tied_decoder", "dp2 zero3 | pp2 mb2"),
     "zero3_pp2_inside": ("decoder", "dp2 zero3 | pp2 mb2 | cuts=layers.1.norm_2/native_layer_norm"),
+    "groups_zero3_towers": ("towers", "dp2 | dp2 zero3"),
+    "zero3_tp2_convolutions": ("wide_convnet", "dp2 zero3 | tp2"),
+    "zero3_tp2_uneven_heads": ("fused_uneven", "dp2 zero3 | tp2"),
     "groups_zero2_mb2": ("decoder", "dp2 | dp2 zero2 | mb2"),
 }
 
@@ -375,7 +389,11 @@ def test_statistics_are_put_together() -> None:
 @pytest.mark.parametrize(
     ("model", "strategy", "reason"),
     [
-        ("decoder", "dp2 shares=3:1 | mb2", r"uneven shares of the batch .*; the nearest that can be is dp2 \| mb2\."),
+        (
+            "decoder",
+            "dp2 shares=3:1 | pp2 mb2",
+            r"micro-batches of one size; .*; the nearest that can be is dp2 \| pp2",
+        ),
         ("decoder", "dp2 tp on words | pp2 mb2", r"replicas of stages are whole"),
         ("decoder", "cp2", "context parallelism"),
         ("convnet", "hp2", "spatial parallelism along the height"),
@@ -390,9 +408,9 @@ def test_statistics_are_put_together() -> None:
         ("tied_decoder", "pp2 1f1b mb2 | offload=parameters", "untie them, or write 'offload=optimizer'"),
         ("decoder", "dp2 zero3 | pp2 zb-h1 mb4", "do not know backward passes of inputs and weights apart"),
         ("decoder", "pp2 1f1b mb1", "wants as many micro-batches as stages, 2, or more, and there is 1"),
-        ("decoder", "dp3", "do not divide into 3 parts"),
+        ("decoder", "dp2 | pp2 gpipe mb3", "do not divide into 6 parts"),
         ("looping", "pp2 mb2 | cuts=down/addmm", "inside a module whose code torch.fx does not follow"),
-        ("convnet", "tp2", "parallelize_module cuts nothing but linear layers and embeddings"),
+        ("grouped_convnet", "tp2", "cut nothing but linear layers, embeddings and convolutions that are called"),
         ("contrastive", "dp2", r"op mm \(aten.mm\) reads samples of the whole batch"),
         ("contrastive", "dp2 zero3", "reads samples of the whole batch"),
         ("contrastive", "mb2", "reads samples of the whole batch"),
@@ -455,6 +473,22 @@ def test_names_of_modules_are_no_code(tmp_path: Path) -> None:
     assert not touched.exists()
     cut = [path for path in dict(model.named_modules()) if any(fnmatchcase(path, pattern) for pattern in made["PLAN"])]
     assert set(cut) == {"up", *(f"down.{key}" for key in keys)}
+
+
+def test_hosts_may_run_unlike_numbers_of_processes() -> None:
+    cluster = placement.Cluster.preset("16xV100-10gbe")
+    assert cluster.devices[0].name.startswith("host0/")
+    for devices, said in (
+        (3, "--nnodes 2 --node-rank NUMBER --nproc-per-node COUNT --master-addr HOST --master-port 29500"),
+        (4, "--nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500"),
+    ):
+        names = "+".join(["host0/gpu0", "host0/gpu1", "host1/gpu0", "host1/gpu1"][:devices])
+        strategy = f"pp{devices} gpipe mb4 | devices={names}"
+        model, graph = model_and_graph("decoder")
+        result = placement.optimize(graph, cluster, strategy=strategy, seed=0)
+        text = placement.export(result, "torch", model=model, graph=graph)
+        assert said in text
+    assert "HOST is the first" not in text
 
 
 def test_updates_in_one_launch_are_fused() -> None:

@@ -12,9 +12,9 @@ from torch import fx, nn
 from graphs.opgraph import OpGraph
 from placement.exporters.module_tree import is_under
 from placement.exporters.scripts.code_text import plain, quoted
-from placement.exporters.scripts.node_text import NoText, is_statement, lines_of, nodes_in
-from placement.exporters.scripts.stage_modules import Pieces
-from placement.exporters.scripts.stage_trace import ModelTrace, ModuleCall, borders, traced
+from placement.exporters.scripts.stages.node_text import NoText, is_statement, lines_of, nodes_in
+from placement.exporters.scripts.stages.stage_modules import Pieces
+from placement.exporters.scripts.stages.stage_trace import ModelTrace, ModuleCall, borders, traced
 
 _WIDTH = 116  # characters of the head of a function
 

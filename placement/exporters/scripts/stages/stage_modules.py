@@ -198,7 +198,7 @@ def _pieces(
     model: nn.Module, graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str]], inside: Sequence[int]
 ) -> Pieces | None:
     """The pieces of modules that stages begin inside of; None where there are no words for them."""
-    from placement.exporters.scripts.stage_pieces import pieces_of  # loads torch
+    from placement.exporters.scripts.stages.stage_pieces import pieces_of  # loads torch
 
     producer, consumer, _ = graph.edge_list
     for number in inside:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import math
 import operator
@@ -11,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from types import FrameType
 from typing import Any
 
 from torch import fx, nn
@@ -109,9 +111,9 @@ class _Tracer(fx.Tracer):
         return True
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        if obj.node.target == "chunk" and isinstance(obj.node.args[1], int):  # a loop over so many
-            whole: Any = obj
-            return iter([whole[k] for k in range(obj.node.args[1])])
+        count = obj.node.args[1] if obj.node.target == "chunk" else _unpacked(inspect.currentframe())
+        if isinstance(count, int):  # a loop over so many
+            return iter(_parts(obj, count))
         return super().iter(obj)
 
     def call_module(
@@ -124,6 +126,21 @@ class _Tracer(fx.Tracer):
             end = len(self.graph.nodes)
             self.found.append(_Noted(path, first, end, _nodes(args), _nodes(kwargs), given, _nodes(result)))
         return result
+
+
+def _parts(whole: Any, count: int) -> list[Any]:
+    return [whole[k] for k in range(count)]
+
+
+def _unpacked(frame: FrameType | None) -> int | None:
+    """How many names code is about to give the parts that a generator makes of a tensor; None where it has none."""
+    for _ in range(2):  # the tracer's own frame, and that of `Proxy.__iter__`
+        frame = None if frame is None else frame.f_back
+    if frame is None:
+        return None
+    later = (one for one in dis.get_instructions(frame.f_code) if one.offset > frame.f_lasti)
+    first = next((one for one in later if one.opname not in ("PRECALL", "CALL", "CACHE")), None)
+    return int(first.argval) if first is not None and first.opname == "UNPACK_SEQUENCE" else None
 
 
 def traced(model: nn.Module, opened: Collection[str], graph: OpGraph) -> ModelTrace | None:
@@ -151,7 +168,7 @@ def _followed(
     parameters = inspect.signature(model.forward).parameters
     absent = {name: None for name, p in parameters.items() if p.default is None and name not in given}
     try:
-        with _lengths(model):
+        with _stand_ins(model):
             graph = tracer.trace(model, concrete_args=absent or None)
     except Exception:  # whatever the model's code raises on stand-ins for tensors
         return None
@@ -231,24 +248,35 @@ def _mapped(value: Any, folded: Mapping[fx.Node, fx.Node]) -> Any:
 
 
 @contextmanager
-def _lengths(model: nn.Module) -> Iterator[None]:
-    """Lets ``len`` of a stand-in for a tensor be its first size, in the code of the model's modules."""
+def _stand_ins(model: nn.Module) -> Iterator[None]:
+    """Lets the code of the model's modules take ``len`` of a stand-in for a tensor, its first size, and ``zip`` it.
+
+    A ``zip`` that is strict says how many parts there are, as many as beside it.
+    """
 
     def length(value: Any) -> Any:
         return value.size(0) if isinstance(value, fx.Proxy) else len(value)
 
-    spaces = {id(space): space for module in model.modules() for space in [_globals(module)] if "len" not in space}
-    for space in spaces.values():
-        space["len"] = length
+    def zipped(*values: Any, strict: bool = False) -> Any:
+        known = [value for value in values if not isinstance(value, fx.Proxy) and hasattr(value, "__len__")]
+        if strict and known:
+            values = tuple(_parts(v, len(known[0])) if isinstance(v, fx.Proxy) else v for v in values)
+        return zip(*values, strict=strict)
+
+    functions = {"len": length, "zip": zipped}
+    spaces = {id(space): space for space in map(_globals, model.modules())}
+    given = [(space, name) for space in spaces.values() for name in functions if name not in space]
+    for space, name in given:
+        space[name] = functions[name]
     try:
         yield
     finally:
-        for space in spaces.values():
-            del space["len"]
+        for space, name in given:
+            del space[name]
 
 
 def _globals(module: nn.Module) -> dict[str, Any]:
-    found: dict[str, Any] = getattr(type(module).forward, "__globals__", {"len": len})
+    found: dict[str, Any] = getattr(type(module).forward, "__globals__", {})
     return found
 
 

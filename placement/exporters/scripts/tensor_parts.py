@@ -1,0 +1,146 @@
+"""Pieces of an exported script about weights that are cut, as text; ``$NAME`` stands for what a strategy says."""
+
+from __future__ import annotations
+
+CUT_LOSS = """\
+    loss = loss.sum() if loss is not None else torch.stack([tensor.mean() for tensor in tensors_in(output)]).sum()
+    return loss.full_tensor() if isinstance(loss, DTensor) else loss"""
+
+BLOCKS = '''
+class InBlocks(torch.Tensor):
+    """This rank's part of each of several blocks of features, until the model takes them apart, as DTensors."""
+
+    blocks: int
+    mesh: DeviceMesh
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        blocks, mesh, name = args[0].blocks, args[0].mesh, function.__name__
+        own = args[0].as_subclass(torch.Tensor)
+        shape = torch.Size((*own.shape[:-1], own.shape[-1] * mesh.size()))
+        if name in ("chunk", "split", "view", "reshape"):
+            # [..., blocks, features of each]: the last dimension is cut.
+            own = own.unflatten(-1, (blocks, -1))
+            apart = DTensor.from_local(own, mesh, [Shard(own.ndim - 1)], run_check=False)
+            return apart.unbind(-2) if name in ("chunk", "split") else getattr(apart, name)(*args[1:], **(kwargs or {}))
+        if function is torch.Tensor.shape.__get__ or name == "size":
+            return shape if len(args) == 1 and not kwargs else torch.empty(shape, device="meta").size(*args[1:])
+        if name == "__get__":
+            return function(own)
+        raise TypeError(f"{name} of features in blocks; expected chunk, split, view or reshape, which take them apart")
+
+
+class BlocksParallel(ParallelStyle):
+    """Cuts each of several blocks of the rows of a weight, such as those for query, key and value."""
+
+    def __init__(self, blocks: int, use_local_output: bool = False) -> None:
+        super().__init__()
+        self.blocks, self.use_local_output = blocks, use_local_output
+
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        cut = _StridedShard(0, split_factor=self.blocks)
+        for name, p in list(module.named_parameters(recurse=False)):
+            placements = [Replicate() if p.ndim == 1 else cut]  # a bias is cut each time
+            module.register_parameter(name, nn.Parameter(distribute_tensor(p, mesh, placements)))
+        module.forward = functools.partial(self._forward, module, mesh)
+        return module
+
+    def _forward(self, module: nn.Module, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
+        x = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+        x = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        bias = module.bias
+        if bias is not None:
+            bias = bias.redistribute(placements=[_StridedShard(0, split_factor=self.blocks)]).to_local()
+        made = nn.functional.linear(x, module.weight.to_local(), bias)
+        if not self.use_local_output:
+            made = made.as_subclass(InBlocks)
+            made.blocks, made.mesh = self.blocks, mesh
+        return made
+'''
+
+CONVOLUTIONS = '''
+class ConvolutionParallel(ParallelStyle):
+    """Cuts the output channels of a convolution (0), or its input channels (1); what it hands on has all of them."""
+
+    def __init__(self, dimension: int, layout: Any) -> None:
+        super().__init__()
+        self.dimension, self.input_layouts, self.output_layouts = dimension, (layout,), (layout,)
+
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        for name, p in list(module.named_parameters(recurse=False)):
+            is_cut = p.ndim > 1 or self.dimension == 0  # a bias is of output channels
+            placements = [Shard(self.dimension) if is_cut else Replicate()]
+            module.register_parameter(name, nn.Parameter(distribute_tensor(p, mesh, placements)))
+        module.forward = functools.partial(self._forward, module, mesh)
+        return module
+
+    def _forward(self, module: nn.Module, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
+        x = DTensor.from_local(x, mesh, self.input_layouts, run_check=False)
+        bias = module.bias
+        if self.dimension == 0:
+            x = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+            bias = None if bias is None else bias.to_local()
+        else:
+            x = x.redistribute(placements=[Shard(1)]).to_local()
+            bias = None if bias is None else bias.to_local(grad_placements=[Partial()]) / mesh.size()  # added up below
+        weight = module.weight.to_local()
+        convolution = (torch.conv1d, torch.conv2d, torch.conv3d)[weight.ndim - 3]
+        made = convolution(x, weight, bias, module.stride, module.padding, module.dilation)
+        whole = made.new_empty((len(made), module.out_channels, *made.shape[2:]), device="meta")
+        placements = [Partial() if self.dimension else Shard(1)]
+        parts = DTensor.from_local(made, mesh, placements, shape=whole.shape, stride=whole.stride())
+        return parts.redistribute(placements=self.output_layouts).to_local()
+'''
+
+OTHER_DIMENSION = '''
+def other_dimension(p: nn.Parameter) -> Shard | None:
+    """Columns, for a weight whose rows are cut in blocks; else what fully_shard cuts by itself."""
+    return Shard(1) if isinstance(p, DTensor) and isinstance(p.placements[0], _StridedShard) else None
+'''
+
+TENSOR_PARALLEL = '''
+def cut_weights(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Cut the weights of PLAN$WHY."""
+    for path, module in list(model.named_modules()):
+        style = next((style for pattern, style in PLAN.items() if fnmatch.fnmatchcase(path, pattern)), None)
+        if style is not None$PRESENT:
+$PAD            parallelize_module(module, mesh["$AXIS"], style)
+$TAKE_OFF$GATHER$TIED$MEANS'''
+MEANS = """\
+    for p in model.parameters():
+        if isinstance(p, DTensor):  # a sum over the samples of all replicas; gradients of others are means
+            p.register_hook(lambda gradient: gradient / MESH["dp"])
+"""
+
+GATHER = """\
+        if isinstance(style, SequenceParallel):
+            # One all-gather for all layers that read what a norm writes, and one reduce-scatter of their gradients.
+            whole = PrepareModuleOutput(
+                output_layouts=Shard(1), desired_output_layouts=Replicate(), use_local_output=False
+            )
+            parallelize_module(module, mesh["$AXIS"], whole)
+"""
+
+CUT_SEQUENCE = '''
+def cut_sequence(modules: list[nn.Module], mesh: DeviceMesh) -> None:
+    """Cut activations [batch, sequence, ...] along the sequence, as DTensors, from the first module to the last one."""
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        whole = DTensor.from_local(args[0], mesh["tp"], [Replicate()])
+        return whole.redistribute(placements=[Shard(1)]), *args[1:]
+
+    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return (output[0].full_tensor(), *output[1:]) if isinstance(output, tuple) else output.full_tensor()
+
+    modules[0].register_forward_pre_hook(enter)
+    modules[-1].register_forward_hook(leave)
+'''
+
+PAD = """\
+            if style.input_layouts[0] == Shard(0):
+                module.register_forward_pre_hook(Padding.put_on)
+"""
+TAKE_OFF = """\
+            if style.output_layouts[0] == Shard(0):
+                module.register_forward_hook(Padding.take_off)
+"""
