@@ -140,7 +140,10 @@ def test_processes_are_spread_over_the_hosts() -> None:
     assert "CUDA_VISIBLE_DEVICES=3,1 torchrun --nproc-per-node 2 FILE" in text
     uneven = on_hosts("dp4 | devices=host0/gpu0+host0/gpu1+host0/gpu2+host1/gpu0")
     with pytest.raises(MismatchError, match=r"3 of host0, 1 of host1, .* start equally many on each host"):
-        placement.export(uneven, "torch")
+        placement.export(uneven, "accelerate")
+    text = placement.export(uneven, "torch")
+    assert "on each host, of which HOST is the first; COUNT is 3, 1 by NUMBER:" in text
+    assert "--nnodes 2 --node-rank NUMBER --nproc-per-node COUNT --master-addr HOST --master-port 29500 FILE" in text
     mixed = on_hosts("dp2 | tp2 | devices=host0/gpu0+host1/gpu0+host0/gpu1+host1/gpu1")
     with pytest.raises(MismatchError, match="number them host by host"):
         placement.export(mixed, "accelerate")
