@@ -1,4 +1,4 @@
-"""`Budget`, which a search may spend, `SearchHandle`, by which it is watched and stopped, and `Found`, its answer."""
+"""`Budget`, the work that a search may do, `WallLimit`, which stands on top of it, and `Found`, its answer."""
 
 from __future__ import annotations
 
@@ -17,34 +17,41 @@ _POLL_S = 0.1  # how long Ctrl-C may wait
 
 
 @dataclass
-class SearchHandle:
-    """A hold on a search that runs in another thread.
+class WallLimit:
+    """Wall-clock time that all parts of a search may take together, from the moment it is made.
 
     Attributes:
-        best_s: the best objective it has found so far, in seconds; infinite before the first.
-        is_stopped: it has to end now, with its best.
-        is_racing: it is finding out where to begin, and may find something much faster soon.
+        has_ended: it has ended something, so that the answer depends on how fast this machine was.
     """
 
-    best_s: float = math.inf
-    is_stopped: bool = False
-    is_racing: bool = False
+    seconds: float = math.inf
+    has_ended: bool = False
+    _began_s: float = field(default_factory=time.monotonic)
 
-    def note(self, objective_s: float) -> None:
-        """The search has found a plan that fits."""
-        self.best_s = min(self.best_s, objective_s)
+    def left_s(self) -> float:
+        """Seconds left, 0 or more."""
+        return max(0.0, self.seconds - (time.monotonic() - self._began_s))
+
+    def is_over(self) -> bool:
+        """Whether no time is left; that is noted."""
+        self.has_ended |= self.left_s() <= 0
+        return self.has_ended
 
 
 @dataclass
 class Budget:
-    """How long a search may go on; running from the moment it is made.
+    """How much work a search may do.
+
+    Seconds are not read from a clock: each piece of work counts for as long as it takes on a quiet machine of two cores
+    (`baselines.prices`). So an answer depends on the seed alone, whatever else the machine does.
 
     Attributes:
-        seconds: wall-clock time, 0 or more.
-        evaluations: placements scored or solver branches; with the time unlimited, an answer depends on the seed only.
+        seconds: such seconds, 0 or more.
+        evaluations: placements scored or solver branches.
         target_s: an objective this small is proven optimal: there is nothing left to find.
         interrupted: the user has asked to stop (Ctrl-C).
-        handle: of the search that spends it; its parts have the same.
+        spent, worked_s: evaluations and seconds so far.
+        limit: of the clock, on top; one for all parts.
     """
 
     seconds: float = math.inf
@@ -52,22 +59,21 @@ class Budget:
     target_s: float = 0.0
     interrupted: bool = False
     spent: int = 0
-    handle: SearchHandle = field(default_factory=SearchHandle, repr=False)
-    _began_s: float = field(default_factory=time.monotonic)
+    worked_s: float = 0.0
+    limit: WallLimit = field(default_factory=WallLimit, repr=False)
 
     def left_s(self) -> float:
-        """Seconds left, 0 or more; none for a search that was stopped."""
-        if self.handle.is_stopped:
-            return 0.0
-        return max(0.0, self.seconds - (time.monotonic() - self._began_s))
+        """Seconds of work left, 0 or more; none once the clock's limit is over."""
+        return 0.0 if self.limit.is_over() else max(0.0, self.seconds - self.worked_s)
 
     def evaluations_left(self) -> float:
         """Evaluations left, 0 or more."""
         return max(0.0, self.evaluations - self.spent)
 
-    def spend(self, evaluations: int) -> None:
-        """Count evaluations."""
+    def spend(self, evaluations: int, seconds: float = 0.0) -> None:
+        """Count evaluations, and the seconds of work that they are worth."""
         self.spent += evaluations
+        self.worked_s += seconds
 
     def over(self) -> bool:
         """Whether the search must end now."""
@@ -76,16 +82,16 @@ class Budget:
     def part(self, fraction: float) -> Budget:
         """A budget of its own with this fraction of what is left; `absorb` it afterwards."""
         evaluations = math.inf if math.isinf(self.evaluations) else math.ceil(fraction * self.evaluations_left())
-        return Budget(fraction * self.left_s(), evaluations, self.target_s, self.interrupted, handle=self.handle)
+        return Budget(fraction * self.left_s(), evaluations, self.target_s, self.interrupted, limit=self.limit)
 
     def part_s(self, seconds: float) -> Budget:
-        """A budget of its own with this much time, whatever is left, and all evaluations; `absorb` it afterwards."""
+        """A budget of its own with this much work, whatever is left, and all evaluations; `absorb` it afterwards."""
         seconds = math.inf if math.isinf(self.seconds) else seconds
-        return Budget(seconds, self.evaluations_left(), self.target_s, self.interrupted, handle=self.handle)
+        return Budget(seconds, self.evaluations_left(), self.target_s, self.interrupted, limit=self.limit)
 
     def absorb(self, part: Budget) -> None:
         """Count what a part has spent."""
-        self.spent += part.spent
+        self.spend(part.spent, part.worked_s)
         self.interrupted |= part.interrupted
 
     def reached(self, objective_s: float) -> bool:
@@ -108,6 +114,30 @@ class Found:
     evaluations: int = 0
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Limits that a user sets; None where one is left open.
+
+    Attributes:
+        budget_s: seconds of work (`Budget.seconds`).
+        evaluations: placements scored, or strategies.
+        limit_s: seconds by the clock, on top.
+    """
+
+    budget_s: float | None = None
+    evaluations: int | None = None
+    limit_s: float | None = None
+
+    def budget(self, default_s: float, target_s: float = 0.0) -> Budget:
+        """The budget that begins now; with neither seconds of work nor evaluations given, so many seconds."""
+        seconds = self.budget_s
+        if seconds is None:
+            seconds = default_s if self.evaluations is None else math.inf
+        evaluations = math.inf if self.evaluations is None else self.evaluations
+        limit = WallLimit(math.inf if self.limit_s is None else self.limit_s)
+        return Budget(seconds, evaluations, target_s, limit=limit)
+
+
 # From plans that fit, best first, to a better one. Without any the search looks for one itself and raises
 # `NotFoundError` where it finds none, another `InfeasibleError` where it has proved that there is none.
 Search = Callable[[Problem, int, Sequence[Plan], Budget], Found]
@@ -118,7 +148,8 @@ def run_interruptible(work: Callable[[], ResultT], stop: Callable[[], None], bud
 
     Args:
         work: calls the solver and returns its answer.
-        stop: makes `work` return soon; called on Ctrl-C, which is noted in `budget`, or where its search was stopped.
+        stop: makes `work` return soon; called on Ctrl-C, which is noted in `budget`, or once the clock's limit
+            is over.
 
     Raises:
         whatever `work` raises.
@@ -140,7 +171,7 @@ def run_interruptible(work: Callable[[], ResultT], stop: Callable[[], None], bud
     while not ended.is_set():
         try:
             ended.wait(_POLL_S)  # Thread.join takes a thread for dead when it is interrupted
-            if budget.handle.is_stopped and not is_told:
+            if not is_told and budget.limit.is_over():
                 is_told = True
                 stop()
         except KeyboardInterrupt:

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from baselines import prices
 from baselines.budget import Budget
 from env.plan import Plan
 from env.problem import Problem
@@ -31,7 +32,7 @@ def best_of_few(problem: Problem, budget: Budget) -> Plan | None:
             break
         plan = Plan(np.array(placed, dtype=np.int64)[problem.unit_of])
         value_s = scorer.value(plan)
-        budget.spend(1)
+        budget.spend(1, prices.placement_s(problem))
         if value_s < best_s:
             best, best_s = plan, value_s
     return best

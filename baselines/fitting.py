@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from baselines import prices
 from baselines.budget import Budget
 from baselines.enumeration import MOST_PLACEMENTS
 from baselines.no_fit import not_found
@@ -153,7 +154,7 @@ class _Search:
         else:
             held = self._simulator.batch(device).peak_bytes
         excess: IntArray = np.maximum(held - self.problem.capacity_bytes, 0)
-        self._budget.spend(len(placed))
+        self._budget.spend(len(placed), len(placed) * prices.placement_s(self.problem))
         total = excess.sum(axis=1, dtype=np.float64)
         self.looked = True
         if total.min() < self.least:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baselines.deadline import check_time
+from baselines import prices
+from baselines.meter import charge
 from env.objectives import THROUGHPUT
 from env.plan import Plan
 from env.problem import BoolArray, Problem
@@ -110,7 +111,7 @@ def place_within_memory(units: Units, build: Callable[[Allowance], Plan]) -> Pla
     failed: list[tuple[int, Plan]] = []
     for attempt in range(_ATTEMPTS):
         if attempt:
-            check_time()
+            charge(prices.HEURISTIC_S * units.problem.graph.n_ops)
         charged = (share * held).astype(np.int64)
         try:
             plan = build(Allowance(units.kept_bytes + charged, np.maximum(units.working_bytes - charged, 0)))

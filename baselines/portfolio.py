@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from baselines import prices
 from baselines.budget import Budget, Search
-from baselines.deadline import Deadline, OutOfTimeError
+from baselines.meter import Meter, OutOfTimeError, charge
 from baselines.no_fit import all_failed, not_found
 from baselines.registry import STARTS
 from env.objectives import LATENCY, THROUGHPUT
@@ -28,7 +29,7 @@ _NOTHING_FITS_SHARE = 0.2  # the same where nothing quick fits
 _MOST_STARTS = 6  # more would leave each too little of the budget
 _LOCAL, _EXACT = "local_search", "exact"
 _EXACT_SHARE = 0.5  # of what the first local search leaves
-_POLL_S = 0.2
+_POLL_S = 0.2  # how long Ctrl-C may wait
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +66,8 @@ def candidates(
 ) -> list[Candidate]:
     """Run constructive methods, as many at once as there are cores; best first.
 
-    Each counts as one evaluation; it is not stopped for lack of evaluations. Once the time is over no further method
-    starts and those that run stop, but for those of `always`.
+    Each counts as one evaluation; it is not stopped for lack of evaluations. All have the seconds that are left, side
+    by side: those that would begin later do not, and those that take longer find nothing, but for those of `always`.
 
     Args:
         failed: gets the errors of methods that find no placement that fits; those of earlier calls may be in it.
@@ -74,16 +75,20 @@ def candidates(
     Raises:
         NotFoundError: none of them fits; the reason of the one that came nearest.
     """
-    scorer, deadline = Scorer(problem), Deadline.after(budget.left_s())
+    scorer, allowed_s = Scorer(problem), budget.left_s()
+    each_s = prices.HEURISTIC_S * problem.graph.n_ops
     found: list[Candidate] = []
     reasons: dict[str, InfeasibleError] = {} if failed is None else failed
+    meters = {
+        name: Meter() if name in always else Meter(allowed_s, limit=budget.limit)
+        for place, name in enumerate(methods)
+        if name in always or place * each_s < prices.CORES * allowed_s
+    }
 
     def run(name: str) -> Candidate | None:
-        own = Deadline() if name in always else deadline
-        if own.left_s() <= 0:
-            return None
         try:
-            with own.kept():
+            with meters[name].kept():
+                charge(each_s)
                 plan = methods[name](problem, seed)
         except InfeasibleError as error:
             reasons[name] = error
@@ -93,7 +98,7 @@ def candidates(
         return Candidate(name, plan, scorer.value(plan))
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        waiting: set[Future[Candidate | None]] = {pool.submit(run, name) for name in methods}
+        waiting: set[Future[Candidate | None]] = {pool.submit(run, name) for name in meters}
         while waiting:
             try:
                 ended, waiting = wait(waiting, timeout=_POLL_S, return_when=FIRST_COMPLETED)
@@ -101,14 +106,12 @@ def candidates(
                 if budget.interrupted:
                     raise  # asked twice: leave at once
                 budget.interrupted = True
-                deadline.bring_forward()
+                for name, meter in meters.items():
+                    if name not in always:
+                        meter.stop()
                 continue
-            for candidate in filter(None, [future.result() for future in ended]):
-                found.append(candidate)
-                budget.handle.note(candidate.value_s)
-            budget.spend(len(ended))
-            if budget.handle.is_stopped:
-                deadline.bring_forward()
+            found += filter(None, [future.result() for future in ended])
+    budget.spend(len(meters), sum(meter.used_s for meter in meters.values()) / prices.CORES)
     if not found:
         raise all_failed(reasons) if reasons else not_found(problem)
     return _ranked(found, methods)
@@ -119,8 +122,8 @@ def starts(
 ) -> list[Candidate]:
     """Plans that a search begins with: those of `STARTS` and, with `every`, the others; best first.
 
-    With the time limited, the quick ones take a tenth of it and the slow ones, for a steady state or where nothing
-    fits, a fifth of what is left. With the time unlimited all run to their end.
+    Of limited seconds, the quick ones take a tenth and the slow ones, for a steady state or where nothing fits, a fifth
+    of what is left. Without a limit of seconds all run to their end.
 
     Raises:
         NotFoundError: none of them fits; the reason of the one that came nearest.
@@ -178,7 +181,6 @@ def improve(
             bound_s, prover = answer.lower_bound_s, name
         budget.target_s = max(budget.target_s, bound_s)
         value_s = scorer.value(answer.plan)
-        budget.handle.note(value_s)
         if not ranked or value_s < ranked[0].value_s:
             ranked.insert(0, Candidate(name, answer.plan, value_s))
     if not ranked:

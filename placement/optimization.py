@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from baselines.budget import Limits
 from baselines.strategies.searching.records import ANY_TOOL, ToolLimits
 from env.cluster import Cluster
 from env.objectives import LATENCY
@@ -22,7 +23,7 @@ from placement.results.alternatives import KeptTo
 from placement.results.result import Result
 from placement.results.stacks import asked_for, beside_compiled
 from placement.runtime.checking.check import check
-from placement.solving.arguments import check_options, check_problem
+from placement.solving.arguments import check_options, check_problem, check_seconds
 from placement.solving.best_of_all import FIRST_S, SearchAids, best_of_all, has_strategies
 from placement.solving.checked import Check, unchecked
 from placement.solving.interruption import as_keyboard_interrupt
@@ -66,6 +67,7 @@ def optimize(
     target: str = ANY,
     model: nn.Module | None = None,
     first: bool = False,
+    limit_s: float | None = None,
 ) -> Result:
     """Find out how to run `graph` on `cluster`: which strategy, and which op on which device.
 
@@ -82,11 +84,11 @@ def optimize(
             in steady state; both in seconds.
         priority: how devices choose among ready ops (docs/score.md). Where a method says itself in which order ops
             run, the faster of its order and `priority` counts.
-        budget_s: seconds that a searching method may take, 10 by default, and up to 120 for strategies of a large
-            graph; 0 gives the best quick answer. It stops earlier where a gap of 0 is proven, and on Ctrl-C returns the
+        budget_s: work of a searching method, in the seconds that it takes on a quiet machine of two cores: 10 by
+            default, and up to 90 for strategies of a large graph; 0 gives the best quick answer. Work is counted, so
+            the answer depends on the seed only. It stops earlier where a gap of 0 is proven, and on Ctrl-C returns the
             best so far, `Result.interrupted`.
-        evaluations: placements that a searching method may score. With this and without `budget_s` the answer depends
-            on the seed only, not on the speed of the machine.
+        evaluations: placements that a searching method may score.
         scorer: ``executor.scorer`` of a `placement.Executor` has the placement really run, and `Result.note` say what
             was measured. A heuristic's answer stays what it is; every other method proposes by the cost model, and the
             answer is the fastest, as measured, of what it found, the best heuristics and one device. Where strategies
@@ -111,6 +113,7 @@ def optimize(
             written for the target before they are scored; without it they may turn out to be none that it can run.
         first: stop at the first advice: after `FIRST_S` seconds of search over strategies, without a check by computing
             and without what ``"compiled"`` would bring.
+        limit_s: seconds by the clock, on top: a search that they end returns the best so far, `Result.interrupted`.
 
     Returns:
         The result; `Result.feasible` is False, with the reason, where nothing that fits was found. After a search over
@@ -130,6 +133,8 @@ def optimize(
     """
     check_problem(graph, cluster)
     check_options([method], seed, objective, priority, budget_s, evaluations)
+    if limit_s is not None:
+        check_seconds("a limit", limit_s)
     asked = strategy if strategy is None or isinstance(strategy, Strategy) else Strategy.parse(strategy)
     placed = asked_for(graph, stack)
     question = Question(
@@ -139,7 +144,7 @@ def optimize(
         seed,
         objective,
         priority,
-        (budget_s, evaluations),
+        Limits(budget_s, evaluations, limit_s),
         scorer,
         asked,
         progress,
@@ -162,7 +167,7 @@ class Question:
     """The arguments of `optimize`, of a graph that is on its stack.
 
     Attributes:
-        limits: budget in seconds and evaluations.
+        limits: budget, evaluations, and by the clock.
         workers: how many, and the address of their Ray cluster; None: this process alone.
         tool: runs the answer.
         model: of the graph, where it was given.
@@ -175,7 +180,7 @@ class Question:
     seed: int
     objective: str
     priority: str
-    limits: tuple[float | None, int | None]
+    limits: Limits
     scorer: str | ScorerFactory
     strategy: Strategy | None
     progress: Progress | None
@@ -215,7 +220,7 @@ class Question:
 
     def best_of_all(self, local_search: Search | None = None, score_many: ScoreMany | None = None) -> Result:
         aids = SearchAids(self.check, local_search, score_many, self.tool, self.first)
-        return best_of_all(self.graph, self.cluster, self.seed, *self.limits, self.progress, aids)
+        return best_of_all(self.graph, self.cluster, self.seed, self.limits, self.progress, aids)
 
 
 def _check_target(question: Question) -> None:
@@ -245,15 +250,15 @@ def _check_first(question: Question) -> None:
             f"a first advice ends a search over strategies, and no op of graph {question.graph.name!r} can be split; "
             "leave out first, or capture the graph from a model."
         )
-    budget_s, evaluations = question.limits
+    limits = question.limits
     given = {
         "method": question.method != AUTO,
         "objective": question.objective != LATENCY,
         "priority": question.priority != Priority.LONGEST_PATH.value,
         "strategy": question.strategy is not None,
         "scorer": not question.is_simulated,
-        "budget_s": budget_s is not None,
-        "evaluations": evaluations is not None,
+        "budget_s": limits.budget_s is not None,
+        "evaluations": limits.evaluations is not None,
     }
     if any(given.values()):
         names = [name for name, is_given in given.items() if is_given]
@@ -291,7 +296,7 @@ def _by_workers(question: Question) -> Result:
             return question.best_of_all(island_search(runner), score_many)
         solver = question.solver()
         solver.search_by(LOCAL_SEARCH, island_search(runner))
-        return solver.solve(question.method, *question.limits)
+        return _solved(solver, question)
 
 
 def _fixed_strategy(question: Question) -> Result:
@@ -302,7 +307,7 @@ def _fixed_strategy(question: Question) -> Result:
     """
     graph, cluster, strategy = question.graph, question.cluster, question.strategy
     assert strategy is not None
-    if not (question.is_usual and question.is_simulated) or question.limits != (None, None):
+    if not (question.is_usual and question.is_simulated) or question.limits != Limits():
         raise MismatchError(
             f"strategy {strategy.text!r} says itself where and in which order ops run; leave out method, objective, "
             "priority, budgets and scorer."
@@ -332,7 +337,7 @@ def _measured(question: Question) -> Result:
         raise MismatchError(f"a scorer gives step times; expected objective {LATENCY}, got {question.objective}.")
     solver = question.solver()
     measuring = make_scorer(solver.problem)  # says at once if it is for another model
-    placed = fastest_measured(solver, solved(solver, question.method, *question.limits), measuring)
+    placed = fastest_measured(solver, _solved(solver, question), measuring)
     if question.searches_strategies and isinstance(measuring, StrategyScorer):
         found = question.best_of_all()
         return fastest_strategy(question.graph, question.cluster, found, placed, measuring)
@@ -341,7 +346,12 @@ def _measured(question: Question) -> Result:
 
 def _placement(question: Question) -> Result:
     """A placement of the graph as it is, by one method."""
-    return solved(question.solver(), question.method, *question.limits)
+    return _solved(question.solver(), question)
+
+
+def _solved(solver: Solver, question: Question) -> Result:
+    limits = question.limits
+    return solved(solver, question.method, limits.budget_s, limits.evaluations, limits.limit_s)
 
 
 # The first that fits is taken.
@@ -354,10 +364,16 @@ WAYS: Mapping[str, Way] = {
 }
 
 
-def solved(solver: Solver, method: str, budget_s: float | None = None, evaluations: int | None = None) -> Result:
+def solved(
+    solver: Solver,
+    method: str,
+    budget_s: float | None = None,
+    evaluations: int | None = None,
+    limit_s: float | None = None,
+) -> Result:
     """The result of any method by its name; policies are loaded before their time begins to count.
 
     Raises:
         PolicyFileError, MismatchError: as `placement.learning.by_name.learned`.
     """
-    return solver.solve(method, budget_s, evaluations, learned(solver.problem, method))
+    return solver.solve(method, budget_s, evaluations, learned(solver.problem, method), limit_s)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from baselines import prices
 from baselines.budget import Budget, Found, run_interruptible
 from baselines.exact.cp_sat_model import BITS, COARSE_BITS, build, memory_may_bind, packing, serial_s
 from baselines.fitting import nearest_to_fitting
@@ -49,8 +50,7 @@ def cp_sat(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) 
 
     Args:
         starts: the solver begins with the best and never returns worse. Without any it looks for one itself.
-        budget: an evaluation is 1e-4 of CP-SAT's deterministic time; with these only, the answer is the same
-            each time.
+        budget: an evaluation is 1e-4 of CP-SAT's deterministic time.
 
     Returns:
         The plan and what is proved; the bound is 0 where there was no time or the model is too large.
@@ -137,6 +137,7 @@ class _Search:
         if part.over() or self._proved(best_s) or not 0 < horizon_s < math.inf:
             return
         made = build(self._problem, self._schedule(best), horizon_s, self._least_s(), bits)
+        part.spend(0, prices.INTERVAL_S * _intervals(self._problem))
         solver = _solver(cp_model, seed, part)
         status = self._solved(solver, made.model, part)
         if status == cp_model.INFEASIBLE and best is None:
@@ -146,11 +147,12 @@ class _Search:
 
     def _solved(self, solver: Any, model: Any, part: Budget) -> Any:
         """The solver's status; None where there was no time."""
-        status, spent = None, 0
+        status, spent, worked = None, 0, 0.0
         if not part.over():
             status = run_interruptible(lambda: solver.solve(model), solver.stop_search, part)
-            spent = math.ceil(solver.response_proto.deterministic_time / _PER_EVALUATION)
-        part.spend(min(spent, int(min(part.evaluations_left(), 2**62))))
+            worked = solver.response_proto.deterministic_time
+            spent = math.ceil(worked / _PER_EVALUATION)
+        part.spend(min(spent, int(min(part.evaluations_left(), 2**62))), worked * prices.SOLVER_S)
         self._budget.absorb(part)
         self._spent += spent
         return status
@@ -213,11 +215,10 @@ def _solver(cp_model: Any, seed: int, budget: Budget) -> Any:
     settings.symmetry_level = 0  # equal devices are ordered in the model
     settings.presolve_inclusion_work_limit = 0  # drops conditions of rows it should keep: or-tools issue 5293
     settings.catch_sigint_signal = False
-    if math.isfinite(budget.left_s()):
-        settings.max_time_in_seconds = budget.left_s()
-    if math.isfinite(budget.evaluations_left()):
-        settings.interleave_search = True  # deterministic with several workers
-        settings.max_deterministic_time = budget.evaluations_left() * _PER_EVALUATION
+    settings.interleave_search = True  # deterministic with several workers
+    most = min(budget.evaluations_left() * _PER_EVALUATION, budget.left_s() / prices.SOLVER_S)
+    if math.isfinite(most):
+        settings.max_deterministic_time = most
     return solver
 
 

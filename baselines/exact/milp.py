@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from baselines import prices
 from baselines.budget import Budget, Found, run_interruptible
 from baselines.exact.milp_model import MilpModel, build_model
 from baselines.exact.symmetry import interchangeable
@@ -44,7 +45,7 @@ def milp(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget, co
         problem: of the objective throughput.
         seed: of HiGHS' random choices.
         starts: the search begins with the best; without any it looks for one itself.
-        budget: its evaluations are nodes of the branch and bound; with these only, the answer is the same each time.
+        budget: its evaluations are nodes of the branch and bound.
         contiguous: only placements whose forward pass never leaves a device and comes back (what must then stay
             together: `baselines.pipelines.contraction.contract`). Only such starts count; plan and bound are of such
             placements.
@@ -149,11 +150,11 @@ def _solve(
     model = build_model(problem, fallback.device, limit_s, precedence)
     plan, value_s, bound_s, nodes, proves = fallback, limit_s, 0.0, 0, True
     while not (budget.over() or budget.reached(value_s)):
-        solver = _solver(model, seed, budget, warm=begin is not None)
+        solver, looks = _solver(model, seed, budget, warm=begin is not None)
         run_interruptible(solver.run, solver.cancelSolve, budget)
         info = solver.getInfo()
         nodes += max(0, int(info.mip_node_count))
-        budget.spend(max(1, int(info.mip_node_count)))
+        budget.spend(max(1, int(info.mip_node_count)), len(looks) * _look_s(model))
         nothing_left = solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible
         if nothing_left and begin is None and precedence is None and proves:
             raise none_fits(problem)  # what was excluded was looked at before, and does not fit either
@@ -175,8 +176,13 @@ def _solve(
     return Found(plan, bound_s if 0 < bound_s < np.inf else 0.0, nodes)
 
 
-def _solver(model: MilpModel, seed: int, budget: Budget, warm: bool) -> Highs:
-    """HiGHS with the model, its options and the start."""
+def _look_s(model: MilpModel) -> float:
+    """Seconds of work between two looks of HiGHS whether to go on."""
+    return prices.TERM_S * len(model.value)
+
+
+def _solver(model: MilpModel, seed: int, budget: Budget, warm: bool) -> tuple[Highs, list[int]]:
+    """HiGHS with the model, its options and the start, and a list that grows by one each time it looks."""
     import highspy
 
     solver = highspy.Highs()
@@ -189,19 +195,26 @@ def _solver(model: MilpModel, seed: int, budget: Budget, warm: bool) -> Highs:
         "mip_abs_gap": 0.0,
         "objective_target": budget.target_s * (1 + 1e-9) * model.scale,
     }
-    if np.isfinite(budget.left_s()):
-        options["time_limit"] = budget.left_s()
     if np.isfinite(budget.evaluations_left()):
         options["mip_max_nodes"] = int(min(budget.evaluations_left(), 2**31 - 1))
     for name, value in options.items():
         solver.setOptionValue(name, value)
     solver.HandleUserInterrupt = True  # lets cancelSolve end it
+    looks: list[int] = []
+    most = budget.left_s() / _look_s(model)
+
+    def look(_event: object) -> None:
+        looks.append(1)
+        if len(looks) >= most:
+            solver.cancelSolve()
+
+    solver.cbMipInterrupt += look
     solver.passModel(_arrays(model))
     if warm:
         solution = highspy.HighsSolution()
         solution.col_value = model.warm.tolist()
         solver.setSolution(solution)
-    return solver
+    return solver, looks
 
 
 def _arrays(model: MilpModel) -> HighsLp:

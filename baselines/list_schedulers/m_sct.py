@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baselines.deadline import check_time, time_left_s
+from baselines import prices
 from baselines.list_schedulers.estimate import (
     Scheduler,
     place_as_estimated,
     rank_order,
     start_earliest,
 )
+from baselines.meter import charge
 from baselines.paths import importance, upward_rank
 from env.plan import Plan
 from env.problem import BoolArray, Problem
@@ -131,11 +131,9 @@ def relaxation(problem: Problem, found: Arcs) -> tuple[FloatArray, float]:
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("solver", "ipm")  # its time grows evenly; that of the simplex method now and then explodes
     solver.setOptionValue("parallel", "off")
-    if (left_s := time_left_s()) < math.inf:
-        solver.setOptionValue("time_limit", left_s)
     solver.passModel(model)
+    charge(prices.RELAXATION_S * int(found.costly.sum()))
     solver.run()
-    check_time()
     values = np.array(solver.getSolution().col_value)
     share = found.apart.astype(np.float64)
     share[found.costly] = values[: int(found.costly.sum())]

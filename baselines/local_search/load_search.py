@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from baselines import prices
 from baselines.budget import Budget, Found
 from baselines.local_search.load_state import LoadInstance, LoadState, charge, instance_of, new_state
 from env.plan import Plan
@@ -18,7 +19,7 @@ from env.units import Units
 from graphs.opgraph import IntArray
 
 _CHAINS = 2  # whatever the number of cores: the answer must not depend on them
-ROUND = 50_000  # changes between two looks at the clock, at most about 0.2 s
+ROUND = 50_000  # changes between two looks at the budget, at most about 0.2 s
 _SHORTEST = 20_000  # changes of the first cycle; on large problems `_PER_UNIT` for each unit
 _PER_UNIT = 4
 _GROWTH = 2.0**0.5  # of the length from one cycle to the next
@@ -152,19 +153,21 @@ def _cycle(
     known: Known,
     budget: Budget,
 ) -> None:
-    """Cool all chains from the first temperature to the second with so many changes each, looking at the clock."""
+    """Cool all chains from the first temperature to the second with so many changes each, looking at the budget."""
     from baselines.local_search import load_kernel as kernel
 
     hot, cold = temperature
+    change_s = prices.LOAD_S + prices.LOAD_DEVICE_S * (instance.unit_s.shape[1] + len(instance.link_ptr) - 1)
     done = 0
     while done < length and not _done(chains, budget):
-        tried = int(min(ROUND, length - done, max(1.0, budget.evaluations_left() / len(chains))))
+        most = min(budget.evaluations_left() / len(chains), budget.left_s() / change_s)
+        tried = int(min(ROUND, length - done, max(1.0, most)))
         since, until = (hot * (cold / hot) ** (at / length) for at in (done, done + tried))
         running = [pool.submit(kernel.anneal, instance, state, tried, since, until) for state in chains]
         for future in running:
             future.result()
         known.look_at(instance, chains)
-        budget.spend(tried * len(chains))
+        budget.spend(tried * len(chains), tried * change_s * max(1.0, len(chains) / prices.CORES))
         done += tried
 
 

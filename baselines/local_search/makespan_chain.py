@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import numpy as np
 
+from baselines import prices
 from baselines.budget import Budget
 from baselines.local_search.makespan_moves import anneal
 from baselines.local_search.makespan_state import (
     BEST,
     BY_TAIL,
     DECAY,
+    INSTANTS,
     NOW,
     TEMPERATURE,
+    WHOLE,
     MakespanInstance,
     MakespanState,
 )
 from env.plan import Plan
 from graphs.opgraph import FloatArray, IntArray
 
-ROUND = 2_000_000  # ops and edges simulated, at most, between two looks at the clock: about 0.1 s
-_FIRST_ROUND_S = 1.0  # how long a round takes at worst, until the first has been timed
+ROUND = 2_000_000  # ops and edges simulated, at most, between two looks at the budget: about 0.1 s
+_FIRST_ROUND_S = 1.0  # of work in a round at worst, until the first is done
 HOT = 0.005  # highest temperature, relative to the step time
 _HOT_OPS = 1000  # above this many ops, of which each is a smaller part of the step, less
 COOLING = 1e-3  # from the highest to the lowest temperature of a cycle
@@ -68,10 +70,13 @@ class Chain:
         self._state.values[DECAY] = COOLING ** (1.0 / length)
 
     def run(self, evaluations: int) -> float:
-        """Go on; needs no Python lock. Returns the processor time that it took, in seconds."""
-        began_s = time.thread_time()
+        """Go on; needs no Python lock. Returns the seconds of work that it was (`baselines.prices`)."""
+        instants, whole = (int(self._state.counts[slot]) for slot in (INSTANTS, WHOLE))
         anneal(self.instance, self._state, evaluations)
-        return time.thread_time() - began_s
+        instants, whole = self._state.counts[INSTANTS] - instants, self._state.counts[WHOLE] - whole
+        size = len(self.instance.unit_of) + len(self.instance.consumer)
+        work_s = prices.ANNEAL_S * evaluations + prices.ANNEAL_OP_S * instants + prices.ANNEAL_WHOLE_S * size * whole
+        return float(work_s)
 
     def take_stock(self) -> None:
         """Remember the best of the cycle so far."""
@@ -88,15 +93,15 @@ class ChainPool:
     """Threads, one for each of so many chains that run at once.
 
     Attributes:
-        busy_s: processor time of the slowest chain of each round, in all: how long rounds take on cores of their own.
+        worked_s: seconds of work of the slowest chain of each round, in all.
     """
 
     def __init__(self, threads: int, budget: Budget, in_round: int) -> None:
         """
         Args:
-            in_round: evaluations of a chain between two looks at the clock, at most.
+            in_round: evaluations of a chain between two looks at the budget, at most.
         """
-        self.busy_s = 0.0
+        self.worked_s = 0.0
         self._budget, self._in_round = budget, in_round
         self._per_s = in_round / _FIRST_ROUND_S  # evaluations of a chain, at the pace of the last round
         self._pool = ThreadPoolExecutor(max_workers=threads)
@@ -121,14 +126,14 @@ class ChainPool:
             allowed = min(budget.evaluations_left(), len(chains) * affordable)
             most, odd = divmod(allowed, len(chains))
             tried = [int(most + (k < odd)) for k in range(len(chains))]
-            began_s = time.monotonic()
             running = [self._pool.submit(chain.run, own) for chain, own in zip(chains, tried, strict=True)]
-            self.busy_s += max([future.result() for future in running])
-            self._per_s = max(tried) / max(time.monotonic() - began_s, 1e-9)
+            works_s = [future.result() for future in running]
+            # Chains run side by side, and the round ends with the slowest; a lone one is half of what two cores do.
+            round_s = max(*works_s, sum(works_s) / prices.CORES)
+            self._per_s = max(tried) / max(round_s, 1e-9)
+            self.worked_s += round_s
             for chain in chains:
                 chain.take_stock()
-                if is_exact:
-                    budget.handle.note(chain.step_s)
-            budget.spend(sum(tried))
+            budget.spend(sum(tried), round_s)
             left -= max(tried)
         return True

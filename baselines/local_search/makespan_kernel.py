@@ -32,6 +32,7 @@ from baselines.local_search.makespan_state import (
     BY_TAIL,
     CURRENT,
     INF,
+    INSTANTS,
     SLACK,
     SNAPSHOTS,
     MakespanInstance,
@@ -314,6 +315,7 @@ def simulate(
     # Snapshots are due at equal shares of the starts.
     due = (snap + 1) * n // (SNAPSHOTS + 1)
     while True:
+        s.counts[INSTANTS] += 1
         least, at, last = _next(s, n_devices)
         if least == INF:
             break

@@ -79,8 +79,8 @@ class Race:
         """Plans of the graph itself to anneal from, best first; the more, the better, the later a race.
 
         First runs are short. The best of them are annealed for longer, still coarse, then as part of the graph itself,
-        with a device for each op, and compared by its step time. Where the time would not do, as the pace of the first
-        runs tells, there is no race: one that is cut short would make the answer a matter of chance.
+        with a device for each op, and compared by its step time. Where the seconds would not do, as the pace of the
+        first runs tells, there is no race: one that is cut short would make the answer a matter of chance.
 
         Args:
             number: of the race, from 0: each has twice as many runs as the one before.
@@ -120,11 +120,10 @@ class Race:
             # A level meets another start each time it is its turn.
             starts = [self._starts[(k + k // len(_RATIOS)) % len(self._starts)] for k in numbers]
             chains = [level.begin(next(seeds), level.rough(plan)) for level, plan in zip(levels, starts, strict=True)]
-            busy_s = pool.busy_s
+            before_s = pool.worked_s
             is_over = not self._annealed([c for c in chains if c.step_s < math.inf], True, self._length, pool)
-            # The first of all is one of the graph itself, so its wave takes as long as one of such runs; by processor
-            # time, for a search over strategies may share the cores for a while.
-            first_s = first_s or (0.0 if math.isinf(left_s) else pool.busy_s - busy_s)
+            # The first of all is one of the graph itself, so its wave takes as long as one of such runs.
+            first_s = first_s or (0.0 if math.isinf(left_s) else pool.worked_s - before_s)
             done += [_Run(level, chain.plan(), chain.step_s) for level, chain in zip(levels, chains, strict=True)]
             if is_over:
                 break

@@ -105,7 +105,7 @@ def _as_run(simulator: Simulator, plan: Plan) -> Plan:
 
 
 def _anneal(chains: list[Chain], budget: Budget, cycle_length: int | None, race: Race | None) -> None:
-    """Cycle after cycle until the budget is over, between races that begin anew; looks at the clock between rounds.
+    """Cycle after cycle until the budget is over, between races that begin anew; looks at the budget between rounds.
 
     The next cycle depends on the last ones, not on the budget, so that a larger budget finds nothing worse.
     """
@@ -130,9 +130,7 @@ def _raced(race: Race, number: int, chains: Sequence[Chain], budget: Budget) -> 
     if not race.is_worth(number, budget):
         return math.inf
     began = budget.spent
-    budget.handle.is_racing = True
     plans = race.run(number, budget)
-    budget.handle.is_racing = False
     slowest_first = sorted(chains, key=lambda chain: -chain.step_s)
     for chain, plan in zip(slowest_first, plans, strict=False):
         chain.begin_at(plan)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baselines.deadline import check_time, stopped_in_time
+from baselines import prices
 from baselines.memory import Allowance
+from baselines.meter import charge, stopped_in_time, work_left_s
 from baselines.pipelines.atoms import Atoms
 from baselines.pipelines.contraction import rows
 from env.units import Units
@@ -143,7 +144,7 @@ def best_chain(
 
     Raises:
         OverBudgetError: that does not suffice, or the table of ideals by states is too large.
-        OutOfTimeError: the deadline is over.
+        OutOfTimeError: no work is left.
     """
     from baselines.pipelines import ideal_kernel
 
@@ -160,14 +161,14 @@ def best_chain(
         last=np.zeros(size, np.int8),
     )
     rows = _rows(atoms, lattice, memory, states)
-    allotted = int(part * visits.left)
+    allotted = int(min(part * visits.left, work_left_s() / prices.VISIT_S))
     left = np.array([allotted])
     blocking = atoms.classes.problem.cluster.is_blocking
-    check_time()
     with stopped_in_time(lambda: left.fill(-1)):
         status = ideal_kernel.best_chains(rows, table, blocking, limit_s, left)
-    check_time()
-    visits.left -= allotted - max(0, int(left[0]))
+    looked_at = allotted - max(0, int(left[0]))
+    visits.left -= looked_at
+    charge(prices.VISIT_S * looked_at)
     if status == ideal_kernel.GAVE_UP:
         raise OverBudgetError
     if status == ideal_kernel.NO_FIT:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baselines.deadline import OutOfTimeError, check_time
+from baselines import prices
+from baselines.meter import OutOfTimeError, charge
 from baselines.pipelines.atoms import Atoms
 from baselines.pipelines.chains import Lattice, OverBudgetError, Visits, best_chain, ideals, largest_cost_s, no_chain
 from baselines.pipelines.contraction import Quotient, without_light_parts
@@ -120,12 +121,13 @@ def _levels(problem: Problem, quotient: Quotient) -> list[SplitLevel]:
     share_s = float(problem.mean_op_s.sum()) / problem.cluster.n_devices
     result: list[SplitLevel] = []
     for part in _LIGHT:
-        check_time()
         coarse = without_light_parts(problem, quotient, part * share_s) if part else quotient
         if result and coarse.count == result[-1].views[0].count:
             continue
         atoms = [order.atoms for order in views(problem, coarse)]
-        lattice = ideals(atoms[0], _MOST_COARSE_IDEALS if part else _MOST_IDEALS)
+        most = _MOST_COARSE_IDEALS if part else _MOST_IDEALS
+        lattice = ideals(atoms[0], most)
+        charge(prices.IDEAL_S * (most if lattice is None else lattice.count))
         if lattice is not None:
             result.append(SplitLevel(atoms, lattice))
     return result

@@ -16,7 +16,8 @@ from functools import cached_property
 
 import numpy as np
 
-from baselines.deadline import check_time
+from baselines import prices
+from baselines.meter import charge
 from baselines.network_levels import NetworkLevel
 from graphs.opgraph import FloatArray, IntArray
 
@@ -203,8 +204,9 @@ class _Table:
         n = len(self.sent_s)
         result = np.full((self.level.count + 1, n + 1, n - self.first_column), np.inf)
         for last in range(n - 1, -1, -1):
-            check_time()
             firsts, later = slice(0, last + 1), slice(max(last + 1 - self.first_column, 0), None)
+            compared = (last + 1) * result[0, 0, later].size * self.level.count**2 // 2
+            charge(prices.STAGES_S * self.level.count + prices.STAGE_S * compared)
             alone_s = self.alone_s(firsts, last)
             for m in range(1, self.level.count + 1):
                 stage_s = self.stage_s(alone_s, firsts, last, m)

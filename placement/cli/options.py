@@ -147,7 +147,17 @@ BudgetSeconds = Annotated[
         "--budget-s",
         metavar="SECONDS",
         show_default=False,
-        help="How long a method that searches may take, 10 by default; Ctrl-C takes the best so far.",
+        help="Work of a method that searches, in seconds of a quiet machine of two cores, 10 by default; the answer "
+        "does not depend on the machine.",
+    ),
+]
+LimitSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--limit-s",
+        metavar="SECONDS",
+        show_default=False,
+        help="How long a search may take by the clock, whatever --budget-s; like Ctrl-C, it takes the best so far.",
     ),
 ]
 Evaluations = Annotated[
@@ -157,7 +167,7 @@ Evaluations = Annotated[
         metavar="COUNT",
         show_default=False,
         min=0,
-        help="How many placements a method that searches may score: the same answer on any machine.",
+        help="How many placements a method that searches may score.",
     ),
 ]
 Workers = Annotated[
@@ -166,7 +176,7 @@ Workers = Annotated[
         "--workers",
         metavar="COUNT",
         show_default=False,
-        help="Processes that search side by side, not as without; by --evaluations any number finds the same.",
+        help="Processes that search side by side, not as without; any number finds the same.",
     ),
 ]
 TrainWorkers = Annotated[

@@ -10,6 +10,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from baselines.budget import Limits
 from env.cluster import Cluster
 from env.objectives import LATENCY
 from env.plan import Method, Priority
@@ -208,7 +209,7 @@ def compare(
     names = [name for name in dict.fromkeys(asked) if name in own or supports(name, objective)]
     wanted = methods is None if strategies is None else strategies
     plain = wanted and (objective, priority) == (LATENCY, Priority.LONGEST_PATH.value)
-    limits = (budget_s, evaluations) if plain and has_strategies(graph) else None
+    limits = Limits(budget_s, evaluations) if plain and has_strategies(graph) else None
     try:
         solver = Solver(graph, cluster, seed, objective, priority, registered, search=budget_s != 0)
     except InfeasibleError as error:
@@ -235,8 +236,8 @@ def compare(
     if limits is not None:
         tell("strategies", len(names), steps)
         if any(result.interrupted for result in ordered):
-            limits = (0.0, None)  # a quick look: without it the table would be silent about the best ways
-        overall = beside_placements(graph, cluster, seed, ordered[0], single, *limits, check)
+            limits = Limits(0.0)  # a quick look: without it the table would be silent about the best ways
+        overall = beside_placements(graph, cluster, seed, ordered[0], single, limits, check)
     tell("", steps, steps)
     return Comparison(
         graph=graph,
@@ -252,9 +253,7 @@ def compare(
     )
 
 
-def _strategies_alone(
-    graph: OpGraph, cluster: Cluster, seed: int, limits: tuple[float | None, int | None], reason: str
-) -> Comparison:
+def _strategies_alone(graph: OpGraph, cluster: Cluster, seed: int, limits: Limits, reason: str) -> Comparison:
     """The comparison where the graph as it is fits nowhere, which a strategy may change."""
     from placement.solving.best_of_all import beside_placements
 
@@ -269,7 +268,7 @@ def _strategies_alone(
         unsupported=(),
         single_device_s=None,
         versions=versions(),
-        overall=beside_placements(graph, cluster, seed, nothing, nothing, *limits, check),
+        overall=beside_placements(graph, cluster, seed, nothing, nothing, limits, check),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import baselines
+from baselines import prices
 from baselines.budget import Budget
 from baselines.portfolio import Candidate
 from env.problem import Problem
@@ -57,8 +58,8 @@ def prepared(problem: Problem, method: str) -> Place:
 def _trained(problem: Problem, name: str, seed: int, budget: Budget) -> Candidate:
     """Train on the problem until the budget is over; at least one update, unless something is known without."""
     with _between_updates(budget):
-        learner = make_learner(name, [problem], seed)
-        budget.spend(learner.samples)
+        learner, each_s = make_learner(name, [problem], seed), prices.learned_s(problem)
+        budget.spend(learner.samples, learner.samples * each_s)
         for updates in itertools.count():
             best = learner.best[0]
             if best is not None and (budget.over() or budget.reached(best.value_s)):
@@ -67,7 +68,7 @@ def _trained(problem: Problem, name: str, seed: int, budget: Budget) -> Candidat
                 break
             before = learner.samples
             learner.update()
-            budget.spend(learner.samples - before)
+            budget.spend(learner.samples - before, (learner.samples - before) * each_s)
     raise _nothing_fits(problem, name, budget)
 
 
@@ -95,7 +96,7 @@ def _sampled(problem: Problem, policy: PlacementPolicy, method: str, seed: int, 
             k = int(value_s.argmin())
             if value_s[k] < (math.inf if best is None else best.value_s):
                 best = Candidate(method, proposed.plan(k), float(value_s[k]))
-            budget.spend(count)
+            budget.spend(count, count * prices.sample_s(problem))
     if best is None:
         raise _nothing_fits(problem, method, budget)
     return best

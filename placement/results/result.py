@@ -51,9 +51,9 @@ class Result:
         seed: of everything random in the method.
         objective: what was minimised: ``"latency"``, the makespan of one step, or ``"throughput"``, the largest load of
             a device or link in steady state.
-        budget_s: seconds the method was allowed to search; None if it does not search or had no such limit.
+        budget_s: seconds of work that the method was allowed; None if it does not search or had no such limit.
         evaluations: placements it scored, or strategies where those alone were left; None if it does not search.
-        interrupted: it was asked to stop early (Ctrl-C), and this is the best it had.
+        interrupted: it was asked to stop early, by Ctrl-C or by `limit_s`, and this is the best it had.
         priority: how devices chose among ready ops (docs/score.md), or ``"own"``: in an order the method gave.
         reason: None, or the sentence that says why it is not feasible.
         lower_bound_s: no placement can have a smaller objective; where there are `bounds`, no strategy can.
@@ -78,6 +78,7 @@ class Result:
             who runs it need not choose again.
         spent: of a strategy, where its step goes, in words (`placement.results.why`); "" without one.
         why: of a search over strategies, why the next best way is not the best, in words.
+        limit_s: seconds by the clock that it was allowed on top of all; None without such a limit.
         kept_to: of a search that kept to what one tool can run, that tool; None without one.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
@@ -113,6 +114,7 @@ class Result:
     spent: str = ""
     why: str = ""
     kept_to: KeptTo | None = None
+    limit_s: float | None = None
     command: str = field(default="", compare=False)
     solve_time_s: float = field(default=0.0, compare=False)
 

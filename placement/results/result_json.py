@@ -25,7 +25,7 @@ from placement.results.packed_answer import is_packed, packed_answer, unpacked_a
 from placement.results.result import Result
 
 SCHEMA = "placement.result"
-VERSION = 12
+VERSION = 13
 _PROBLEM = ("graph", "cluster")
 _ANSWER = tuple(f.name for f in fields(Answer))
 _DECISIONS = "decisions"
@@ -51,6 +51,7 @@ _ADDED: dict[int, dict[str, Any]] = {
     10: {"ladder": []},
     11: {"spent": "", "why": ""},
     12: {"kept_to": None},
+    13: {"limit_s": None},
 }
 _WORDS: dict[Any, str] = {
     str: "a string",

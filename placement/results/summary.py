@@ -79,7 +79,8 @@ def summary(result: Result) -> str:
         lines.append(show_line(result.checked))
     lines += [f"note         {show_line(note)}" for note in (note, result.basis) if note]
     if result.interrupted:
-        lines.append("interrupted: the best found so far")
+        end = "" if result.limit_s is None else f", by Ctrl-C or its limit of {result.limit_s:g} s"
+        lines.append(f"interrupted{end}: the best found so far, not the final answer")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baselines.budget import Budget
+from baselines.budget import Budget, Limits
 from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.searching.records import ANY_TOOL, Rival, ToolLimits
 from baselines.strategies.searching.settings import DEFAULTS
@@ -34,7 +34,7 @@ from placement.solving.compiling import compile_for, compile_for_strategies
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
 from placement.solving.one_device import as_alternative
-from placement.solving.placing import placing
+from placement.solving.placing import Placing
 from placement.solving.plainest import WITHIN, oddities, plainer
 from placement.solving.reasons import reason
 from placement.solving.remarks import counted, faster, few_samples, kept_to, left_out_words
@@ -75,7 +75,7 @@ class SearchAids:
     first: bool = False
 
 
-NO_AIDS = SearchAids()
+NO_AIDS, NO_LIMITS = SearchAids(), Limits()
 
 
 def has_strategies(graph: OpGraph) -> bool:
@@ -100,8 +100,7 @@ def best_of_all(
     graph: OpGraph,
     cluster: Cluster,
     seed: int = 0,
-    budget_s: float | None = None,
-    evaluations: int | None = None,
+    limits: Limits = NO_LIMITS,
     progress: Progress | None = None,
     aids: SearchAids = NO_AIDS,
 ) -> Result:
@@ -118,9 +117,8 @@ def best_of_all(
     compile_for_strategies()
     if isinstance(solver, Solver):
         compile_for(solver.problem, [SINGLE if aids.tool.name else AUTO])
-    if aids.first:
-        budget_s = FIRST_S
-    budget = _budget(graph, budget_s, evaluations)  # which begins here: compiling takes longer than it, once
+    # Which begins here: compiling takes longer than it, once.
+    budget = limits.budget(FIRST_S if aids.first else default_budget_s(graph))
     if aids.local_search is not None and isinstance(solver, Solver):
         solver.search_by(LOCAL_SEARCH, aids.local_search)
 
@@ -133,18 +131,18 @@ def best_of_all(
     placed: Result | None
     if isinstance(solver, Solver) and aids.tool.name:
         placed, single = None, solver.solve(SINGLE)
-        outcome = searched(Rival(lambda: single.objective_s or math.inf))
+        outcome = searched(Rival(single.objective_s or math.inf))
         budget.spend(outcome.scored)
     elif isinstance(solver, str):
         placed = single = without_answer(graph, few, seed, AUTO, solver)
         outcome = searched(Rival(share=DEFAULTS.placing_share))
         budget.spend(outcome.scored)
     else:
-        with placing(solver, budget, by_workers=aids.local_search is not None) as own:
-            outcome = searched(own.rival())
-            if progress is not None:
-                progress("placing the graph as it is", 0, 0)
-            placed = own.best(math.inf if outcome.best is None else outcome.best.step_time_s)
+        own = Placing(solver, budget)
+        outcome = searched(own.rival())
+        if progress is not None:
+            progress("placing the graph as it is", 0, 0)
+        placed = own.best(math.inf if outcome.best is None else outcome.best.step_time_s)
         single = solver.solve(SINGLE)
     best = fastest(graph, cluster, seed, placed, single, outcome, aids)
     if aids.first:
@@ -158,14 +156,13 @@ def beside_placements(
     seed: int,
     placed: Result,
     single: Result,
-    budget_s: float | None = None,
-    evaluations: int | None = None,
+    limits: Limits = NO_LIMITS,
     check: Check = unchecked,
 ) -> Result:
     """`best_of_all` with placements that are known, and the whole budget for strategies."""
     began_s = time.perf_counter()
     compile_for_strategies()
-    budget = _budget(graph, budget_s, evaluations)
+    budget = limits.budget(default_budget_s(graph))
     part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
     outcome = find_strategies(graph, cluster, part)
     budget.absorb(part)
@@ -179,16 +176,10 @@ def _within(budget: Budget, result: Result, began_s: float) -> Result:
         result,
         budget_s=None if math.isinf(budget.seconds) else budget.seconds,
         evaluations=budget.spent,
-        interrupted=budget.interrupted,
+        interrupted=budget.interrupted or budget.limit.has_ended,
+        limit_s=None if math.isinf(budget.limit.seconds) else budget.limit.seconds,
         solve_time_s=time.perf_counter() - began_s,
     )
-
-
-def _budget(graph: OpGraph, budget_s: float | None, evaluations: int | None) -> Budget:
-    """Either limit alone leaves the other open; without any it is the default time."""
-    if budget_s is None:
-        budget_s = default_budget_s(graph) if evaluations is None else math.inf
-    return Budget(budget_s, math.inf if evaluations is None else evaluations)
 
 
 def find_strategies(
@@ -208,13 +199,14 @@ def find_strategies(
     seconds = max(DEFAULTS.quick_s, budget.seconds)
     each = budget.evaluations / DEFAULTS.placements_each
     most = each if math.isinf(each) else max(1, math.ceil(each))
-    own = Budget(seconds, most, interrupted=budget.interrupted)
+    own = Budget(seconds, most, interrupted=budget.interrupted, limit=budget.limit)
 
     def stop() -> None:
         own.interrupted = True
 
     with on_interrupt(stop):
         outcome = search_strategies(graph, cluster, own, progress, begin, score_many, rival, tool)
+    budget.spend(0, own.worked_s)
     budget.interrupted |= own.interrupted or outcome.interrupted
     return outcome
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import baselines
 from baselines.budget import Budget
-from baselines.deadline import OutOfTimeError
+from baselines.meter import OutOfTimeError
 from baselines.portfolio import Candidate
 from env.plan import Method, Plan
 from env.problem import Problem

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import baselines
-from baselines.budget import Budget, Search, SearchHandle
+from baselines.budget import Budget, Limits, Search
 from baselines.portfolio import Candidate, PortfolioOutcome, improve, starts
 from env.bounds.bounds import lower_bound
 from env.bounds.memory_advice import what_would_help
@@ -76,12 +76,13 @@ class Attempt:
     budget_s: float | None = None
     evaluations: int | None = None
     interrupted: bool = False
+    limit_s: float | None = None
 
     @staticmethod
     def of(result: Result) -> Attempt:
         """The one that gave a result."""
         began_s = time.perf_counter() - result.solve_time_s
-        return Attempt(result.method, began_s, result.budget_s, result.evaluations, result.interrupted)
+        return Attempt(result.method, began_s, result.budget_s, result.evaluations, result.interrupted, result.limit_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,26 +151,30 @@ class Solver:
         budget_s: float | None = None,
         evaluations: int | None = None,
         place: Place | None = None,
-        handle: SearchHandle | None = None,
+        limit_s: float | None = None,
     ) -> Result:
         """Run one method; the limits are for those that search (see `placement.optimize`).
 
         Args:
             place: how it places this problem; None for a name in `baselines`, and for ``"auto"``.
-            handle: by which another thread watches and stops it.
         """
         compile_for(self.problem, [method], search=budget_s != 0)
+        default_s = 0.0 if method == PRETRAINED else DEFAULT_BUDGET_S
+        return self.solve_within(method, Limits(budget_s, evaluations, limit_s).budget(default_s), place)
+
+    def solve_within(self, method: str, budget: Budget, place: Place | None = None) -> Result:
+        """As `solve`, within a budget, in which is noted what was spent."""
         began_s = time.perf_counter()
-        budget = _budget(method, budget_s, evaluations, self.lower_bound_s)
-        budget.handle = handle or budget.handle
+        budget.target_s = max(budget.target_s, self.lower_bound_s)
         try:
             found = self._found(method, budget, place)
         except InfeasibleError as error:
             found = Finding(self._failed(method, error), method)
         if method in HEURISTICS:
             return self.result(found, Attempt(method, began_s, interrupted=budget.interrupted))
-        seconds = budget.seconds if math.isfinite(budget.seconds) else None
-        return self.result(found, Attempt(method, began_s, seconds, budget.spent, budget.interrupted))
+        seconds, limit_s = (each if math.isfinite(each) else None for each in (budget.seconds, budget.limit.seconds))
+        is_cut = budget.interrupted or budget.limit.has_ended
+        return self.result(found, Attempt(method, began_s, seconds, budget.spent, is_cut, limit_s))
 
     def result(self, found: Finding, attempt: Attempt, as_given: bool = False) -> Result:
         """The result of a finding.
@@ -200,6 +205,7 @@ class Solver:
             budget_s=attempt.budget_s,
             evaluations=attempt.evaluations,
             interrupted=attempt.interrupted,
+            limit_s=attempt.limit_s,
             priority=priority,
             reason=reason,
             lower_bound_s=bound_s,
@@ -309,15 +315,6 @@ class Solver:
             bytes_moved=run.score.bytes_moved,
             gap=relative_gap(run.objective_s, bound_s),
         )
-
-
-def _budget(method: str, budget_s: float | None, evaluations: int | None, target_s: float) -> Budget:
-    """Either limit alone leaves the other open; without any it is the default time of the method."""
-    if budget_s is None and evaluations is None:
-        budget_s = 0.0 if method == PRETRAINED else DEFAULT_BUDGET_S
-    elif budget_s is None:
-        budget_s = math.inf
-    return Budget(budget_s, math.inf if evaluations is None else evaluations, target_s)
 
 
 def _in_groups(coarse: Derived) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baselines.budget import Budget, Found, Search
+from baselines import prices
+from baselines.budget import Budget, Found, Search, WallLimit
 from env.objectives import THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
@@ -29,7 +30,8 @@ class IslandRound:
     Attributes:
         seed: of its own, of island and round.
         start: what it begins with.
-        evaluations, seconds: what it may spend; without a limit of time they are all that counts.
+        evaluations, seconds: what it may spend, in seconds of work.
+        limit_s: seconds by the clock, on top.
         target_s: an objective that is proven optimal.
     """
 
@@ -38,16 +40,18 @@ class IslandRound:
     start: Plan
     evaluations: int
     seconds: float
+    limit_s: float
     target_s: float
 
 
 @dataclass(frozen=True, eq=False)
 class Landed:
-    """State of an island at the end of a round: its best plan, its objective in seconds, and evaluations made."""
+    """State of an island at the end of a round: its best plan, its objective in seconds, evaluations and work."""
 
     plan: Plan
     value_s: float
     evaluations: int
+    worked_s: float = 0.0
 
 
 def island_search(runner: Runner) -> Search:
@@ -78,7 +82,8 @@ def island_search(runner: Runner) -> Search:
             except KeyboardInterrupt:
                 budget.interrupted = True
             else:
-                budget.spend(sum(island.evaluations for island in islands))
+                worked_s = sum(island.worked_s for island in islands) / prices.CORES
+                budget.spend(sum(island.evaluations for island in islands), worked_s)
         raise AssertionError  # rounds end with the budget
 
     return search
@@ -98,8 +103,9 @@ def _round(problem: Problem, seed: int, number: int, islands: Sequence[Landed], 
     is_common = number % _ALL_FROM_BEST == _ALL_FROM_BEST - 1
     seeds = np.random.SeedSequence((seed, number)).generate_state(ISLANDS, np.uint32).tolist()
     starts = [best if is_common or island.value_s > _BEHIND * best.value_s else island for island in islands]
+    left_s, limit_s = budget.left_s() * prices.CORES / ISLANDS, budget.limit.left_s()
     return [
-        IslandRound(problem.objective, own_seed, start.plan, evaluations, budget.left_s(), budget.target_s)
+        IslandRound(problem.objective, own_seed, start.plan, evaluations, left_s, limit_s, budget.target_s)
         for start, own_seed, evaluations in zip(starts, seeds, shares, strict=True)
     ]
 
@@ -107,9 +113,9 @@ def _round(problem: Problem, seed: int, number: int, islands: Sequence[Landed], 
 def anneal_island(shared: Shared, task: IslandRound) -> Landed:
     """One round of one island, in one thread."""
     problem = shared.problem(task.objective)
-    budget = Budget(task.seconds, task.evaluations, task.target_s)
+    budget = Budget(task.seconds, task.evaluations, task.target_s, limit=WallLimit(task.limit_s))
     found = _search(problem, task, budget)
-    return Landed(found.plan, Scorer(problem).value(found.plan), budget.spent)
+    return Landed(found.plan, Scorer(problem).value(found.plan), budget.spent, budget.worked_s)
 
 
 def _search(problem: Problem, task: IslandRound, budget: Budget) -> Found:

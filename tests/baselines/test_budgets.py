@@ -1,19 +1,18 @@
-"""Budgets: heuristics stop in time, `auto` searches from what `local_search` searches from, and proofs end a search."""
+"""Budgets are work: heuristics stop when it is done, `auto` and `local_search` begin alike, proofs end a search."""
 
 from __future__ import annotations
 
 import math
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from tight_problems import tight_graph
 
 import baselines
-from baselines.budget import Budget, Found, SearchHandle
-from baselines.deadline import Deadline, OutOfTimeError, check_time, stopped_in_time
+from baselines.budget import Budget, Found, Limits
 from baselines.exact.cp_sat import cp_sat
+from baselines.meter import Meter, OutOfTimeError, charge, stopped_in_time, work_left_s
 from baselines.portfolio import ALWAYS, candidates, stages, starts
 from baselines.registry import STARTS
 from env.cluster import Cluster, Device, both_ways
@@ -22,6 +21,7 @@ from env.plan import Method, Plan
 from env.problem import Problem
 from graphs.errors import BoundError
 from graphs.generators import fork_join, layered
+from placement.optimization import solved
 from placement.results.answer import agreed_bound_s
 from placement.solving.methods import heuristics_for
 from placement.solving.solver import Solver
@@ -37,51 +37,59 @@ def unlike(n: int) -> Cluster:
 
 
 def endless(problem: Problem, seed: int) -> Plan:
-    """A method that looks at the clock and never ends by itself."""
+    """A method that counts its work and never ends by itself."""
     for _ in range(MANY_CALLS):
-        check_time()
-        threading.Event().wait(1e-3)
+        charge(1e-3)
     raise AssertionError("it was never stopped")
 
 
-# -- deadlines --------------------------------------------------------------------------------------------------------
+# -- meters -----------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_deadline_nothing_is_stopped() -> None:
-    check_time()
+def test_without_a_meter_nothing_is_stopped() -> None:
+    charge(1e9)
     with stopped_in_time(lambda: pytest.fail("stopped")):
-        check_time()
+        charge(1e9)
 
 
-def test_a_deadline_holds_inside_only() -> None:
-    with pytest.raises(OutOfTimeError), Deadline.after(0).kept():
-        check_time()
-    check_time()
+def test_a_meter_counts_inside_only() -> None:
+    meter = Meter(1.0)
+    with meter.kept():
+        charge(0.5)
+        assert work_left_s() == 0.5
+        with pytest.raises(OutOfTimeError):
+            charge(0.5)
+    charge(1.0)
+    assert meter.used_s == 1.0
+    assert work_left_s() == math.inf
 
 
 def test_a_compiled_loop_is_stopped_from_outside() -> None:
-    deadline, stopped = Deadline(), threading.Event()
-    with deadline.kept(), stopped_in_time(stopped.set):
-        deadline.bring_forward()
+    meter, stopped = Meter(), threading.Event()
+    with meter.kept(), stopped_in_time(stopped.set):
+        meter.stop()
         assert stopped.wait(60)
 
 
 @pytest.mark.parametrize("name", ["dp_linear", "dp_contiguous", "pipedream", "pipedream_hierarchical", "m_sct"])
 def test_slow_heuristics_stop(name: str) -> None:
     problem = Problem(layered(40, seed=0), unlike(4))
-    with Deadline.after(0).kept(), pytest.raises(OutOfTimeError):
+    with Meter(0.0).kept(), pytest.raises(OutOfTimeError):
         baselines.METHODS[name](problem, 0)
-    baselines.METHODS[name](problem, 0)
+    meter = Meter()
+    with meter.kept():
+        baselines.METHODS[name](problem, 0)
+    assert 0 < meter.used_s < 10
 
 
 def test_a_dynamic_programme_stops_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fifty unlike devices: seconds for a few hundred ops. It is stopped inside its compiled loop."""
     from baselines.pipelines import chains as slices
 
-    problem, deadline = Problem(layered(400, seed=0), unlike(50)), Deadline()
+    problem, meter = Problem(layered(400, seed=0), unlike(50)), Meter()
     baselines.METHODS["dp_linear"](Problem(layered(40, seed=0), unlike(2)), 0)  # compiles
-    monkeypatch.setattr(slices, "stopped_in_time", lambda stop: (deadline.bring_forward(), stopped_in_time(stop))[1])
-    with deadline.kept(), pytest.raises(OutOfTimeError):
+    monkeypatch.setattr(slices, "stopped_in_time", lambda stop: (meter.stop(), stopped_in_time(stop))[1])
+    with meter.kept(), pytest.raises(OutOfTimeError):
         baselines.METHODS["dp_linear"](problem, 0)
 
 
@@ -183,29 +191,56 @@ def test_rounding_is_no_error() -> None:
     assert np.isfinite(agreed_bound_s(0.0, 1.0, "x"))
 
 
-# -- searches that are watched ---------------------------------------------------------------------------------------
+# -- work and the clock ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["auto", "local_search", "exact"])
-def test_a_search_in_another_thread_tells_its_best_and_ends_when_it_is_stopped(method: str) -> None:
-    solver, handle = Solver(layered(40, 0), Cluster.preset("4xV100-pcie"), 0, LATENCY, "longest_path"), SearchHandle()
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(solver.solve, method, 3600.0, handle=handle)
-        while math.isinf(handle.best_s) and not running.done():
-            threading.Event().wait(0.01)
-        handle.is_stopped = True
-        result = running.result()
-    assert not result.interrupted
-    assert result.objective_s is not None
-    assert result.objective_s <= handle.best_s * (1 + 1e-9)
-
-
-def test_parts_of_a_budget_end_with_it() -> None:
-    budget = Budget(3600.0)
+def test_parts_of_a_budget_end_with_the_clock() -> None:
+    budget = Limits(3600.0, limit_s=1e-9).budget(1.0)
     part, timed = budget.part(0.5), budget.part_s(60.0)
-    assert part.left_s() > 0
-    assert timed.left_s() > 0
-    budget.handle.is_stopped = True
     assert budget.over()
     assert part.over()
     assert timed.over()
+    assert budget.limit.has_ended
+
+
+def test_work_ends_a_budget_and_the_clock_does_not() -> None:
+    budget = Limits(2.0).budget(1.0)
+    budget.spend(3, 1.5)
+    part = budget.part(1.0)
+    assert part.left_s() == 0.5
+    part.spend(1, 0.5)
+    budget.absorb(part)
+    assert budget.spent == 4
+    assert budget.over()
+    assert not budget.limit.has_ended
+
+
+def test_neither_limit_given_is_the_default_and_one_leaves_the_other_open() -> None:
+    assert Limits().budget(7.0).seconds == 7.0
+    assert Limits(evaluations=5).budget(7.0).seconds == math.inf
+    assert Limits(3.0).budget(7.0).evaluations == math.inf
+
+
+@pytest.mark.parametrize("method", ["auto", "local_search", "exact", "milp_contiguous", "pretrained"])
+def test_the_same_seconds_find_the_same(method: str) -> None:
+    """Seconds are work, so two runs are equal, however long they take; the second one beside a busy thread."""
+    objective = "throughput" if method == "milp_contiguous" else LATENCY
+    ended, found = threading.Event(), []
+    for is_busy in (False, True):
+        ended.clear()
+        busy = threading.Thread(target=lambda: [None for _ in iter(ended.is_set, True)])
+        if is_busy:
+            busy.start()
+        solver = Solver(layered(60, 0), Cluster.preset("4xV100-pcie"), 0, objective, "longest_path")
+        result = solved(solver, method, 0.1)
+        ended.set()
+        found.append((result.placement, result.order, result.evaluations, result.lower_bound_s))
+    assert found[0] == found[1]
+
+
+def test_a_search_that_the_clock_ends_says_so() -> None:
+    solver = Solver(layered(400, 0), Cluster.preset("4xV100-pcie"), 0, LATENCY, "longest_path")
+    result = solver.solve("auto", 3600.0, limit_s=0.05)
+    assert result.interrupted
+    assert result.feasible
+    assert "its limit of 0.05 s: the best found so far, not the final answer" in result.summary()

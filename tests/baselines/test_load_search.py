@@ -253,7 +253,7 @@ def test_one_device_and_pinned_ops_leave_nothing_to_search() -> None:
 
 def test_an_interrupted_search_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     class Impatient(Budget):
-        def spend(self, evaluations: int) -> None:
+        def spend(self, evaluations: int, seconds: float = 0.0) -> None:
             super().spend(evaluations)
             if self.spent >= 3 * evaluations:
                 raise KeyboardInterrupt

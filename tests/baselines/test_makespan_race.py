@@ -96,21 +96,6 @@ def test_too_little_or_too_small_for_a_race(problem: Problem, monkeypatch: pytes
     assert not race.is_worth(0, Budget())
 
 
-def test_a_search_tells_while_it_races(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    budget, run = Budget(evaluations=4000), Race.run
-    during: list[bool] = []
-
-    def watched(self: Race, number: int, budget: Budget) -> list[Plan]:
-        during.append(budget.handle.is_racing)
-        return run(self, number, budget)
-
-    monkeypatch.setattr(Race, "run", watched)
-    makespan_search(problem, 0, [heft(problem, 0)], budget)
-    assert during
-    assert all(during)
-    assert not budget.handle.is_racing
-
-
 def test_a_race_that_would_take_too_long_ends_with_its_first_runs(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:

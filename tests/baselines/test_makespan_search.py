@@ -242,7 +242,7 @@ def test_a_proven_optimum_ends_the_search(branches: Problem) -> None:
 def test_interrupted_it_returns_the_best_so_far(branches: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     start, rounds = heft(branches, 0), 0
 
-    def spend(budget: Budget, evaluations: int) -> None:
+    def spend(budget: Budget, evaluations: int, seconds: float) -> None:
         nonlocal rounds
         budget.spent += evaluations
         rounds += 1

@@ -31,12 +31,10 @@ class Tried:
     Attributes:
         scored: None where graph or cluster do not allow it.
         reason: why not.
-        seconds: that scoring took.
     """
 
     scored: Scored | None
     reason: str = ""
-    seconds: float = 0.0
 
 
 ScoreMany = Callable[[Sequence[Strategy]], Sequence[Tried]]  # each by itself, in their order
@@ -143,28 +141,20 @@ def shape_of(strategy: Strategy) -> object:
     return tuple(sorted((rule.name, rule.size) for rule in strategy.mesh)), strategy.stages
 
 
-def _nothing() -> float:
-    return math.inf
-
-
 @dataclass(frozen=True)
 class Rival:
     """An answer without strategies, such as a placement that is being improved.
 
     Attributes:
-        known_s: its present step time; infinite before it is known.
+        known_s: its step time; infinite where there is none.
         share: of the time is kept to improve it, unless a strategy has beaten it.
         least_s: no improvement is faster than that.
-        give_up: called when a strategy has beaten it.
-        settle: waits while `known_s` says little yet, unless what is given calls it off.
     """
 
-    known_s: Callable[[], float] = _nothing
+    known_s: float = math.inf
     share: float = 0.0
     least_s: float = 0.0
-    give_up: Callable[[], None] = lambda: None
-    settle: Callable[[Callable[[], bool]], None] = lambda is_enough: None
 
     def is_beaten_by(self, step_time_s: float, times: float = DEFAULTS.beaten) -> bool:
-        """Whether a step beats `least_s`, or is `times` as fast as what is known, also before anything is known."""
-        return step_time_s <= self.least_s or times * step_time_s < self.known_s()
+        """Whether a step beats `least_s`, or is `times` as fast as what is known, also where nothing is."""
+        return step_time_s <= self.least_s or times * step_time_s < self.known_s

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
+from baselines import prices
 from baselines.strategies.applied import applied
 from baselines.strategies.folding import expected_ops, is_to_be_folded
 from baselines.strategies.searching.records import Scored, Tried
@@ -33,16 +32,15 @@ def scored(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Scored:
 
 
 def tried(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Tried:
-    """`scored`, and how long that took; or why it is not possible."""
-    began_s = time.monotonic()
+    """`scored`, or why it is not possible."""
     try:
-        return Tried(scored(graph, cluster, strategy), seconds=time.monotonic() - began_s)
+        return Tried(scored(graph, cluster, strategy))
     except (StrategyError, InfeasibleError) as error:
         return Tried(None, str(error))
 
 
-def scored_ops(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> int:
-    """About how many ops the graph has that `scored` makes."""
-    if is_to_be_folded(graph, cluster, strategy):
-        return graph.n_ops * strategy.micro_batches
-    return expected_ops(graph, strategy)
+def scoring_s(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> float:
+    """Seconds of work in `scored`, by about how many ops the graph has that it makes."""
+    is_folded = is_to_be_folded(graph, cluster, strategy)
+    ops = graph.n_ops * strategy.micro_batches if is_folded else expected_ops(graph, strategy)
+    return prices.SCORING_OP_S * ops

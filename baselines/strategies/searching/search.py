@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from baselines import prices
 from baselines.budget import Budget
 from baselines.strategies.allowed import FLUSHING
 from baselines.strategies.estimating.estimate import Estimate
@@ -35,7 +36,7 @@ from baselines.strategies.searching.records import (
     shape_of,
 )
 from baselines.strategies.searching.saving import savings
-from baselines.strategies.searching.scoring import scored_ops, tried
+from baselines.strategies.searching.scoring import scoring_s, tried
 from baselines.strategies.searching.settings import DEFAULTS
 from baselines.strategies.searching.space import Space, frugal_strategies, offloads, sharded
 from env.cluster import Cluster
@@ -118,6 +119,7 @@ class _Search:
     ) -> None:
         self.settings, self.tool = DEFAULTS, tool
         self.beyond_s = 0.0 if tool is ANY_TOOL else DEFAULTS.beyond_share * budget.left_s()  # kept for the end
+        self.estimate_s = prices.ESTIMATE_S + prices.ESTIMATE_OP_S * graph.n_ops
         self.rival, self.share = rival, 1.0
         self.is_whole = False  # whether all that was to be estimated so far was
         self.batch = 1 if score_many is None else DEFAULTS.batch
@@ -126,20 +128,19 @@ class _Search:
         self.space, self.estimator, self.pool = Space(graph, cluster), Estimator(graph, cluster), Pool()
         self.progress = progress or (lambda text, done, total: None)
         self.capacity = max((cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist()), default=1)
-        self._begin_time()
+        self.all_s = self._time_s()  # which parts of the search share
+        self.own_s = (1 - rival.share) * self.all_s  # what is left of it for strategies
         self.explored: set[Strategy] = set()  # whose neighbours were estimated
         self.starts: set[Strategy] = set()
         self.by_hand: set[Strategy] = set()  # the hand grid
         self.scored_estimates_s: set[float] = set()  # of scored strategies
         self.fits = False  # whether any estimate does
-        self.op_scoring_s = self.settings.op_scoring_s  # the most so far
 
     def run(self, starts: tuple[Strategy, ...]) -> None:
         """All parts, one after the other."""
         self.progress("estimating meshes", 0, 4)
         self.starts = set(starts)
         self._estimate_all(starts, "sketch", least=len(starts))
-        self._let_rival_settle()
         self.is_whole = self._estimate_all(self._sketches(), "sketch", least=1, enough=self._is_hopeless)
         for frugal in frugal_strategies(self.graph, self.space.n_devices):
             ways = [replace(frugal, offload=names) for names in offloads(self.graph, self.cluster, frugal)]
@@ -160,20 +161,9 @@ class _Search:
 
     # -- estimating -------------------------------------------------------------------------------------------
 
-    def _begin_time(self) -> None:
-        """Parts of the search share the time that is left now."""
-        self.all_s = self._time_s()
-        self.own_s = (1 - self.rival.share) * self.all_s  # what is left of it for strategies
-
     def _time_s(self) -> float:
         """Seconds left, but for those that are kept for the end."""
         return max(0.0, self.budget.left_s() - (0.0 if math.isinf(self.beyond_s) else self.beyond_s))
-
-    def _let_rival_settle(self) -> None:
-        """Let the rival settle with all cores, unless a strategy is estimated below `ahead` times its step time."""
-        if self._behind() > self.settings.ahead:
-            self.rival.settle(lambda: self.budget.interrupted)
-            self._begin_time()
 
     def _estimate(self, strategy: Strategy) -> Estimate | None:
         pool = self.pool
@@ -184,6 +174,7 @@ class _Search:
         if lacking := self.tool.lacks(strategy):
             pool.lacking[strategy] = lacking
             return None
+        self.budget.spend(0, self.estimate_s)
         try:
             found = self.estimator.estimate(strategy)
         except StrategyError as error:
@@ -210,7 +201,7 @@ class _Search:
     def _behind(self) -> float:
         """Step time of the fastest that is estimated to fit, times the rival's."""
         fitting = (self.pool.corrected_s(e) for e in self.pool.estimates.values() if e.fits and _competes(e.strategy))
-        return min(fitting, default=math.inf) / self.rival.known_s()
+        return min(fitting, default=math.inf) / self.rival.known_s
 
     def _is_hopeless(self) -> bool:
         """Whether nothing comes near the rival, of the meshes along one axis at least, which are the first."""
@@ -391,8 +382,8 @@ class _Search:
         return list(dict.fromkeys(result))
 
     def _scoring_s(self, estimate: Estimate) -> float:
-        """Seconds that scoring it may take."""
-        return self.op_scoring_s * scored_ops(self.graph, self.cluster, estimate.strategy)
+        """Seconds of work in scoring it."""
+        return scoring_s(self.graph, self.cluster, estimate.strategy)
 
     def _is_open(self, strategy: Strategy) -> bool:
         pool = self.pool
@@ -407,7 +398,7 @@ class _Search:
         if not estimates:
             return False
         self.progress(f"scoring {estimates[0].strategy}", len(self.pool.scored), len(self.pool.estimates))
-        self.budget.spend(len(estimates))
+        self.budget.spend(len(estimates), sum(map(self._scoring_s, estimates)))
         found = self.score_many([estimate.strategy for estimate in estimates])
         gains = [self._learn(estimate, each) for estimate, each in zip(estimates, found, strict=True)]
         return any(gains)
@@ -436,15 +427,11 @@ class _Search:
             del self.pool.estimates[strategy]
             self._try_in_vain(strategy)
             return False
-        taken_s = found.seconds / scored_ops(self.graph, self.cluster, strategy)
-        self.op_scoring_s = max(self.op_scoring_s, taken_s) if self.pool.scored else taken_s
         best = self._best()
         is_gain = found.scored.fits and (best is None or found.scored.step_time_s < best.step_time_s)
         self.pool.scored[strategy] = found.scored
         self.scored_estimates_s.add(estimate.step_time_s)
         self.pool.learn(estimate, found.scored, is_gain)
-        if is_gain and self._is_beaten(found.scored.step_time_s):
-            self.rival.give_up()
         return is_gain
 
     def _is_beaten(self, step_time_s: float) -> bool:

@@ -21,11 +21,9 @@ class SearchSettings:
         batch: strategies that workers score at once, whatever their number: the answer must not depend on it.
         most_in_vain: refused strategies that communicate alike, after which no other one is tried.
         most_estimates: where evaluations are the only limit.
-        op_scoring_s: seconds of scoring for each op of a rewritten graph, before the first was scored.
         far_behind: times the rival: above it an estimate is slower indeed, where not every mesh was estimated.
         hopeless, enough: where so many estimates are at least `hopeless` times as slow as the rival, no further mesh is
             estimated.
-        ahead: times the rival: below it strategies are scored before the rival has settled.
         behind_share, most_behind: of the time, where all estimates are slower than the rival; divided by how many times
             they are slower, at most `most_behind`.
         beaten: times as fast as the rival: no improvement of it could make up for that.
@@ -37,7 +35,6 @@ class SearchSettings:
         placing_share: of the budget is kept for placing the graph as it is, unless a strategy has won.
         placing_quick_share, most_placing_quick_s: of the budget, and at most so many seconds: time to place the graph
             before any strategy is estimated.
-        settled_share: of the budget: so long strategies wait, at most, for the rival to settle.
         near_placed: times the best strategy: placements below it may win.
         beyond_share, most_lacking, most_beyond: of the time, at most so many estimates, and scores, tell what it costs
             that the tool of the answer cannot run every strategy.
@@ -54,11 +51,9 @@ class SearchSettings:
     batch: int = 8
     most_in_vain: int = 2
     most_estimates: int = 20_000
-    op_scoring_s: float = 1e-5
     far_behind: float = 1.1
     hopeless: float = 2.0
     enough: int = 24
-    ahead: float = 0.5
     behind_share: float = 0.35
     most_behind: float = 4.0
     beaten: float = 2.0
@@ -70,7 +65,6 @@ class SearchSettings:
     placing_share: float = 0.2
     placing_quick_share: float = 0.05
     most_placing_quick_s: float = 5.0
-    settled_share: float = 0.3
     near_placed: float = 1.5
     beyond_share: float = 0.1
     most_lacking: int = 200

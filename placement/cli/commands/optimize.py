@@ -51,6 +51,7 @@ def optimize(given: OptimizeOptions) -> None:
             target=given.for_,
             model=model,
             first=given.first,
+            limit_s=given.limit_s,
             **search,
         )
     result = dataclasses.replace(result, command=given.again())
@@ -91,7 +92,7 @@ def _sweep(given: OptimizeOptions, search: dict[str, Any]) -> None:
     sweep = sweeps.sweep_of(given)
     if given.strategy not in (None, "none"):
         raise typer.BadParameter("--sweep looks for the best of each row; leave out --strategy, or give none.")
-    for field in ("workers", "address", "for_", "first"):
+    for field in ("workers", "address", "limit_s", "for_", "first"):
         if not is_default(given, field):
             raise typer.BadParameter(f"--sweep searches in this process; leave out {option_of(field)}.")
     if not is_default(given, "scorer"):
@@ -107,7 +108,7 @@ def _check_strategy(given: OptimizeOptions) -> None:
 
     if given.strategy is None or Strategy.parse(given.strategy).is_none:
         return
-    for field in ("method", "objective", "budget_s", "evaluations", "priority", "scorer"):
+    for field in ("method", "objective", "budget_s", "evaluations", "limit_s", "priority", "scorer"):
         if not is_default(given, field):
             raise typer.BadParameter(
                 f"--strategy says itself where and in which order ops run; leave out {option_of(field)}."

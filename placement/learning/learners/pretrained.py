@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import baselines
+from baselines import prices
 from baselines.budget import Budget
 from baselines.portfolio import Candidate, candidates, improve, starts
 from env.plan import Plan
@@ -148,8 +149,8 @@ class _Sampling:
                 score = self._simulator.score(plan)
                 if score.feasible:
                     self._keep(Candidate(candidate.method, plan, score.step_time_s))
-        budget.spend(count + 2 + len(quick))
-        budget.interrupted |= spent.interrupted
+        budget.spend(count + 2, (count + 2) * prices.sample_s(self._problem))
+        budget.absorb(spent)
 
     def sample(self, policy: GraphPolicy, budget: Budget) -> None:
         """Draw until the budget is over."""
@@ -177,7 +178,7 @@ class _Sampling:
         while not self.done(budget):
             count = int(min(_BATCH, budget.evaluations_left()))
             yield count
-            budget.spend(count)
+            budget.spend(count, count * prices.sample_s(self._problem))
 
     def _score(self, proposals: Proposals) -> FloatArray:
         """Step times in seconds, float64 [k], infinite where a device overflows; keeps the best plans."""

@@ -16,6 +16,7 @@ from numba import njit
 from numba.core.dispatcher import Dispatcher
 from training_steps import mlp
 
+from baselines.budget import Limits
 from env import compiling
 from env.cluster import Cluster
 from env.problem import Problem
@@ -98,7 +99,7 @@ def test_only_what_is_needed_is_compiled() -> None:
 def test_all_is_compiled_before_the_time_of_a_search_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first search of a newly installed package had nothing left for searching."""
     order = []
-    for name in ("compile_for_strategies", "compile_for", "Budget"):
+    for name in ("compile_for_strategies", "compile_for", "Placing"):
         real = getattr(strategy_search, name)
 
         def noted(*given: Any, name: str = name, real: Any = real, **named: Any) -> Any:
@@ -106,9 +107,9 @@ def test_all_is_compiled_before_the_time_of_a_search_begins(monkeypatch: pytest.
             return real(*given, **named)
 
         monkeypatch.setattr(strategy_search, name, noted)
-    found = strategy_search.best_of_all(mlp(), Cluster.preset("4xV100-pcie"), evaluations=4)
+    found = strategy_search.best_of_all(mlp(), Cluster.preset("4xV100-pcie"), limits=Limits(evaluations=4))
     assert found.alternatives
-    assert order[:3] == ["compile_for_strategies", "compile_for", "Budget"]
+    assert order[:3] == ["compile_for_strategies", "compile_for", "Placing"]
 
 
 def test_a_person_who_watches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

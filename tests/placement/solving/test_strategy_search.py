@@ -7,9 +7,7 @@ import math
 import os
 import re
 import signal
-import sys
 import threading
-import time
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import pytest
 from training_steps import mlp
 
-from baselines.budget import Budget, SearchHandle
+from baselines.budget import Budget
 from baselines.strategies.searching import search
 from baselines.strategies.searching.outcome import StrategyOutcome
 from baselines.strategies.searching.records import Scored
@@ -32,7 +30,6 @@ from placement.results.advice import FIRST_LINE, advice, beside, in_two, ladder_
 from placement.results.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, front, listed, single_s
 from placement.results.result import Result
 from placement.solving import best_of_all as strategy_search
-from placement.solving.placing import placing
 from placement.solving.solver import Solver
 from placement.verification import verify
 
@@ -188,26 +185,25 @@ def test_an_interrupted_comparison_still_looks_at_strategies(monkeypatch: pytest
 
 
 def test_no_evaluations_go_into_placements_that_cannot_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int | None] = []
+    asked: list[float] = []
     quick: list[float | None] = []
-    solve = Solver.solve
+    solve = Solver.solve_within
 
-    def noted(self: Solver, method: str, budget_s: float | None = None, evaluations: int | None = None) -> Result:
-        found = solve(self, method, 0.0)
+    def noted(self: Solver, method: str, budget: Budget, place: Any = None) -> Result:
+        found = solve(self, method, Budget(0.0), place)
         if method == "auto":
-            asked.append(evaluations)
+            asked.append(budget.evaluations)
             quick.append(found.objective_s)
             found = replace(found, answer=None, reason="nothing") if len(asked) > 1 else found  # the second time
         return found
 
-    monkeypatch.setattr(Solver, "solve", noted)
+    monkeypatch.setattr(Solver, "solve_within", noted)
     assert not optimize(heavy(), CLUSTER, evaluations=2000).strategy.is_none
     assert asked == [100]  # which tells what there is to beat
     asked.clear(), quick.clear()
     found = optimize(heavy(), SLOW, evaluations=2000)
     assert found.strategy.is_none
     assert found.objective_s == quick[0]  # what was found quickly is not lost
-    assert asked[-1] is not None
     assert asked[-1] > 400  # all that is left, as no strategy is near
 
 
@@ -242,58 +238,7 @@ def test_as_many_evaluations_find_nothing_better_without_strategies(links_slower
     assert (found.evaluations or 0) <= FEW
 
 
-@pytest.mark.parametrize(("cluster", "is_stopped"), [(CLUSTER, True), (SLOW, False)])
-def test_placing_goes_on_beside_strategies_until_one_has_won(
-    monkeypatch: pytest.MonkeyPatch, cluster: Cluster, is_stopped: bool
-) -> None:
-    ends: list[bool] = []
-    solve = Solver.solve
-
-    def placed(self: Solver, method: str, budget_s: float = 0.0, *, handle: SearchHandle | None = None) -> Result:
-        found = solve(self, method, 0.0)
-        if handle is not None:
-            assert found.objective_s is not None
-            handle.note(found.objective_s)
-            end_s = time.monotonic() + budget_s
-            while time.monotonic() < end_s and not handle.is_stopped:
-                time.sleep(0.01)
-            ends.append(handle.is_stopped)
-        return found
-
-    monkeypatch.setattr(Solver, "solve", placed)
-    found = optimize(heavy(), cluster, budget_s=60 if is_stopped else 4)
-    assert (not found.strategy.is_none) == is_stopped
-    assert ends == [is_stopped]
-
-
-def test_strategies_wait_while_an_annealing_looks_for_where_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    solver, budget = strategy_search.solver_or_reason(heavy(), CLUSTER, 0), Budget(seconds=20)
-    assert isinstance(solver, Solver)
-    may_end = threading.Event()
-
-    def placed(method: str, _budget_s: float, *, handle: SearchHandle) -> Result:
-        found = Solver.solve(solver, method, 0.0)
-        handle.is_racing = True
-        handle.note(found.objective_s or 0.0)
-        assert may_end.wait(60)
-        handle.note(0.0)
-        handle.is_racing = False
-        while not handle.is_stopped:
-            time.sleep(0.01)
-        return found
-
-    monkeypatch.setattr(solver, "solve", placed)
-    with placing(solver, budget) as own:
-        rival = own.rival()
-        rival.settle(lambda: True)  # called off
-        assert rival.known_s() > 0
-        threading.Timer(0.3, may_end.set).start()
-        rival.settle(lambda: False)
-        assert rival.known_s() == 0.0
-
-
 def test_ctrl_c_ends_placing_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual_s = sys.getswitchinterval()
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
 
     def nothing(*_: Any) -> StrategyOutcome:
@@ -304,16 +249,6 @@ def test_ctrl_c_ends_placing_too(monkeypatch: pytest.MonkeyPatch) -> None:
     found = optimize(heavy(layers=60), CLUSTER, budget_s=3600)
     assert found.interrupted
     assert found.strategy.is_none
-    assert sys.getswitchinterval() == usual_s
-
-
-def test_an_error_ends_placing_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> StrategyOutcome:
-        raise ValueError("no such strategy")
-
-    monkeypatch.setattr(strategy_search, "find_strategies", broken)
-    with pytest.raises(ValueError, match="no such strategy"):
-        optimize(heavy(), SLOW, budget_s=600)
 
 
 def test_what_fits_only_as_a_strategy_is_found() -> None:

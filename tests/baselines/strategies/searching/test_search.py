@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -197,53 +195,21 @@ def test_the_further_ahead_a_rival_is_the_less_time_there_is(rival: float, is_wh
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
     strategy = Strategy.parse("dp4")
     step_s = Estimator(graph, cluster).estimate(strategy).step_time_s
-    known_s = [math.inf]
-    search = search_module._Search(graph, cluster, Budget(), None, None, Rival(lambda: known_s[0]), ANY_TOOL)
+    search = search_module._Search(graph, cluster, Budget(), None, None, Rival(rival * step_s), ANY_TOOL)
     search.is_whole = is_whole
-    search._estimate(strategy)
-    search._look_at_rival()
     assert search.share == 1.0
-    known_s[0] = rival * step_s  # it improves while strategies are searched
+    search._estimate(strategy)
     search._look_at_rival()
     assert search.share == pytest.approx(share)
 
 
-@pytest.mark.parametrize(
-    ("rival", "waits"), [(1.9, True), (2.1, False), pytest.param(math.inf, False, marks=pytest.mark.slow)]
-)
-def test_a_rival_may_settle_first_unless_strategies_are_far_ahead(rival: float, waits: bool) -> None:
-    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
-    start = Strategy.parse("dp4")
-    known_s = rival * Estimator(graph, cluster).estimate(start).step_time_s
-    called_off: list[bool] = []
-
-    def settle(is_enough: Callable[[], bool]) -> None:
-        called_off.append(is_enough())
-        budget.interrupted = True
-        called_off.append(is_enough())
-
-    budget = Budget(evaluations=1)
-    search_strategies(graph, cluster, budget, starts=[start], rival=Rival(lambda: known_s, settle=settle))
-    assert called_off == [False, True] * waits
-
-
-def test_a_rival_that_is_beaten_gives_up() -> None:
-    graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("2xK40-pcie")
-    ends: list[str] = []
-    search_strategies(
-        graph, cluster, Budget(evaluations=3), rival=Rival(lambda: 1e9, give_up=lambda: ends.append("slow"))
-    )
-    assert ends
-    search_strategies(graph, cluster, Budget(evaluations=3), rival=Rival(lambda: 1e-9, give_up=pytest.fail))
-
-
 def test_nothing_is_scored_without_time_where_all_is_far_behind() -> None:
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("8xH100-nvswitch")
-    found = search_strategies(graph, cluster, Budget(seconds=0.0), rival=Rival(lambda: 1e-9))
+    found = search_strategies(graph, cluster, Budget(seconds=0.0), rival=Rival(1e-9))
     assert (found.scored, found.best) == (0, None)
     assert found.nearest is not None
     near_s = found.nearest.step_time_s
-    near = search_strategies(graph, cluster, Budget(seconds=0.0), rival=Rival(lambda: near_s))
+    near = search_strategies(graph, cluster, Budget(seconds=0.0), rival=Rival(near_s))
     assert near.scored == 1
 
 

@@ -33,10 +33,10 @@ def test_what_is_as_full_as_what_did_not_fit_is_not_expected_to_fit() -> None:
 
 
 def test_a_rival_is_beaten_by_what_is_far_faster_only() -> None:
-    rival = Rival(lambda: 1.0)
+    rival = Rival(1.0)
     assert rival.is_beaten_by(0.4)
     assert not rival.is_beaten_by(0.9)
-    assert Rival(lambda: 1.0, least_s=0.9).is_beaten_by(0.9)  # there is nothing faster
+    assert Rival(1.0, least_s=0.9).is_beaten_by(0.9)  # there is nothing faster
     assert Rival().is_beaten_by(1e9)  # nothing there
 
 
