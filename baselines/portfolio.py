@@ -122,7 +122,7 @@ def starts(
 ) -> list[Candidate]:
     """Plans that a search begins with: those of `STARTS` and, with `every`, the others; best first.
 
-    Of limited seconds, the quick ones take a tenth and the slow ones, for a steady state or where nothing fits, a fifth
+    The quick ones take a tenth of limited seconds and the slow ones, for a steady state or where nothing fits, a fifth
     of what is left. Without a limit of seconds all run to their end.
 
     Raises:

@@ -41,9 +41,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "baselines": (
-        "deadline layers no_fit network_levels kernel_records",
+        "prices layers no_fit network_levels kernel_records",
         "budget path_kernel",
-        "registry",
+        "meter registry",
         "enumeration paths memory memory_orders fitting portfolio",
         "placers local_search",
         "list_schedulers pipelines",

@@ -34,7 +34,7 @@ from placement.solving.compiling import compile_for, compile_for_strategies
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
 from placement.solving.one_device import as_alternative
-from placement.solving.placing import Placing
+from placement.solving.placing import PlacedBeside
 from placement.solving.plainest import WITHIN, oddities, plainer
 from placement.solving.reasons import reason
 from placement.solving.remarks import counted, faster, few_samples, kept_to, left_out_words
@@ -117,7 +117,7 @@ def best_of_all(
     compile_for_strategies()
     if isinstance(solver, Solver):
         compile_for(solver.problem, [SINGLE if aids.tool.name else AUTO])
-    # Which begins here: compiling takes longer than it, once.
+    # It begins here: compiling takes longer than it, once.
     budget = limits.budget(FIRST_S if aids.first else default_budget_s(graph))
     if aids.local_search is not None and isinstance(solver, Solver):
         solver.search_by(LOCAL_SEARCH, aids.local_search)
@@ -138,7 +138,7 @@ def best_of_all(
         outcome = searched(Rival(share=DEFAULTS.placing_share))
         budget.spend(outcome.scored)
     else:
-        own = Placing(solver, budget)
+        own = PlacedBeside(solver, budget)
         outcome = searched(own.rival())
         if progress is not None:
             progress("placing the graph as it is", 0, 0)

@@ -1,4 +1,4 @@
-"""`Placing`: a graph is placed as it is within one budget with a search over strategies, before it and after it."""
+"""`PlacedBeside`: a graph is placed as it is within one budget with a search over strategies, before it and after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from placement.solving.methods import AUTO
 from placement.solving.solver import Solver
 
 
-class Placing:
+class PlacedBeside:
     """First a little, and once strategies have been searched with what is left; with all evaluations in any case.
 
     Strategies count by themselves, and the same seed takes the same way again and further, so that with as many

@@ -99,7 +99,7 @@ def test_only_what_is_needed_is_compiled() -> None:
 def test_all_is_compiled_before_the_time_of_a_search_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first search of a newly installed package had nothing left for searching."""
     order = []
-    for name in ("compile_for_strategies", "compile_for", "Placing"):
+    for name in ("compile_for_strategies", "compile_for", "PlacedBeside"):
         real = getattr(strategy_search, name)
 
         def noted(*given: Any, name: str = name, real: Any = real, **named: Any) -> Any:
@@ -109,7 +109,7 @@ def test_all_is_compiled_before_the_time_of_a_search_begins(monkeypatch: pytest.
         monkeypatch.setattr(strategy_search, name, noted)
     found = strategy_search.best_of_all(mlp(), Cluster.preset("4xV100-pcie"), limits=Limits(evaluations=4))
     assert found.alternatives
-    assert order[:3] == ["compile_for_strategies", "compile_for", "Placing"]
+    assert order[:3] == ["compile_for_strategies", "compile_for", "PlacedBeside"]
 
 
 def test_a_person_who_watches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
