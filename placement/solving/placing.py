@@ -1,4 +1,4 @@
-"""`PlacedBeside`: a graph is placed as it is within one budget with a search over strategies, before it and after it."""
+"""`PlacedBeside`: a graph placed as it is within one budget with a search over strategies, before it and after it."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_a_strategys_file_from_before_packed_columns_is_read() -> None:
 
 @pytest.mark.parametrize("version", [0, VERSION + 1, True, "2", None])
 def test_other_versions_are_refused(result: Result, version: Any) -> None:
-    with pytest.raises(MismatchError, match=r"is of version .*; this release reads versions 1 to 12, make it again"):
+    with pytest.raises(MismatchError, match=r"is of version .*; this release reads versions 1 to 13, make it again"):
         Result.from_json(edited(result, version=version))
 
 
