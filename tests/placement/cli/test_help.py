@@ -64,6 +64,7 @@ OPTIONS = {
         *SEARCHING,
         *[
             "--address",
+            "--limit-s",
             "--workers",
             "--cluster",
             "--first",
