@@ -17,6 +17,7 @@ from graphs.transforms.strategy import Strategy
 from placement.comparing.changes import PARTS, Change, changes_between, together, without_part
 from placement.comparing.rows import AsJson, names_of
 from placement.configurations.configuration import Configuration
+from placement.configurations.megatron import CONNECTIONS, connections
 from placement.configurations.registry import TOOLS, keys_of
 from placement.configurations.results import with_strategy
 from placement.configurations.strategies import notes_on, strategy_of
@@ -235,6 +236,9 @@ def keys_between(
         return (), str(error)
     names = sorted(old.keys() | new.keys())
     keys = [(n, old.get(n, ""), new.get(n, "")) for n in names if old.get(n, "") != new.get(n, "")]
+    if configuration.tool == "megatron":
+        had, has = (connections(with_strategy(configuration, graph, strategy)) for strategy in (before, after))
+        keys += [(CONNECTIONS, had, has)] if has not in ("", had) else []
     if configuration.tool == "accelerate" and before.fused_updates != after.fused_updates:
         keys.append((_FUSED, str(before.fused_updates), str(after.fused_updates)))
     return tuple(keys), "" if keys else f"no key of {TOOLS[configuration.tool].label} says it"

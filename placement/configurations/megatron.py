@@ -312,27 +312,31 @@ def megatron(result: Result) -> str:
     refuse("flags of Megatron-LM", result, megatron_lacks(result))
     found = planned(configuration_of(result, "megatron"))
     nodes = len(hosts_of(result, result.strategy))
-    return _connections(found) + write_megatron(replace(found, others={NODES: nodes, **_demanded(found)}))
+    line = {"1": f"export {CONNECTIONS}=1\n", "unset": f"unset {CONNECTIONS}\n"}.get(connections(found), "")
+    return line + write_megatron(replace(found, others={NODES: nodes, **demanded(found)}))
 
 
-def _demanded(found: Configuration) -> Mapping[str, str]:
-    """Flags that Megatron-LM asserts beside its sharded replicas (arguments.py), and the guide of Megatron-FSDP."""
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+def demanded(found: Configuration) -> Mapping[str, str]:
+    """Flags that Megatron-LM asserts beside sharded replicas and optimizers on hosts (arguments.py)."""
     if FSDP2 in _zero_keys(found):
         return {"--no-gradient-accumulation-fusion": "", "--untie-embeddings-and-output-weights": ""}
-    if found.zero > 1:
+    if found.zero > 1:  # the guide of Megatron-FSDP has the first
         distributed = {"--no-gradient-accumulation-fusion": "", "--use-distributed-optimizer": ""}
         return {**distributed, "--ckpt-format": "fsdp_dtensor"}
+    if found.offload:
+        return {"--use-precision-aware-optimizer": "", "--use-distributed-optimizer": ""}
     return {}
 
 
-def _connections(found: Configuration) -> str:
-    """A line for the variable that Megatron-LM asserts: never 1 beside sharded replicas, else 1 where it cuts layers.
+def connections(found: Configuration) -> str:
+    """``"unset"`` or ``"1"``, as Megatron-LM asserts of `CONNECTIONS`; ``""`` where it asserts nothing.
 
-    The second holds on GPUs before Blackwell; later ones run with it, too.
+    It may not be 1 beside sharded replicas, and has to be where layers are cut, on GPUs before Blackwell.
     """
-    if found.zero > 1:
-        return "unset CUDA_DEVICE_MAX_CONNECTIONS\n"
-    return "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" if max(found.tensor, found.context) > 1 else ""
+    return "unset" if found.zero > 1 else "1" if max(found.tensor, found.context) > 1 else ""
 
 
 def megatron_lacks(result: Result) -> Iterator[str]:
@@ -342,6 +346,8 @@ def megatron_lacks(result: Result) -> Iterator[str]:
     yield from other_weights("Megatron-LM", graph)
     yield from uneven(graph, strategy)
     yield from unequal_stages(graph, strategy)
+    if strategy.offload and strategy.replicas > 1 and strategy.zero != 1:
+        yield "its optimizer on hosts is the distributed one; take zero1"
     if strategy.order == "interleaved" and strategy.stages > 1 and strategy.micro_batches % strategy.stages:
         yield f"its interleaved stages take a multiple of {strategy.stages} micro-batches"
     yield from _unsaid(planned(configuration_of(result, "megatron")))

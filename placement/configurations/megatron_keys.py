@@ -19,6 +19,7 @@ SIZES = (
     *("--kv-channels", "--num-experts"),
 )
 LAUNCHER = (PROCESSES, NODES, "--node-rank", "--master-", "--rdzv-", "--max-restarts", "--standalone", "--tee")
+_WIDE = "the optimizer keeps float32"
 _NO_FLOAT8 = "no graphs have the casts of float8"
 _OWN_SPLIT = "stages of one's own lengths are not read"
 _FLAG = {name: read(bool, False) for name in ("--bf16", "--fp16", SP, FSDP2, FSDP, EMBEDDING_COUNTS, LOSS_COUNTS)}
@@ -72,7 +73,8 @@ KEYS: dict[str, Key] = {
     "--optimizer-cpu-offload": read(bool, False),
     "--optimizer-offload-fraction": only(1.0, 1, why="all of the optimizer is on the host"),
     "--overlap-cpu-optimizer-d2h-h2d": inert,
-    "--use-precision-aware-optimizer": only(False, why="states of the optimizer are float32"),
+    "--use-precision-aware-optimizer": inert,
+    **{f"--{name}-dtype": only("fp32", why=_WIDE) for name in ("main-grads", "main-params", "exp-avg", "exp-avg-sq")},
     "--optimizer": read(str, "adam", "adam", "sgd"),
     "--transformer-impl": only("transformer_engine", why="kernels are those of Transformer Engine"),
     "--attention-backend": only("auto", "flash", "fused", why="scores of attention are not kept"),

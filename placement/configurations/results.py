@@ -108,6 +108,10 @@ def with_strategy(configuration: Configuration, graph: OpGraph, strategy: Strate
         overlaps=strategy.bucket_bytes < AFTER_ALL if strategy.zero < 2 else strategy.zero == 3 or found.overlaps,
         sizes={name: size for name, size in found.sizes.items() if is_same or name != LAYERS_PER_STAGE},
     )
+    if found.tool == "megatron":
+        from placement.configurations.megatron import demanded
+
+        made = replace(made, others={**demanded(made), **made.others})
     return replace(made, bucket_bytes=_bucket_bytes(made, strategy))
 
 

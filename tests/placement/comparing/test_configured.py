@@ -211,6 +211,23 @@ def test_updates_are_those_of_the_training_script_of_accelerate() -> None:
     )
 
 
+def test_flags_that_megatron_asserts_are_told_with_a_change() -> None:
+    text = (
+        "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --seq-length 128 "
+        "--micro-batch-size 2 --global-batch-size 8 --bf16 --use-distributed-optimizer --tensor-model-parallel-size 2\n"
+    )
+    configuration, step = settled(read_configuration(text), CLUSTER), with_precision("master")
+    cut, sharded, hosted = map(Strategy.parse, ("dp4 zero1 | tp2", "dp8 zero3", "dp8 zero1 | offload=optimizer"))
+    keys = {name: (old, new) for name, old, new in keys_between(configuration, step, cut, sharded)[0]}
+    assert keys["--no-gradient-accumulation-fusion"] == ("", "given")
+    assert keys["--ckpt-format"] == ("", "fsdp_dtensor")
+    assert keys["CUDA_DEVICE_MAX_CONNECTIONS"] == ("1", "unset")
+    assert "--use-distributed-optimizer" not in keys
+    keys = {name: (old, new) for name, old, new in keys_between(configuration, step, cut, hosted)[0]}
+    assert keys["--use-precision-aware-optimizer"] == ("", "given")
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in keys
+
+
 def model_file(folder: Path) -> str:
     path = folder / "model.py"
     path.write_text(
