@@ -41,7 +41,6 @@ _FIRST, _COMPILED_EARLY = 5, 2  # models that come first, and that are compiled 
 _CALIBRATING, _RECIPES = 0.13, 0.35  # shares of the time
 _LEAST_S = {"eager": 5.0, "compiled": 40.0}  # seconds that must be left to begin a row
 _MOST_S = 2.5  # of measuring one
-_COLLECTIVES_S = 120.0
 _LOOK_MINUTES = 0.02  # of a calibration on a CPU, where this script is only tried
 PARTS = ("models", "strategies", "recipes", "collectives")
 _RANKS = "PLACEMENT_GPU_RANKS"  # set in the processes that measure collectives

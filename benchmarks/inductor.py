@@ -27,16 +27,12 @@ class Kernel:
     """One kernel that Inductor would launch.
 
     Attributes:
-        is_backward: of the backward pass.
         is_library: a product, a convolution or the like, for which no code is generated.
         bytes: read and written.
-        members: of each loop in it the operators that it comes from, for people.
     """
 
-    is_backward: bool
     is_library: bool
     bytes: int
-    members: tuple[str, ...]
 
 
 class _Enough(Exception):
@@ -75,12 +71,12 @@ def _compiled(module: fx.GraphModule, inputs: Any, found: list[Kernel], code: st
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    def look(module: fx.GraphModule, inputs: Any, is_backward: bool = False, **options: Any) -> Any:
+    def look(module: fx.GraphModule, inputs: Any, **options: Any) -> Any:
         plain = copy.deepcopy(module)  # lowering changes it
-        changes = {"_post_fusion_custom_pass": lambda nodes: _listed(nodes, is_backward, found)}
+        changes = {"_post_fusion_custom_pass": lambda nodes: _listed(nodes, found)}
         try:
             with config.patch(changes):
-                compile_fx_inner(module, inputs, is_backward=is_backward, **options)
+                compile_fx_inner(module, inputs, **options)
         except Exception as error:
             if not _comes_from(error, _Enough):
                 raise
@@ -103,20 +99,14 @@ def _compiled(module: fx.GraphModule, inputs: Any, found: list[Kernel], code: st
         return compile_fx(module, inputs, inner_compile=look)
 
 
-def _listed(nodes: list[Any], is_backward: bool, found: list[Kernel]) -> list[Any]:
+def _listed(nodes: list[Any], found: list[Kernel]) -> list[Any]:
     for node in nodes:
         # A buffer that others fill, and one result of several of the kernel before, launch nothing.
         if type(node).__name__ == "NopKernelSchedulerNode" or type(node.node).__name__ == "MultiOutput":
             continue
         is_library = bool(node.is_extern() or node.is_template())
-        size = int(node.get_read_write_buffers_sizes())
-        found.append(Kernel(is_backward, is_library, size, tuple(_described(each) for each in node.get_nodes())))
+        found.append(Kernel(is_library, int(node.get_read_write_buffers_sizes())))
     raise _Enough
-
-
-def _described(member: Any) -> str:
-    origins = getattr(member.node, "origins", None) or ()
-    return f"{member.get_name()}: {', '.join(sorted(f'{node.name} {node.target}' for node in origins))}"
 
 
 def _comes_from(error: BaseException | None, kind: type[BaseException]) -> bool:

@@ -272,10 +272,10 @@ def _leaves(value: Any) -> Iterator[torch.Tensor]:
             yield from _leaves(item)
 
 
-def _tensors(value: Any, device: str | None = None) -> Any:
+def _tensors(value: Any, device: str = "cpu") -> Any:
     """The value with a tensor without data for each `Layout`."""
     if isinstance(value, Layout):
-        return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=device or value.device)
+        return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=device)
     if isinstance(value, tuple):
         return tuple(_tensors(item, device) for item in value)
     return value

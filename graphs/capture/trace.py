@@ -113,7 +113,6 @@ class Layout(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
-    device: str
 
     @property
     def n_elements(self) -> int:
@@ -176,11 +175,9 @@ def tensor_info(tensor: torch.Tensor) -> TensorInfo:
     """Raises: UnknownSizeError."""
     shape = tuple(tensor.shape)
     if tensor.layout is not torch.strided:
-        return TensorInfo(
-            Layout(_numbers(shape), row_major(_numbers(shape)), tensor.dtype, str(tensor.device)), -id(tensor), 0
-        )
+        return TensorInfo(Layout(_numbers(shape), row_major(_numbers(shape)), tensor.dtype), -id(tensor), 0)
     storage = tensor.untyped_storage()
-    layout = Layout(_numbers(shape), _numbers(tensor.stride()), tensor.dtype, str(tensor.device))
+    layout = Layout(_numbers(shape), _numbers(tensor.stride()), tensor.dtype)
     offset = _number(tensor.storage_offset())
     return TensorInfo(layout, storage._cdata, offset, tensor.is_conj(), tensor.is_neg())
 

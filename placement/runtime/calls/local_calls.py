@@ -238,7 +238,7 @@ def _made(local: LocalCall) -> list[tuple[int, ...] | None]:
 def _described(value: Any) -> Any:
     if isinstance(value, ReadTensor):
         shape = value.part.local_shape
-        return Layout(shape, row_major(shape), value.layout.dtype, "meta")
+        return Layout(shape, row_major(shape), value.layout.dtype)
     if isinstance(value, fx.Node):
         return layouts(value)
     return tuple(_described(item) for item in value) if isinstance(value, (tuple, list)) else value

@@ -71,7 +71,7 @@ class _Trial:
                 raise _NotComputedError
             node = self._nodes[argument] = self._graph.placeholder("x")
             layout, shape = info.layout, smaller.shape(info.layout.shape)
-            same_order = Layout(shape, _strides(shape, layout.stride), self._dtype(layout.dtype), "cpu")
+            same_order = Layout(shape, _strides(shape, layout.stride), self._dtype(layout.dtype))
             node.meta["info"] = TensorInfo(same_order, 0, info.offset)
         args, kwargs = self._argument(use.node.args), self._argument(dict(use.node.kwargs))
         self._node = self._graph.call_function(use.node.target, args, kwargs)  # type: ignore[arg-type]
@@ -346,4 +346,4 @@ def _strides(shape: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:
 
 def _info(shape: Sequence[int], dtype: torch.dtype) -> TensorInfo:
     shape = tuple(shape)
-    return TensorInfo(Layout(shape, row_major(shape), dtype, "cpu"), 0, 0)
+    return TensorInfo(Layout(shape, row_major(shape), dtype), 0, 0)

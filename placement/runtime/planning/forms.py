@@ -67,4 +67,4 @@ def info_of(node: fx.Node) -> TensorInfo | None:
 
 def dense(shape: tuple[int, ...], dtype: torch.dtype) -> TensorInfo:
     """A tensor without gaps."""
-    return TensorInfo(Layout(shape, row_major(shape), dtype, "cpu"), 0, 0)
+    return TensorInfo(Layout(shape, row_major(shape), dtype), 0, 0)

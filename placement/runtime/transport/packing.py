@@ -36,7 +36,7 @@ class Packing:
     @classmethod
     def flat(cls, n_elements: int, dtype: torch.dtype) -> Packing:
         """Packing of a one-dimensional tensor without gaps."""
-        return cls((n_elements,), (1,), Layout((n_elements,), (1,), dtype, "cpu"))
+        return cls((n_elements,), (1,), Layout((n_elements,), (1,), dtype))
 
     @cached_property
     def n_elements(self) -> int:

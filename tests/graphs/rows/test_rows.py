@@ -206,7 +206,7 @@ _F32 = torch.float32
 
 
 def _layout(*shape: int, dtype: torch.dtype = _F32) -> Layout:
-    return Layout(shape, torch.empty(shape).stride(), dtype, "cpu")
+    return Layout(shape, torch.empty(shape).stride(), dtype)
 
 
 CALLS = {

@@ -31,8 +31,8 @@ def _drawn(key_heads: int) -> list[Tensor]:
 
 
 def _node(target: Any, tensors: list[Tensor], made: Any, *rest: Any) -> fx.Node:
-    layouts = tuple(Layout(tuple(one.shape), row_major(tuple(one.shape)), one.dtype, "cpu") for one in tensors)
-    outputs = tuple(Layout(tuple(one.shape), row_major(tuple(one.shape)), one.dtype, "cpu") for one in made)
+    layouts = tuple(Layout(tuple(one.shape), row_major(tuple(one.shape)), one.dtype) for one in tensors)
+    outputs = tuple(Layout(tuple(one.shape), row_major(tuple(one.shape)), one.dtype) for one in made)
     return node_of(RecordedCall(target, (*layouts, *rest), (), outputs, ()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -67,20 +68,22 @@ def _words() -> tuple[Tensor]:
     return (torch.randint(0, 20, (4, LENGTH)),)
 
 
-@pytest.mark.parametrize("is_fused", [True, False])
+def _each(strategies: list[str], of_both: tuple[str, ...]) -> list[Any]:
+    """Each strategy with queries, keys and values of one product; some with fewer heads of keys, the others slow."""
+    slow = pytest.mark.slow
+    others = [pytest.param(one, False, marks=() if one in of_both else slow) for one in strategies]
+    return [(one, True) for one in strategies] + others
+
+
 @pytest.mark.parametrize(
-    "strategy",
-    [
-        "cp2",
-        "cp3",
-        "cp5",
-        "dp2 zero3 | cp2",
-        "dp2 zero1 | cp3 | mb2",
-        "cp2 | mb2",
-        "cp2 | recompute=layers.*",
-        "cp2 | tp2 sp",
-        "pp2 1f1b mb2 | cp2",
-    ],
+    ("strategy", "is_fused"),
+    _each(
+        [
+            *("cp2", "cp3", "cp5", "dp2 zero3 | cp2", "dp2 zero1 | cp3 | mb2", "cp2 | mb2"),
+            *("cp2 | recompute=layers.*", "cp2 | tp2 sp", "pp2 1f1b mb2 | cp2"),
+        ],
+        of_both=("cp3", "cp2 | tp2 sp"),
+    ),
 )
 def test_training(strategy: str, is_fused: bool) -> None:
     check(Words(is_fused), _words(), strategy)
@@ -94,13 +97,15 @@ def test_training_by_heads(strategy: str) -> None:
     check(Words(is_fused=True), _words(), strategy)
 
 
-@pytest.mark.parametrize("is_fused", [True, False])
 @pytest.mark.parametrize(
-    "strategy",
-    [
-        *("cp2 ring", "cp3 ring", "cp4 ring", "dp2 zero3 | cp2 ring", "cp2 ring | tp2 sp"),
-        *("cp2 ring | mb2 | recompute=layers.*", "pp2 1f1b mb2 | cp2 ring"),
-    ],
+    ("strategy", "is_fused"),
+    _each(
+        [
+            *("cp2 ring", "cp3 ring", "cp4 ring", "dp2 zero3 | cp2 ring", "cp2 ring | tp2 sp"),
+            *("cp2 ring | mb2 | recompute=layers.*", "pp2 1f1b mb2 | cp2 ring"),
+        ],
+        of_both=("cp3 ring", "cp2 ring | tp2 sp"),
+    ),
 )
 def test_training_in_a_ring(strategy: str, is_fused: bool) -> None:
     """Balanced parts of 12 words, and for 4 stretches, of which the first ones see nothing of later blocks."""
@@ -122,7 +127,7 @@ def test_too_few_heads_and_heads_that_weights_cut_are_refused() -> None:
         planned(program, "cp2 ulysses | tp2")
 
 
-@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("is_fused", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_two_steps(is_fused: bool) -> None:
     strategy = "dp2 zero1 | cp2"
     check_steps(Words(is_fused), _words(), strategy, lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9), 2)

@@ -28,8 +28,11 @@ _DRAWN = ("bernoulli_", "dropout", "native_dropout", "rand", "randn", "scaled_do
 # Of which a part has one stretch, not one of each block.
 _STRETCHES = ("vocabulary", "height", "width", "sequence")
 # NASNet has the kinds of ops of ResNet and of `Layers`, in many more shapes.
-_MODELS = [(name, train) for name in sorted(set(MODELS) - LIKE_OTHERS - {"nasnet_large"}) for train in (False, True)]
-
+_NAMES = sorted(set(MODELS) - LIKE_OTHERS - {"nasnet_large"})
+# A training step has the calls of inference, but for those of batch norms.
+_MODELS = [(name, True) for name in _NAMES] + [
+    pytest.param(name, False, marks=() if name == "resnet50" else pytest.mark.slow) for name in _NAMES
+]
 
 _checked: Counter[Any] = Counter()  # how many calls of each operator, over all models
 _MOST = 5

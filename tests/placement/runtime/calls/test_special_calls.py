@@ -33,7 +33,7 @@ def recorded_call(target: Any, *args: Any) -> RecordedCall:
 
 def _layout(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return Layout(tuple(value.shape), row_major(tuple(value.shape)), value.dtype, "cpu")
+        return Layout(tuple(value.shape), row_major(tuple(value.shape)), value.dtype)
     return tuple(map(_layout, value)) if isinstance(value, list) else value
 
 
@@ -249,7 +249,7 @@ def test_each_part_finds_its_tokens_in_its_own_list() -> None:
     places = graph.call_function(aten.arange.default, (6,))
     node = graph.call_function(aten.index_put.default, (inverse, [whole_order], places))
     for one in graph.nodes:
-        one.meta["info"] = TensorInfo(Layout((6,), (1,), torch.int64, "cpu"), 0, 0)
+        one.meta["info"] = TensorInfo(Layout((6,), (1,), torch.int64), 0, 0)
     second = PartLayout((6,), (PartCut(0, 1, 6, 3, 6),))
     local = local_call(node, dict.fromkeys((inverse, whole_order, places), second), [second])
     tensors = {inverse: torch.zeros(3, dtype=torch.long), whole_order: order, places: torch.tensor([3, 4, 5])}

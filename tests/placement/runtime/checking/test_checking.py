@@ -64,7 +64,7 @@ def use(
 
 
 def _info(shape: tuple[int, ...]) -> TensorInfo:
-    return TensorInfo(Layout(shape, row_major(shape), torch.float32, "cpu"), 0, 0)
+    return TensorInfo(Layout(shape, row_major(shape), torch.float32), 0, 0)
 
 
 @pytest.mark.parametrize(("target", "expected"), [(aten.mul.Tensor, DIFFERS), (aten.add.Tensor, SAME)])

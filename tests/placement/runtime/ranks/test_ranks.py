@@ -374,7 +374,7 @@ def test_a_process_that_gets_no_time_to_read_does_not_blame_the_sender_that_has_
     ],
 )
 def test_tensors_travel_as_they_are(tensor: torch.Tensor) -> None:
-    layout = Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, "cpu")
+    layout = Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
     packing = Packing.of(TensorInfo(layout, 0, 0))
     for sent in (tensor, tensor.clone(), tensor.contiguous()):
         memory = packing.packed(sent)

@@ -188,7 +188,7 @@ COMPLEX = torch.arange(12).reshape(3, 4) + 1j
     ids=lambda tensor: f"{tensor.dtype}-{tuple(tensor.shape)}"[6:],
 )
 def test_tensors_arrive_as_they_are_by_either_way(tensor: torch.Tensor) -> None:
-    packing = Packing.of(TensorInfo(Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, "cpu"), 0, 0))
+    packing = Packing.of(TensorInfo(Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype), 0, 0))
     with mailboxes(2) as (one, other):
         links = linked([one, other], {0: Channel(packing, 0, 1, 0, "op")})
         links[1].expect(0)
@@ -345,7 +345,7 @@ def linked(boxes: list[Mailbox], channels: dict[int, Channel]) -> list[RankEndpo
 
 
 def test_a_pass_that_is_given_up_takes_nothing_from_the_next_one() -> None:
-    packing = Packing.of(TensorInfo(Layout((3,), (1,), torch.float32, "cpu"), 0, 0))
+    packing = Packing.of(TensorInfo(Layout((3,), (1,), torch.float32), 0, 0))
     channels = {tag: Channel(packing, 0, 1, tag, "op") for tag in range(2)}
     with mailboxes(2) as boxes:
         for given_up in (False, True, True, False, False):

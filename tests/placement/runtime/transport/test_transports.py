@@ -72,7 +72,7 @@ def test_tensors_without_tags_are_asked_for_in_the_order_of_sending() -> None:
 
 
 def test_who_waits_is_told_what_for() -> None:
-    info = TensorInfo(Layout((3,), (1,), torch.float32, "cpu"), 0, 0)
+    info = TensorInfo(Layout((3,), (1,), torch.float32), 0, 0)
     found = channels_of({4: Transfer(4, 0, 1, 1, info), 5: Transfer(5, 1, 0, -1, info)}, ("first", "second"), 100)
     assert [(one.source, one.target, one.tag, one.what) for one in found.values()] == [
         (0, 1, 104, "op 'second'"),
