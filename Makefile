@@ -1,6 +1,6 @@
 # make demo   set up .venv and run the main job: compare every method, print the table, write report.html
 # make test   set up .venv and pass the tests, but those that are marked as slow
-# make test-all  pass the slow tests, too: for every night
+# make test-all  pass the slow tests, too, and three times as many examples of each law: for every night
 # make check  what continuous integration runs: lint, types, tests, wheel
 # make bench  measure every speed and write docs/results/speed.md (minutes; on a machine that does nothing else)
 # make suite  run every method on zoo models and clusters and write docs/results/suite.md, and the tables of
@@ -38,7 +38,7 @@ test: .venv/.test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: .venv/.test
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m ''
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m '' --hypothesis-profile night
 
 lint: .venv/.test
 	$(BIN)/ruff check .

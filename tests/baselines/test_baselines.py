@@ -10,7 +10,7 @@ import sys
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import problems
 
@@ -98,7 +98,6 @@ def check_sentence(problem: Problem, sentence: str) -> None:
     assert re.search(r"\d bytes.* \d+ bytes are free.*\.$", sentence)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(max_ops=12, edges=20, shared=True), st.integers(0, 3))
 def test_a_plan_keeps_every_rule_or_the_error_says_why(problem: Problem, seed: int) -> None:
     for name in NAMES:
@@ -115,7 +114,6 @@ def test_a_plan_keeps_every_rule_or_the_error_says_why(problem: Problem, seed: i
             np.testing.assert_array_equal(plan.order, again.order, name)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(max_ops=12, edges=20))
 def test_with_memory_to_spare_there_is_always_a_plan(problem: Problem) -> None:
     roomy = unlimited(problem)
@@ -311,7 +309,6 @@ def test_expert_opens_a_list_but_keeps_a_residual_block_whole() -> None:
     assert len(set(placed.values())) == 3
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_balanced_cut_is_the_best_of_all_cuts(data: st.DataObject) -> None:
     n, n_devices = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 3))
@@ -360,7 +357,6 @@ def test_sequential_fill_splits_a_layer_that_no_device_can_hold() -> None:
 # -- paths, speeds and units -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems(max_ops=10))
 def test_importance_is_the_longest_path_through_an_op(problem: Problem) -> None:
     graph = nx.DiGraph()
@@ -377,7 +373,6 @@ def test_importance_is_the_longest_path_through_an_op(problem: Problem) -> None:
     np.testing.assert_allclose(importance(problem), expected, rtol=1e-9)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems(max_ops=12))
 def test_longest_paths_cover_every_op_once_and_start_with_the_critical_path(problem: Problem) -> None:
     edges = set(zip(*(part.tolist() for part in problem.graph.edge_list[:2]), strict=True))

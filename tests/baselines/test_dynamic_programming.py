@@ -143,25 +143,21 @@ def check_against_every_split(problem: Problem) -> None:
     assert linear >= best - 1e-9
 
 
-@settings(max_examples=80, deadline=None)
 @given(small_problems(BLOCKING))
 def test_blocking_splits_are_the_best_contiguous_ones(problem: Problem) -> None:
     check_against_every_split(problem)
 
 
-@settings(max_examples=75, deadline=None)
 @given(small_problems(OVERLAPPED, n_devices=2))
 def test_overlapped_splits_onto_two_devices_are_the_best_contiguous_ones(problem: Problem) -> None:
     check_against_every_split(problem)
 
 
-@settings(max_examples=75, deadline=None)
 @given(small_problems(OVERLAPPED, one_reader=True))
 def test_overlapped_splits_are_the_best_contiguous_ones_where_tensors_have_one_reader(problem: Problem) -> None:
     check_against_every_split(problem)
 
 
-@settings(max_examples=75, deadline=None)
 @given(small_problems(BLOCKING))
 def test_linear_cuts_are_the_best_of_their_orders(problem: Problem) -> None:
     best = min(least_cut(problem, quotient.of_op) for quotient in linear_orders(problem))
@@ -172,7 +168,7 @@ def test_linear_cuts_are_the_best_of_their_orders(problem: Problem) -> None:
         assert value(problem, dp_linear(problem, 0).device) == pytest.approx(best, abs=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 4), st.integers(0, 3))
 def test_on_chains_both_are_the_same(times: list[int], n_devices: int, size_bytes: int) -> None:
     problem = Problem(row([float(t) for t in times], size_bytes), star(["gpu"] * n_devices), THROUGHPUT)
@@ -251,7 +247,6 @@ def small_trainings(draw: Any) -> Problem:
     return Problem(OpGraph.build(ops, tensors, "training"), cluster, THROUGHPUT)
 
 
-@settings(max_examples=75, deadline=None)
 @given(small_trainings())
 def test_backward_ops_run_with_their_forward_ops(problem: Problem) -> None:
     n, n_devices = problem.graph.n_ops // 2, problem.cluster.n_devices
@@ -273,7 +268,6 @@ def test_backward_ops_run_with_their_forward_ops(problem: Problem) -> None:
     assert value(problem, device) == pytest.approx(best, abs=1e-9)
 
 
-@settings(max_examples=75, deadline=None)
 @given(st.one_of(small_trainings(), small_problems(BLOCKING)))
 def test_a_cut_costs_what_it_says(problem: Problem) -> None:
     for quotient in linear_orders(problem):
@@ -336,7 +330,6 @@ def test_prefixes_are_the_ideals_of_a_chain() -> None:
         np.testing.assert_array_equal(getattr(lattice, key), getattr(expected, key))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 30), st.integers(0, 10**6), st.floats(0, 0.6), st.integers(1, 12))
 def test_coarse_graphs_have_no_cycles_and_keep_their_order(n: int, seed: int, light: float, runs: int) -> None:
     problem = Problem(layered(n, seed), star(["gpu"]), THROUGHPUT)

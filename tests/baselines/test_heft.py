@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from estimates import check, estimated_schedule, mesh, topcuoglu_cluster
-from hypothesis import given, settings
+from hypothesis import given
 from strategies import problems
 
 from baselines.list_schedulers.heft import heft, scheduler
@@ -49,7 +49,6 @@ def test_one_link_between_two_processors_costs_the_paper_11_seconds(paper: Probl
     assert score.step_time_s == 91.0
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(problems(max_ops=12, edges=24))
 def test_own_schedule_waits_for_all_inputs_and_never_doubles_a_device(problem: Problem) -> None:
     try:
@@ -59,7 +58,6 @@ def test_own_schedule_waits_for_all_inputs_and_never_doubles_a_device(problem: P
     check(problem, estimate)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems(max_ops=12, max_devices=1, edges=24))
 def test_one_device_is_kept_busy(problem: Problem) -> None:
     try:

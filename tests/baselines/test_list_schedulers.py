@@ -65,7 +65,7 @@ def waits(producer: str, consumer: str, seconds: float) -> Tensor:
 
 
 @pytest.mark.parametrize("name", METHODS)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(problem=problems(max_ops=12, edges=20, shared=True), objective=st.sampled_from(OBJECTIVES))
 def test_a_plan_keeps_pins_groups_memory_and_the_order_of_the_graph(
     name: str, problem: Problem, objective: str
@@ -86,7 +86,7 @@ def test_a_plan_keeps_pins_groups_memory_and_the_order_of_the_graph(
 
 
 @pytest.mark.parametrize("name", ESTIMATES)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(problem=problems(max_ops=12, edges=24))
 def test_own_schedule_waits_for_all_inputs_and_never_doubles_a_device(name: str, problem: Problem) -> None:
     try:
@@ -118,7 +118,6 @@ def test_independent_ops_keep_all_devices_busy(name: str) -> None:
     assert ESTIMATES[name](Problem(graph, gpus(3))).makespan_s == 1000.0
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(max_ops=12, edges=20), st.data())
 def test_ready_order_goes_on_with_the_ready_op_of_highest_priority(problem: Problem, data: st.DataObject) -> None:
     graph, n = problem.graph, problem.graph.n_ops
@@ -189,7 +188,6 @@ def test_peft_takes_122_on_the_example_of_its_paper() -> None:
     assert (estimate.device + 1).tolist() == [1, 1, 1, 1, 3, 2, 1, 2, 3, 2]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(max_ops=10, edges=16))
 def test_optimistic_cost_is_that_of_the_paper_s_recursion(problem: Problem) -> None:
     graph, n_devices = problem.graph, problem.cluster.n_devices
@@ -267,7 +265,6 @@ def unlimited(problem: Problem) -> Problem:
     return Problem(problem.graph, replace(problem.cluster, devices=devices))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(problems(max_ops=12, edges=20))
 def test_etf_starts_what_can_start_first(problem: Problem) -> None:
     problem = unlimited(problem)
@@ -277,7 +274,6 @@ def test_etf_starts_what_can_start_first(problem: Problem) -> None:
     assert estimate.device.tolist() == device.tolist()
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(problems(max_ops=12, edges=20))
 def test_sct_awaits_favourite_children(problem: Problem) -> None:
     problem = unlimited(problem)
@@ -315,7 +311,6 @@ def check_favourites(problem: Problem) -> None:
     assert all((i, child) in useful for i, child in enumerate(favourite.tolist()) if child >= 0)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(max_ops=12, edges=20))
 def test_a_favourite_child_has_one_parent_whoever_names_it(problem: Problem) -> None:
     check_favourites(problem)
@@ -349,7 +344,6 @@ def test_relaxation_by_hand(tensors: list[Tensor], step_s: float, favourite: lis
     assert favourite_children(problem).tolist() == favourite
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(max_ops=8, edges=14))
 def test_relaxation_is_the_optimum_of_the_plain_programme(problem: Problem) -> None:
     found, n, op_s = arcs(problem), problem.graph.n_ops, problem.mean_op_s

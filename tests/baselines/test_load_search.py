@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from strategies import allowed_placements, problems, with_memory
@@ -101,7 +101,6 @@ def check_state(problem: Problem, state: LoadState) -> None:
         assert sorted(here.tolist()) == np.flatnonzero(state.unit["device"] == d).tolist()
 
 
-@settings(max_examples=150)
 @given(throughput_problems(shared=True), st.data())
 def test_loads_and_memory_are_right_after_every_move(problem: Problem, data: st.DataObject) -> None:
     units = Units.of(problem)
@@ -126,7 +125,6 @@ def test_loads_are_right_after_many_moves_on_a_larger_problem(communication: str
     assert best.value_s == pytest.approx(state.search["best_s"][0])
 
 
-@settings(max_examples=60)
 @given(throughput_problems(shared=True), st.data())
 def test_the_answer_fits_and_is_no_worse_than_any_start(problem: Problem, data: st.DataObject) -> None:
     starts = data.draw(st.lists(allowed_placements(problem), min_size=1, max_size=3))
@@ -140,7 +138,6 @@ def test_the_answer_fits_and_is_no_worse_than_any_start(problem: Problem, data: 
     assert value_s(problem, plan) <= min(loads(problem, Plan(start)).value_s for start in starts)
 
 
-@settings(max_examples=80)
 @given(throughput_problems(max_ops=6, max_devices=3))
 def test_it_finds_the_optimum_of_tiny_problems_where_memory_suffices(problem: Problem) -> None:
     devices = tuple(replace(device, memory_bytes=2**40) for device in problem.cluster.devices)
@@ -151,7 +148,6 @@ def test_it_finds_the_optimum_of_tiny_problems_where_memory_suffices(problem: Pr
     assert value_s(problem, search(problem, worst)) == pytest.approx(best_s)
 
 
-@settings(max_examples=80)
 @given(throughput_problems(max_ops=6, max_devices=3))
 def test_tiny_problems_are_solved_where_memory_is_tight(problem: Problem) -> None:
     """What tensors are charged with is one share for all, too much for some placements: all of so few are scored."""

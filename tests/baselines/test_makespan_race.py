@@ -34,7 +34,7 @@ def raced(problem: Problem, seed: int, starts: list[Plan], evaluations: int = 40
     return Race(problem, instance_of(problem), seed, starts, 2).run(0, Budget(evaluations=evaluations))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(st.data())
 def test_what_wins_fits_and_is_allowed(data: st.DataObject) -> None:
     problem = data.draw(problems(shared=True))
@@ -76,7 +76,7 @@ def test_each_race_has_other_runs_and_twice_as_many(problem: Problem) -> None:
     assert first[0].device.tolist() != second[0].device.tolist()
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4)
 @given(st.integers(0, 9))
 def test_more_evaluations_find_nothing_worse(seed: int) -> None:
     """What is done next does not depend on how much is left, but for races that the budget cuts short."""

@@ -67,7 +67,6 @@ def optimum(problem: Problem) -> float:
 # -- the compiled loop ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.data())
 def test_every_accepted_state_is_what_the_simulator_says(data: st.DataObject) -> None:
     """Snapshots, early ends, tails kept up to date and the memory short cut change no time and no verdict."""
@@ -112,7 +111,6 @@ def test_large_graphs_restart_from_snapshots_and_stay_exact() -> None:
 # -- the search -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_never_worse_than_a_start_and_always_allowed(data: st.DataObject) -> None:
     problem = data.draw(problems(shared=True))
@@ -128,7 +126,7 @@ def test_never_worse_than_a_start_and_always_allowed(data: st.DataObject) -> Non
     assert all(len(set(found.plan.device[members].tolist())) == 1 for members in problem.units)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(problems(max_ops=5, max_devices=3))
 def test_it_finds_the_optimum_of_tiny_problems(problem: Problem) -> None:
     best = optimum(problem)
@@ -273,7 +271,6 @@ def test_a_better_order_of_transfers_is_kept(branches: Problem) -> None:
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems(max_ops=12))
 def test_groupings_are_partitions_and_no_two_alike(problem: Problem) -> None:
     units = Units.of(problem)

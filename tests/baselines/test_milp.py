@@ -10,7 +10,7 @@ from dataclasses import replace
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import problems
 
@@ -91,7 +91,6 @@ def small_problems(draw: st.DrawFn) -> Problem:
 TOLERANCE = 2e-6  # HiGHS takes a row for satisfied that is off by 1e-6 of the largest time, which tiny ops fall below
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
 @given(small_problems(), st.integers(0, 3))
 def test_it_finds_and_proves_the_optimum_of_tiny_problems(problem: Problem, seed: int) -> None:
     quotient = contract(problem)
@@ -139,7 +138,6 @@ def test_where_a_tensor_comes_from_matters(communication: str, seed: int) -> Non
     assert best_s * (1 - 1e-9) <= found.lower_bound_s <= best_s
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_convexity_is_what_it_says(data: st.DataObject) -> None:
     problem = data.draw(small_problems())
@@ -148,7 +146,6 @@ def test_convexity_is_what_it_says(data: st.DataObject) -> None:
     assert is_convex(quotient, np.array(placed)) != returns_to_a_device(quotient, np.array(placed))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(small_problems())
 def test_the_area_and_the_largest_unit_are_bounds_on_the_load(problem: Problem) -> None:
     found = lower_bound(problem)
@@ -241,7 +238,6 @@ def test_devices_around_a_switch_can_change_names_and_those_of_a_row_cannot() ->
     assert interchangeable(for_throughput(graph, Cluster("unequal", devices[:2], one_way))) == []
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_renaming_equal_devices_changes_no_load(data: st.DataObject) -> None:
     problem = data.draw(small_problems())

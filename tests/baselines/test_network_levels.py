@@ -8,7 +8,7 @@ import networkx as nx
 import numpy as np
 import pytest
 from cases.partitioned_graphs import hosts, row
-from hypothesis import given, settings
+from hypothesis import given
 from strategies import clusters
 
 from baselines.network_levels import NetworkLevel, network_levels
@@ -34,7 +34,6 @@ def test_levels_of_real_machines(preset: str, expected: list[NetworkLevel]) -> N
     assert devices.tolist() == list(range(problem.cluster.n_devices))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(clusters(min_devices=1, max_devices=5))
 def test_a_level_hangs_together_at_its_bandwidth(cluster: Cluster) -> None:
     problem = Problem(row([1.0]), cluster)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from cases.partitioned_graphs import gpus, hosts, row, training
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import problems
 
@@ -51,7 +51,6 @@ def check(problem: Problem, plan: Plan) -> None:
 # -- all of them ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
 @given(problems(max_ops=10, edges=16), st.sampled_from(OBJECTIVES), st.integers(0, 3))
 def test_a_plan_keeps_every_rule_and_repeats_itself(drawn: Problem, objective: str, seed: int) -> None:
     problem = Problem(drawn.graph, drawn.cluster, objective)
@@ -123,7 +122,6 @@ def runs(n: int, n_devices: int) -> Iterator[IntArray]:
 # -- balanced splits --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.floats(0.1, 9.0), min_size=1, max_size=7), st.lists(st.floats(0.5, 2.0), min_size=1, max_size=4))
 def test_chain_time_makes_the_longest_run_as_short_as_possible(times: list[float], slowness: list[float]) -> None:
     ops = [Op(f"op{i}", time_s={f"m{d}": t * s for d, s in enumerate(slowness)}) for i, t in enumerate(times)]
@@ -137,7 +135,6 @@ def test_chain_time_makes_the_longest_run_as_short_as_possible(times: list[float
     assert longest_s(chain_time(problem, 0).device) == pytest.approx(best_s, rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.integers(1, 4), st.integers(0, 9))
 def test_chain_bytes_makes_the_largest_run_as_small_as_possible(kept: list[int], devices: int, size: int) -> None:
     problem = Problem(row([1.0] * len(kept), size, kept), gpus(devices))

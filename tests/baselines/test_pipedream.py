@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases.partitioned_graphs import gpus, hosts, row, training
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from baselines.network_levels import NetworkLevel
@@ -83,7 +83,6 @@ def triples(found: Partition) -> list[tuple[int, int, int]]:
 # -- PipeDream's partitioners -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
 @given(layer_chains(), st.integers(1, 4), st.sampled_from([math.inf, 40.0, 80.0, 160.0]), st.booleans())
 def test_partition_is_the_best_of_all_cuts_and_replications(
     layers: LayerProfile, machines: int, memory: float, replicated: bool
@@ -122,7 +121,6 @@ def nested_s(layers: LayerProfile, levels: list[NetworkLevel], first: int, last:
     return best_s
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
 @given(layer_chains(4), st.sampled_from([(1, 2), (2, 2), (3, 2), (2, 3), (2, 1, 2)]))
 def test_partition_hierarchical_is_the_best_of_all_pipelines_of_pipelines(
     layers: LayerProfile, counts: tuple[int]
@@ -137,7 +135,6 @@ def test_partition_hierarchical_is_the_best_of_all_pipelines_of_pipelines(
     assert all(b.first == a.last + 1 and b.machine >= a.machine + 1 for a, b in itertools.pairwise(found.stages))
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
 @given(layer_chains(), st.integers(1, 4), st.sampled_from([math.inf, 60.0]))
 def test_one_level_is_the_flat_partition(layers: LayerProfile, machines: int, memory: float) -> None:
     assert partition_hierarchical(layers, [NetworkLevel(machines, 2.0)], memory) == partition(
@@ -145,7 +142,6 @@ def test_one_level_is_the_flat_partition(layers: LayerProfile, machines: int, me
     )
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
 @given(layer_chains(), st.sampled_from([40.0, 80.0, 160.0]))
 def test_partition_hierarchical_keeps_its_mini_batches_within_memory(layers: LayerProfile, memory: float) -> None:
     found = partition_hierarchical(layers, [NetworkLevel(2, 4.0), NetworkLevel(2, 1.0)], memory)
@@ -182,7 +178,6 @@ def test_mini_batches_in_flight_need_memory() -> None:
     assert partition(vgg(5e8), 16, 1.2e9, memory_bytes=1.0e9) is None
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(layer_chains(30), st.integers(2, 12))
 def test_a_shortened_chain_adds_up(layers: LayerProfile, most: int) -> None:
     short, last = coarse(layers, most)

@@ -57,7 +57,6 @@ def with_room(problem: Problem) -> Problem:
 # -- never above the optimum --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_no_bound_exceeds_the_optimum_of_a_tiny_problem(data: st.DataObject) -> None:
     problem = data.draw(problems(max_ops=4, max_devices=3, edges=5, shared=True))
@@ -76,7 +75,6 @@ def test_no_bound_exceeds_the_optimum_of_a_tiny_problem(data: st.DataObject) -> 
         assert not scores.feasible.any()
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.data())
 def test_no_placement_beats_the_bound(data: st.DataObject) -> None:
     problem = data.draw(problems())
@@ -88,7 +86,7 @@ def test_no_placement_beats_the_bound(data: st.DataObject) -> None:
         assert not (score.feasible and found.memory_reason)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 @given(st.integers(0, 10**6), st.sampled_from((0.2, 1.0, 5.0)), st.sampled_from(sorted(GENERATORS)))
 def test_no_method_beats_the_bound_of_a_generated_graph(seed: int, ccr: float, shape: str) -> None:
     graph = GENERATORS[shape](30, seed, ccr)
@@ -108,7 +106,6 @@ def test_no_method_beats_the_bound_of_a_generated_graph(seed: int, ccr: float, s
     assert found.critical_path_s <= found.communication_s * (1 + 1e-9)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_heads_and_tails_hold_for_every_op(data: st.DataObject) -> None:
     problem = with_room(data.draw(problems()))
@@ -122,7 +119,6 @@ def test_heads_and_tails_hold_for_every_op(data: st.DataObject) -> None:
     assert (pairs.tails(1) <= tail_s + slack_s).all()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_area_is_the_linear_program(data: st.DataObject) -> None:
     problem = with_room(data.draw(problems(max_devices=4)))
@@ -359,7 +355,6 @@ def test_everything_kept_and_the_largest_working_set_must_fit_together() -> None
     assert bound(ops[:3], [], equal(2)).memory_reason is None
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_no_bound_exceeds_the_best_step_that_fits_into_little_memory(data: st.DataObject) -> None:
     drawn = data.draw(problems(max_ops=4, max_devices=3, edges=6, shared=True))
@@ -402,7 +397,6 @@ def test_layers_share_the_memory_that_their_whole_group_keeps() -> None:
 # -- transfers ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
 @given(problems(max_ops=6))
 def test_the_least_transfer_is_that_over_some_pair_of_devices_where_both_ends_may_run(problem: Problem) -> None:
     pairs = Pairs.of(problem)

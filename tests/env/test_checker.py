@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import orders, placements, problems
 
@@ -119,7 +119,6 @@ def test_too_little_memory_is_found() -> None:
     assert audit(GRAPH, small, plan_of(GRAPH, small, PLACEMENT)).problems == tuple(check_schedule(GRAPH, small, good()))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_moving_any_op_earlier_is_noticed(data: st.DataObject) -> None:
     # In a schedule without idling no op can start earlier alone, unless it or what keeps it back takes no time.
@@ -212,7 +211,6 @@ def test_pins_by_name_or_kind(pin: str, suits: bool) -> None:
 
 
 @pytest.mark.parametrize("communication", COMMUNICATIONS)
-@settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.data())
 def test_loads_agree_with_the_plain_ones(communication: str, data: st.DataObject) -> None:
     drawn = data.draw(problems())
@@ -233,7 +231,6 @@ def test_loads_agree_with_the_plain_ones(communication: str, data: st.DataObject
     assert all(held >= peak for held, peak in zip(in_order, step.peak_bytes, strict=True))
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.data())
 def test_one_device_holds_in_steady_state_what_one_step_needs(data: st.DataObject) -> None:
     problem = data.draw(problems())

@@ -310,7 +310,7 @@ def test_large_rates_are_written_as_people_write_them() -> None:
     assert "000000.0" not in text
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(clusters())
 def test_every_cluster_survives_toml(cluster: Cluster) -> None:
     data = tomllib.loads(cluster.to_toml())

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 from environment_cases import SEQUENTIAL
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_problems import cluster_of, device
 from strategies import clusters, graphs, placements
@@ -82,7 +82,6 @@ def test_a_cluster_without_lanes_says_and_hashes_what_it_always_did() -> None:
     assert PAIR.hash != LANES.hash
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(clusters())
 def test_a_lane_has_exactly_the_routes_of_its_device(cluster: Cluster) -> None:
     laned = cluster.with_lanes()
@@ -228,7 +227,6 @@ def laned_problems(draw: st.DrawFn) -> Problem:
     return Problem(draw(graphs(kinds=(cluster.devices[0].kind, LANE))), cluster)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_every_implementation_has_the_same_account(data: st.DataObject) -> None:
     problem = data.draw(laned_problems())
@@ -247,7 +245,6 @@ def test_every_implementation_has_the_same_account(data: st.DataObject) -> None:
     assert (found.held_bytes >= score.peak_bytes).all()
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.data())
 def test_lanes_that_nothing_uses_change_no_score(data: st.DataObject) -> None:
     cluster = data.draw(clusters(1, 4))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 from strategies import problems, with_memory
@@ -97,7 +97,6 @@ def every_placement(problem: Problem) -> list[list[int]]:
     return [[row[g] for g in problem.unit_of] for row in itertools.product(*choices)]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.data())
 def test_no_step_that_fits_is_faster(data: st.DataObject) -> None:
     problem = data.draw(tight_problems(LATENCY))
@@ -110,7 +109,6 @@ def test_no_step_that_fits_is_faster(data: st.DataObject) -> None:
     assert lower_bound(problem).value_s <= best_s
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_no_load_that_fits_is_smaller(data: st.DataObject) -> None:
     problem = data.draw(tight_problems(THROUGHPUT))
@@ -152,7 +150,6 @@ def random_programme(seed: int, units: int, classes: int, one_by_one: bool) -> P
     return Programme(seconds, kept, size, capacity, one_by_one)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.integers(1, 25), st.integers(2, 5), st.booleans())
 def test_prices_of_few_units_are_the_best(seed: int, units: int, classes: int, one_by_one: bool) -> None:
     programme = random_programme(seed, units, classes, one_by_one)
@@ -172,7 +169,6 @@ def test_prices_of_many_units_are_close_below_the_best(one_by_one: bool, monkeyp
     assert exact_s * (1 - 1e-3) <= programme.best().value_s <= exact_s * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(tight_problems(LATENCY), st.sampled_from([LATENCY, THROUGHPUT]))
 def test_the_area_is_that_of_units_where_they_fit(problem: Problem, objective: str) -> None:
     """The classes of devices, the shortcuts where memory cannot matter, and the sums of groups change nothing."""

@@ -40,13 +40,13 @@ def chain(*moved: float, **fields: object) -> OpGraph:
     return OpGraph.build(ops, [Tensor(f"op{i}", 1, (f"op{i + 1}",)) for i in range(len(ops) - 1)])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(opgraphs(pins=False), st.sampled_from(DEVICES))
 def test_fast_and_plain_op_times_are_equal(graph: OpGraph, device: Device) -> None:
     _check_equal(graph, device)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(opgraphs(pins=False), st.sampled_from(DEVICES))
 def test_hand_made_kernels_have_attention_of_their_own(graph: OpGraph, device: Device) -> None:
     on_stack = replace(graph, origin=replace(graph.origin, stack="fused"))
@@ -57,7 +57,7 @@ def test_hand_made_kernels_have_attention_of_their_own(graph: OpGraph, device: D
         assert at_hand == op_seconds(OpWork.of(graph), given).tolist()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(opgraphs(pins=False), st.sampled_from(DEVICES))
 def test_a_compiler_pads_matrices_that_are_not_aligned(graph: OpGraph, device: Device) -> None:
     on_stack = replace(graph, origin=replace(graph.origin, stack="compiled"))
@@ -79,7 +79,6 @@ def _measured(graph: OpGraph, device: Device) -> np.ndarray:
     return np.array([next((op.time_s[k] for k in reversed(keys) if k in op.time_s), np.nan) for op in ops])
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1e7), st.booleans()), min_size=1, max_size=20))
 def test_on_one_device_in_program_order_a_step_is_a_host_and_a_device_side_by_side(
     rows: list[tuple[int, float, bool]],
@@ -114,7 +113,7 @@ def test_ops_of_two_hosts_do_not_wait_for_one_another() -> None:
     assert op_seconds(two, SIMPLE).tolist() == [3.0, 3.0, 2.0, 2.0]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(opgraphs(pins=False), st.sampled_from(DEVICES))
 def test_no_op_is_faster_than_its_least_seconds(graph: OpGraph, device: Device) -> None:
     ops = OpWork.of(graph)

@@ -6,7 +6,7 @@ import importlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import problems
 
@@ -16,7 +16,6 @@ from env.units import Units
 from graphs.opgraph import Op, OpGraph, Tensor
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_hops_and_least_times_follow_their_definitions(data: st.DataObject) -> None:
     problem = data.draw(problems())
@@ -28,7 +27,6 @@ def test_hops_and_least_times_follow_their_definitions(data: st.DataObject) -> N
         assert problem.fastest_s[i] == min(s for s, allowed in zip(row, problem.allowed[i], strict=True) if allowed)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_units_are_colocation_groups_and_free_ops(data: st.DataObject) -> None:
     problem = data.draw(problems())
@@ -39,7 +37,6 @@ def test_units_are_colocation_groups_and_free_ops(data: st.DataObject) -> None:
     assert problem.n_units == len(problem.units) == len(set(problem.unit_of.tolist()))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_what_units_amount_to(data: st.DataObject) -> None:
     problem = data.draw(problems())

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from strategies import clusters
 
 from env import routes as limits
@@ -20,7 +20,6 @@ from env.routes import Routes, pairs_among
 HOSTS = Cluster.preset("2x8xH100-ib")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(clusters(min_devices=2, max_devices=5))
 def test_routes_found_one_by_one_are_those_of_the_tables(cluster: Cluster) -> None:
     tables, single = Routes(cluster), Routes(cluster)

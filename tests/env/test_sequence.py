@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from strategies import orders, placements, problems
@@ -86,7 +86,6 @@ def assert_same_times(got: Schedule, expected: Schedule | ReferenceResult) -> No
 # -- laws -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_schedule_is_repeated_by_its_own_sequence(data: st.DataObject) -> None:
     problem = data.draw(problems(shared=True))
@@ -104,7 +103,6 @@ def test_any_schedule_is_repeated_by_its_own_sequence(data: st.DataObject) -> No
     np.testing.assert_allclose(again.busy_s, score.busy_s, rtol=1e-12)
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.data())
 def test_simulators_and_checker_agree_on_any_sequence(data: st.DataObject) -> None:
     problem = data.draw(problems(shared=True))
@@ -125,7 +123,6 @@ def test_simulators_and_checker_agree_on_any_sequence(data: st.DataObject) -> No
     assert all(any(words in complaint for words in harmless) for complaint in complaints)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.data())
 def test_the_schedule_of_a_sequence_is_a_sequence_that_repeats_it(data: st.DataObject) -> None:
     problem = data.draw(problems(shared=True))
@@ -139,7 +136,6 @@ def test_the_schedule_of_a_sequence_is_a_sequence_that_repeats_it(data: st.DataO
     assert_same_times(simulator.schedule(Plan(placement, again, schedule.transfer_order))[1], schedule)
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.data())
 def test_both_simulators_refuse_the_same_deadlocks(data: st.DataObject) -> None:
     problem = data.draw(problems(max_devices=3))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import clusters, graphs, orders, placements, problems
 
@@ -52,7 +52,6 @@ def only_infeasible(complaints: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("priority", PRIORITIES)
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_simulators_and_checker_agree(priority: str, data: st.DataObject) -> None:
     problem = data.draw(problems(shared=True))
@@ -65,7 +64,6 @@ def test_simulators_and_checker_agree(priority: str, data: st.DataObject) -> Non
     assert score.peak_bytes.tolist() == [size.max() for _, size in memory_steps(problem, schedule)]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_simulators_and_checker_agree_on_an_explicit_order(data: st.DataObject) -> None:
     problem = data.draw(problems(shared=True))
@@ -99,7 +97,6 @@ def test_simulators_agree_on_larger_graphs(priority: str) -> None:
 # -- laws -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_a_batch_scores_like_single_placements_and_always_the_same(data: st.DataObject) -> None:
     problem = data.draw(problems(shared=True))
@@ -120,7 +117,6 @@ def test_a_batch_scores_like_single_placements_and_always_the_same(data: st.Data
             assert one.feasible[k] == score.feasible
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_one_device_takes_the_sum_of_its_op_times(data: st.DataObject) -> None:
     problem = data.draw(problems())
@@ -132,7 +128,6 @@ def test_one_device_takes_the_sum_of_its_op_times(data: st.DataObject) -> None:
     assert not score.link_bytes.any()
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.data())
 def test_running_in_the_order_of_a_schedule_repeats_it(data: st.DataObject) -> None:
     problem = data.draw(problems())
@@ -145,7 +140,6 @@ def test_running_in_the_order_of_a_schedule_repeats_it(data: st.DataObject) -> N
     close(again.step_time_s, score.step_time_s)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_twice_the_time_of_everything_takes_twice_as_long(data: st.DataObject) -> None:
     cluster = data.draw(clusters(whole=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import placements, problems
 
@@ -50,7 +50,6 @@ def test_what_fits_has_no_reason() -> None:
     assert reason([Op("a", kept_bytes=1000, time_s={"*": 1})], [], [1]) is None
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.data())
 def test_there_is_a_reason_exactly_when_a_placement_is_infeasible(data: st.DataObject) -> None:
     problem = data.draw(problems(shared=True))

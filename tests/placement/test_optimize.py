@@ -103,7 +103,6 @@ def test_laws(problem: Problem, method: str, priority: str, objective: str) -> N
         assert result.objective_s <= single.objective_s * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(problem=problems(), data=st.data())
 def test_the_recorded_order_can_be_run_as_it_stands(problem: Problem, data: st.DataObject) -> None:
     """Strictly in order, on every device, no op waits for one that comes later: nothing can deadlock."""

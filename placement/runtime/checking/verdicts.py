@@ -136,7 +136,7 @@ class _Trial:
 
     def _numbers(self, layout: Layout, low: int, high: int) -> torch.Tensor:
         """Away from zero, so that logarithms and quotients are tame."""
-        shape, stride, dtype, _ = layout
+        shape, stride, dtype = layout
         if not _is_of_numbers(dtype):
             found = torch.randint(low, high, shape, generator=self._random).to(dtype)
         else:

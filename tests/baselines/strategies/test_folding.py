@@ -150,7 +150,7 @@ def texts(draw: st.DrawFn) -> str:
 
 
 @given(st.sampled_from(["mlp", "gpt2", "llama3_8b"]), texts())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_is_folded_is_the_first_place(name: str, text: str) -> None:
     """Parts even or not: the same ops with the same figures, and collectives of the same size."""
     strategy = Strategy.parse(text)
@@ -178,7 +178,7 @@ def test_what_is_folded_is_the_first_place(name: str, text: str) -> None:
 
 
 @given(texts())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_the_score_of_folded_strategies_is_close(text: str) -> None:
     graph = graph_of("llama3_8b")
     try:

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from training_steps import chain_of_stages, chunked, mlp
 
@@ -58,7 +58,6 @@ def costs(draw: st.DrawFn) -> PipelineCosts:
 
 
 @given(costs(), st.integers(1, 9))
-@settings(max_examples=150, deadline=None)
 def test_every_block_once_and_never_above_the_limit(costs: PipelineCosts, m: int) -> None:
     order = memory_order(costs, m)
     blocks = [block for listed in order.sequences for block in listed]

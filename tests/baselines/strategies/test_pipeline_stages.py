@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from parallel.stashing import balanced_stages
 from torch import nn
@@ -34,7 +34,6 @@ def chain(seconds: list[float], sizes: list[int]) -> tuple[OpGraph, np.ndarray]:
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), min_size=2, max_size=9), st.integers(2, 4))
-@settings(max_examples=150, deadline=None)
 def test_against_every_way_to_cut_a_chain(layers: list[tuple[int, int]], n_stages: int) -> None:
     n_stages = min(n_stages, len(layers))
     seconds, sizes = [float(s) for s, _ in layers], [size for _, size in layers[:-1]]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cases.environment_tasks import gpus
 from environment_cases import FOUR, GROUP, IDS, IMPROVE, SEQUENTIAL, Counting, make, small_cluster, small_graph
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import problems
 
@@ -166,7 +166,6 @@ def test_an_action_that_pins_forbid_ends_the_episode() -> None:
 
 
 @given(problems(), st.sampled_from(sorted(REWARDS)), st.integers(0, 99))
-@settings(max_examples=60)
 def test_shaped_rewards_telescope(problem: Problem, reward: str, seed: int) -> None:
     (task,) = make_tasks(problem.graph, problem.cluster)
     if not isinstance(task, Task):
@@ -192,7 +191,6 @@ def test_shaped_rewards_telescope(problem: Problem, reward: str, seed: int) -> N
 
 
 @given(problems())
-@settings(max_examples=60)
 def test_ranks_are_those_that_list_schedulers_use(problem: Problem) -> None:
     """Environments and networks compute them on their own, below the heuristics."""
     of_ops = OpFeatures(problem)
@@ -203,7 +201,6 @@ def test_ranks_are_those_that_list_schedulers_use(problem: Problem) -> None:
 
 
 @given(problems(), st.integers(0, 99))
-@settings(max_examples=60)
 def test_the_bound_of_a_complete_placement_is_none_too_high(problem: Problem, seed: int) -> None:
     (task,) = make_tasks(problem.graph, problem.cluster)
     if not isinstance(task, Task):

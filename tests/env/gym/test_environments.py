@@ -149,7 +149,6 @@ def test_units_are_colocation_groups_unless_told_otherwise() -> None:
 
 
 @given(problems(max_ops=9), st.integers(1, 4))
-@settings(max_examples=60)
 def test_coarse_units_divide_no_group_and_mix_no_pins(problem: Problem, units: int) -> None:
     (found,) = make_tasks(problem.graph, problem.cluster, units)
     if not isinstance(found, Task):

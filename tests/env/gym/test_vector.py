@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from environment_cases import FOUR, GROUP, IDS, IMPROVE, SEQUENTIAL, Counting, make, small_cluster, small_graph
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
@@ -52,7 +52,6 @@ def test_every_id_has_a_vectorised_form() -> None:
 
 
 @given(st.data(), problems(), st.sampled_from(CASES))
-@settings(max_examples=60)
 def test_episodes_are_those_of_single_environments(
     data: st.DataObject, problem: Problem, case: tuple[str, dict[str, Any]]
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from opgraph_strategies import opgraphs
 
@@ -46,7 +46,6 @@ def groups(coarse: Derived) -> set[str]:
 # -- laws of all ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
 @given(coarsen=coarseners, graph=opgraphs(max_ops=14))
 def test_nothing_is_lost(coarsen: Callable[[OpGraph], Derived], graph: OpGraph) -> None:
     coarse = coarsen(graph)
@@ -62,7 +61,6 @@ def test_nothing_is_lost(coarsen: Callable[[OpGraph], Derived], graph: OpGraph) 
     assert OpGraph.build(*merged.records(), name=merged.name) == merged  # so it is acyclic, and stored as `build` would
 
 
-@settings(max_examples=100)
 @given(coarsen=coarseners, graph=opgraphs(max_ops=14))
 def test_edges_between_groups_are_those_of_the_fine_graph(
     coarsen: Callable[[OpGraph], Derived], graph: OpGraph
@@ -81,7 +79,6 @@ def test_edges_between_groups_are_those_of_the_fine_graph(
     assert crossing(coarse.graph, np.arange(coarse.graph.n_ops)) == crossing(graph, coarse.group_of)
 
 
-@settings(max_examples=100)
 @given(coarsen=coarseners, graph=opgraphs(max_ops=14), data=st.data())
 def test_expanding_keeps_every_constraint(
     coarsen: Callable[[OpGraph], Derived], graph: OpGraph, data: st.DataObject
@@ -103,7 +100,6 @@ def test_expanding_keeps_every_constraint(
         assert set(pins_of_group) <= set(graph.pins[op]) or not graph.pins[op]
 
 
-@settings(max_examples=100)
 @given(coarsen=coarseners, graph=opgraphs(max_ops=14))
 def test_only_like_ops_are_merged(coarsen: Callable[[OpGraph], Derived], graph: OpGraph) -> None:
     coarse = coarsen(graph)
@@ -114,7 +110,6 @@ def test_only_like_ops_are_merged(coarsen: Callable[[OpGraph], Derived], graph: 
             assert set(coarse.graph.pins[coarse.group_of[op]]) == set(graph.pins[op])
 
 
-@settings(max_examples=100)
 @given(coarsen=coarseners, graph=opgraphs(max_ops=14))
 def test_times_are_summed_only_where_all_are_measured(coarsen: Callable[[OpGraph], Derived], graph: OpGraph) -> None:
     coarse = coarsen(graph)
@@ -128,7 +123,6 @@ def test_times_are_summed_only_where_all_are_measured(coarsen: Callable[[OpGraph
                 assert key not in op.time_s
 
 
-@settings(max_examples=100)
 @given(coarsen=coarseners, graph=opgraphs(max_ops=14))
 def test_memory_is_never_underestimated(coarsen: Callable[[OpGraph], Derived], graph: OpGraph) -> None:
     """Run group after group, a group's ops in topological order: the fine peak is at most the coarse one."""

@@ -46,7 +46,7 @@ def cut(name: str, text: str) -> Derived:
 cases = st.sampled_from([(name, text) for name, texts in MODELS.items() for text in texts])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(cases)
 def test_sizes_of_parts_say_what_their_flops_say(case: tuple[str, str]) -> None:
     graph, made = captured(case[0]), cut(*case)
@@ -65,7 +65,7 @@ def test_sizes_of_parts_say_what_their_flops_say(case: tuple[str, str]) -> None:
     assert len(once) > len(np.unique(origin)) / 3
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(cases)
 def test_parts_have_whole_sizes(case: tuple[str, str]) -> None:
     made = cut(*case)
@@ -74,7 +74,7 @@ def test_parts_have_whole_sizes(case: tuple[str, str]) -> None:
     assert (sizes >= 1).all()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(cases)
 def test_an_estimate_has_the_sizes_of_the_first_place(case: tuple[str, str]) -> None:
     graph, made, strategy = captured(case[0]), cut(*case), Strategy.parse(case[1])

@@ -65,7 +65,6 @@ def peak_bytes(graph: OpGraph) -> int:
 # -- laws -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
 @given(rule=rules, graph=opgraphs(max_ops=10))
 def test_every_run_reads_what_the_first_run_read(rule: Callable[[OpGraph], Derived], graph: OpGraph) -> None:
     derived = rule(graph)
@@ -80,7 +79,6 @@ def test_every_run_reads_what_the_first_run_read(rule: Callable[[OpGraph], Deriv
         assert derived.graph.tensor_bytes[t] == size
 
 
-@settings(max_examples=100)
 @given(rule=rules, graph=opgraphs(max_ops=10))
 def test_only_the_repeated_work_is_added(rule: Callable[[OpGraph], Derived], graph: OpGraph) -> None:
     derived = rule(graph)
@@ -103,7 +101,6 @@ def test_only_the_repeated_work_is_added(rule: Callable[[OpGraph], Derived], gra
         assert result.hash == graph.hash
 
 
-@settings(max_examples=100)
 @given(rule=rules, graph=opgraphs(max_ops=10))
 def test_rows_and_states_stay_with_their_tensors(rule: Callable[[OpGraph], Derived], graph: OpGraph) -> None:
     derived = rule(graph)

@@ -26,7 +26,6 @@ def meshes() -> st.SearchStrategy[tuple[Axis, ...]]:
     return st.builds(lambda g, d, t: (Axis("rp", g, DP), Axis("dp", d, DP), Axis("tp", t, TP)), groups, sizes, sizes)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     axes=meshes(), micro=st.integers(1, 3), layers=st.integers(1, 4), batch=st.integers(18, 23), zero=st.integers(0, 3)
 )
@@ -106,7 +105,7 @@ def test_a_rule_for_some_modules_leaves_the_others_whole() -> None:
     assert kept == pytest.approx(0.5 + 2 * 0.5)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(micro=st.integers(2, 5))
 def test_micro_batches_add_their_gradients_up_in_place(micro: int) -> None:
     graph = mlp(batch=10)

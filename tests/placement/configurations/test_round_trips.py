@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from placement.configurations.configuration import (
@@ -207,7 +207,6 @@ def _configuration(tool: str, common: Configuration, fields: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_configuration_is_written_and_read_back(tool: str, data: st.DataObject) -> None:
     configuration = _configuration(tool, data.draw(_common(tool)), data.draw(_TOOLS[tool]()))

@@ -258,7 +258,6 @@ class On(Tensor):
 # -- device maps: transformers ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80)
 @given(data=st.data())
 def test_cuts_are_the_best_there_are(data: Any) -> None:
     def draw(size: int, most: int) -> NDArray[np.int64]:

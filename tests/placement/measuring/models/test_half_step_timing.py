@@ -91,7 +91,7 @@ def test_a_half_that_cannot_run_without_the_other_is_not_measured(
     assert len(found.step_s) == 2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(fixed=st.floats(0, 0.9), whole=st.integers(0, 100))
 def test_rows_say_what_was_measured(fixed: float, whole: int) -> None:
     """Halves of a graph whose rows say so take as long as those that were measured."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from placed_models import check_equal, one_thread, placed_at_random
 from torch import nn
@@ -229,7 +229,6 @@ def run(program: list[tuple[str, int, int, int]], m: Model, x: torch.Tensor) -> 
 STEPS = st.tuples(st.sampled_from(["new", "view", "write", "write", "read"]), *[st.integers(0, 9)] * 3)
 
 
-@settings(max_examples=60)
 @given(program=st.lists(STEPS, min_size=2, max_size=10), train=st.booleans(), seed=st.integers(0, 99))
 def test_random_programs(program: list[tuple[str, int, int, int]], train: bool, seed: int) -> None:
     model = Model(lambda m, x: run(program, m, x))

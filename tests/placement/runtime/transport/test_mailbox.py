@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from graphs.capture.trace import Layout, TensorInfo
@@ -135,7 +135,6 @@ rank, few = st.integers(0, 2), st.integers(0, 1)
 acts = st.tuples(st.sampled_from(["post", "post", "expect", "receive", "drop"]), rank, rank, few, st.integers(0, 99))
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(acts, max_size=80))
 def test_everything_arrives_unchanged_and_in_order(plan: list[tuple[str, int, int, int, int]]) -> None:
     with pytest.MonkeyPatch.context() as patched, mailboxes(3) as boxes:
