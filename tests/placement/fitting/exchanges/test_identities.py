@@ -39,7 +39,7 @@ def assert_follows(text: str, workers: int, expected: list[Tensor], setting: Set
             torch.testing.assert_close(weights, expected[version], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("rule", OPTIMIZERS)
 @pytest.mark.parametrize(
     "text",

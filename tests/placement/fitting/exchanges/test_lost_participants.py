@@ -15,6 +15,12 @@ WORKERS = 3
 STOP = Stop(updates=16, every=4, seconds=1e4)
 # At the beginning, in the middle of a gradient, and while messages are under way (a transfer takes some 1e-6 s).
 MOMENTS = [0.0, 2.5, 4.040003]
+# Each worker and each moment once, the other pairs when there is time.
+LOSSES = [
+    pytest.param(lost, time_s, marks=() if lost == k else pytest.mark.slow)
+    for lost in range(WORKERS)
+    for k, time_s in enumerate(MOMENTS)
+]
 WAITING = [
     "sync",
     "parameter_server",
@@ -37,8 +43,7 @@ GOING_ON = [
 ]
 
 
-@pytest.mark.parametrize("time_s", MOMENTS)
-@pytest.mark.parametrize("lost", range(WORKERS))
+@pytest.mark.parametrize(("lost", "time_s"), LOSSES)
 @pytest.mark.parametrize("text", WAITING)
 def test_who_waits_for_all_ends_with_the_reason(text: str, lost: int, time_s: float) -> None:
     run = fit(text, WORKERS, STOP, Setting(lost={lost: time_s})).run
@@ -46,8 +51,7 @@ def test_who_waits_for_all_ends_with_the_reason(text: str, lost: int, time_s: fl
     assert run.updates < STOP.updates
 
 
-@pytest.mark.parametrize("time_s", MOMENTS)
-@pytest.mark.parametrize("lost", range(WORKERS))
+@pytest.mark.parametrize(("lost", "time_s"), LOSSES)
 @pytest.mark.parametrize("text", GOING_ON)
 def test_who_does_not_wait_goes_on(text: str, lost: int, time_s: float) -> None:
     run = fit(text, WORKERS, STOP, Setting(lost={lost: time_s})).run
