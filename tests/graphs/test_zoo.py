@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -65,14 +63,6 @@ PUBLISHED_MULTIPLY_ADDS = {"resnet50": 3.8, "resnet152": 11.3, "nasnet_large": 2
 
 def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    else:
-        for item in value:
-            yield from tensors(item)
 
 
 def small(name: str) -> ZooModel:
@@ -137,17 +127,9 @@ def test_small_variant_runs_and_every_parameter_gets_a_finite_gradient(name: str
         assert parameter.grad.isfinite().all(), path
 
 
-@pytest.mark.parametrize("name", each_model(NAMES))
-def test_small_variant_exports_and_the_export_computes_the_same(name: str) -> None:
-    zoo_model = small(name)
-    model = zoo_model.model.eval()
-    exported = torch.export.export(model, zoo_model.args, strict=False).module()
-    for ours, theirs in zip(tensors(model(*zoo_model.args)), tensors(exported(*zoo_model.args)), strict=True):
-        assert ours.isfinite().all()
-        torch.testing.assert_close(theirs, ours)
-
-
-@pytest.mark.parametrize("name", each_model(NAMES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("gnmt", "resnet50") else pytest.mark.slow) for name in NAMES]
+)
 def test_small_variant_exports_its_loss_in_training_mode(name: str) -> None:
     torch.manual_seed(0)
     zoo_model = build(name, small=True)
