@@ -13,13 +13,16 @@ def quiet_loggers() -> Iterator[None]:
 
     They print tracebacks of errors that are then retried another way, or end in a sentence of our own.
     """
-    # Each by its name: torch gives levels of their own to many of them.
-    names = ["torch", *(name for name in list(logging.root.manager.loggerDict) if name.startswith("torch."))]
-    levels = {name: logging.getLogger(name).level for name in names}
-    for name in names:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # Those that torch gave a level of their own, too; the others have that of "torch".
+    known = logging.root.manager.loggerDict.items()
+    own = [
+        each for name, each in known if name.startswith("torch.") and isinstance(each, logging.Logger) and each.level
+    ]
+    levels = {logger: logger.level for logger in (logging.getLogger("torch"), *own)}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
