@@ -62,7 +62,7 @@ EXPORTERS: Mapping[str, Exporter] = {
         "placement.configurations.torchtitan:torchtitan",
         "configurations of torchtitan",
         text="configuration",
-        tool="torchtitan of January 2026",
+        tool="torchtitan 0.2",
         lacks="placement.configurations.torchtitan:torchtitan_lacks",
         precision="mixed",
         suffix=".toml",
