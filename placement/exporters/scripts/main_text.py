@@ -27,6 +27,8 @@ def main(facts: Facts) -> str:
             "schedule = make_schedule(stages, mesh)",
         ]
         trained, runs = "trained", "schedule"
+        if not all(facts.stages.modules):
+            trained = '[{"params": trained}]'  # of none, on ranks whose stages have no parameters
         tells = "dist.get_world_size() - 1" if order_of(strategy).devices[-1] else "0"
     else:
         prepare = ["model = parallelize(model.to(device), mesh)"]

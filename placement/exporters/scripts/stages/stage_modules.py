@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -82,22 +82,24 @@ def stage_modules(
         _check_tied(graph, strategy, is_apart, shared)
         stage = _in_place(graph, stage, is_apart)
     holders = sorted({name.rpartition(".")[0] for name in parameters})
-    modules = _modules(graph, stage, holders)
+    lists = _never_called(model)
+    modules = _modules(graph, stage, holders, lists)
     inside = [number for number in range(1, len(modules)) if not _begins_well(graph, stage, modules, number)]
     pieces = _pieces(model, graph, stage, modules, inside) if inside else None
     if inside and pieces is None:
         first = graph.op_names[_forward(graph)[_begins(graph, stage)[inside[0]]]]
-        cuts = _nearest_cuts(graph, stage, holders)
+        cuts = _nearest_cuts(graph, stage, holders, lists)
         nearest = None if cuts is None else replace(strategy, cuts=cuts)
         better = "" if nearest is None else f", for example {show(nearest.text)}"
         raise MismatchError(
             f"stage {inside[0]} begins at op {show(first)}, which is inside a module whose code torch.fx does not "
             f"follow; use a strategy that cuts at a module that is called with one tensor{better}."
         ).but_take(nearest)
-    if not all(modules):
+    begun = set() if pieces is None else set(pieces.begins)
+    empty = [number for number, own in enumerate(modules) if not own and number not in begun]
+    if empty:
         raise MismatchError(
-            f"stage {[bool(own) for own in modules].index(False)} of the pipeline has no module with parameters of its "
-            "own; cut elsewhere, with 'cuts='."
+            f"stage {empty[0]} of the pipeline has no module with parameters of its own; cut elsewhere, with 'cuts='."
         )
     owner = {path: number for number, own in enumerate(modules) for path in own}
     tied = tuple(
@@ -137,11 +139,28 @@ def _in_place(graph: OpGraph, stage: IntArray, is_apart: BoolArray) -> IntArray:
     return result
 
 
-def _modules(graph: OpGraph, stage: IntArray, holders: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def _never_called(model: nn.Module) -> set[str]:
+    """Paths of lists of modules, and of others without a forward pass, and of the whole model, which is no stage's."""
+    from torch import nn
+
+    return {path for path, module in model.named_modules() if not path or type(module).forward is nn.Module.forward}
+
+
+def _modules(
+    graph: OpGraph, stage: IntArray, holders: Sequence[str], lists: Collection[str]
+) -> tuple[tuple[str, ...], ...]:
     """The outermost modules with parameters that belong to each stage alone, in the order in which they run."""
     forward = _forward(graph)
     stages_of = _stages_under(graph, stage, forward)
-    found = compressed({path: _only(stages_of.get(path, {-1})) for path in holders})
+    found: dict[str, int] = {}
+    todo = list(compressed({path: _only(stages_of.get(path, {-1})) for path in holders}).items())
+    while todo:
+        path, at = todo.pop()
+        inside = [holder for holder in holders if is_under(holder, path) and holder != path] if path in lists else []
+        depth = len(path.split(".")) if path else 0
+        todo += [(".".join(one.split(".")[: depth + 1]), at) for one in inside]
+        if path and (not inside or path in holders):
+            found[path] = at
     first = {path: position for position, path in enumerate(_paths_in_order(graph, forward))}
     return tuple(
         tuple(sorted((path for path, at in found.items() if at == k and path), key=lambda path: first.get(path, 0)))
@@ -225,7 +244,9 @@ def _begins_well(graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str
     return len(set(tensor[crosses].tolist())) == 1 and all(is_under(path, modules[number][0]) for path in readers)
 
 
-def _nearest_cuts(graph: OpGraph, stage: IntArray, holders: Sequence[str]) -> tuple[str, ...] | None:
+def _nearest_cuts(
+    graph: OpGraph, stage: IntArray, holders: Sequence[str], lists: Collection[str]
+) -> tuple[str, ...] | None:
     """Names of ops near the first ones of stages, with which stages begin well; None where there are too few."""
     forward = _forward(graph)
     starts: dict[str, int] = {}
@@ -238,7 +259,7 @@ def _nearest_cuts(graph: OpGraph, stage: IntArray, holders: Sequence[str]) -> tu
         if position not in known:
             two = np.zeros(graph.n_ops, dtype=np.int64)
             two[forward[position:]] = 1
-            known[position] = _begins_well(graph, two, _modules(graph, two, holders), 1)
+            known[position] = _begins_well(graph, two, _modules(graph, two, holders, lists), 1)
         return known[position]
 
     chosen = [0]

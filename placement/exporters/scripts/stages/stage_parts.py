@@ -56,7 +56,7 @@ ONE_TENSOR = {
     "GIVEN": "received",
 }
 IN_PIECES = {
-    "BEGIN": "BEGINS.get(number, STAGES[number][0])",
+    "BEGIN": "BEGINS[number] if number in BEGINS else STAGES[number][0]",
     "PIECES": """\
         for path, forward in PIECES.get(number, {}).items():
             module = model.get_submodule(path)
@@ -114,7 +114,7 @@ def add_tied(optimizer: torch.optim.Optimizer, mesh: DeviceMesh) -> None:
 SCHEDULE = '''
 def make_schedule(stages: dict[int, nn.Module], mesh: DeviceMesh) -> Any:
     """The stages of this rank in the order of the strategy."""
-    device = next(next(iter(stages.values())).parameters()).device
+    device = torch.empty(0, device=mesh.device_type).device
     group = mesh.get_group("pp")
     ready = [PipelineStage(stage, number, len(STAGES), device, group=group) for number, stage in stages.items()]
 $SCHEDULE
