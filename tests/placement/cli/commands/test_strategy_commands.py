@@ -121,7 +121,7 @@ def test_a_plain_comparison_says_that_nothing_was_rewritten(call: Call) -> None:
 
 def test_optimize_searches_strategies_and_says_what_to_do(call: Call) -> None:
     save_graph(heavy(), "g.json")
-    words = ("optimize", "g.json", "--cluster", "8xA100-nvswitch", "--evaluations", 300)
+    words = ("optimize", "g.json", "--cluster", "8xA100-nvswitch", "--evaluations", 60)
     code, out, err = call(*words, "-o", "p.json", "--html", "r.html", "--trace", "t.json")
     assert (code, err) == (0, "")
     first, do_it, *rest = out.splitlines()
@@ -139,7 +139,7 @@ def test_optimize_searches_strategies_and_says_what_to_do(call: Call) -> None:
 
 def test_a_placement_that_is_best_has_its_command_too(call: Call) -> None:
     save_graph(mlp(), "g.json")
-    code, out, _ = call("optimize", "g.json", "--cluster", "4xV100-pcie", "--evaluations", 300)
+    code, out, _ = call("optimize", "g.json", "--cluster", "4xV100-pcie", "--evaluations", 60)
     assert code == 0
     assert out.startswith("placed op by op on 2 devices (")
     told = re.search(
@@ -151,7 +151,7 @@ def test_a_placement_that_is_best_has_its_command_too(call: Call) -> None:
     assert step_time is not None
     assert same is not None
     assert step_time[0] == same[0]
-    code, out, _ = call("optimize", "g.json", "--cluster", "4xV100-pcie", "--strategy", "none", "--evaluations", 300)
+    code, out, _ = call("optimize", "g.json", "--cluster", "4xV100-pcie", "--strategy", "none", "--evaluations", 60)
     assert (code, "best of each" in out, "\ndo it " in out) == (0, False, True)
 
 
@@ -177,7 +177,7 @@ def test_the_advice_comes_first_also_where_nothing_is_searched(call: Call) -> No
 
 def test_optimize_has_the_sweeps_of_compare(call: Call) -> None:
     save_graph(heavy(), "g.json")
-    words = ("g.json", "--cluster", "4xV100-pcie", "--sweep", "devices=1..8..7", "--evaluations", 100, "--price", 3)
+    words = ("g.json", "--cluster", "4xV100-pcie", "--sweep", "devices=1..8..7", "--evaluations", 40, "--price", 3)
     code, out, err = call("optimize", *words, "-o", "s.json")
     assert (code, err) == (0, "")
     advice, do_it, *_ = out.splitlines()
@@ -206,7 +206,7 @@ def test_a_sweep_says_how_to_do_it_on_the_cluster_there_is(call: Call) -> None:
         (("--cluster", "8xA100-nvswitch", "--sweep", "devices=1,2"), "--cluster 8xA100-nvswitch --strategy dp2"),
         (("--clusters", "2xK40-pcie,4xV100-pcie"), "--cluster 4xV100-pcie --strategy dp4"),
     ):
-        code, out, _ = call("compare", "g.json", *words, "--evaluations", 100)
+        code, out, _ = call("compare", "g.json", *words, "--evaluations", 40)
         assert code == 0
         do_it = out.splitlines()[1].removeprefix("do it: placement ")
         assert do_it.startswith(f"optimize g.json {how}")
@@ -215,7 +215,7 @@ def test_a_sweep_says_how_to_do_it_on_the_cluster_there_is(call: Call) -> None:
 
 def test_compare_puts_the_best_of_each_family_beside_the_methods(call: Call) -> None:
     save_graph(heavy(), "g.json")
-    words = ("compare", "g.json", "--cluster", "8xA100-nvswitch", "--evaluations", 300)
+    words = ("compare", "g.json", "--cluster", "8xA100-nvswitch", "--evaluations", 60)
     code, out, err = call(*words, "--html", "r.html", "--trace", "t.json")
     assert (code, err) == (0, "")
     assert "x one device" in out.splitlines()[0]
@@ -237,7 +237,7 @@ def test_what_no_strategy_fits_is_one_sentence(call: Call) -> None:
     devices = tuple(replace(device, memory_bytes=200, reserved_bytes=0) for device in large.devices)
     Path("tiny.toml").write_text(replace(large, devices=devices).to_toml(), encoding="utf-8")
     for command in ("optimize", "compare"):
-        code, _, err = call(command, "g.json", "--cluster", "tiny.toml", "--evaluations", 300)
+        code, _, err = call(command, "g.json", "--cluster", "tiny.toml", "--evaluations", 60)
         assert code == 1
         assert err.startswith("placement: found no placement and no strategy that fits: the most frugal strategy, '")
         assert len(err.splitlines()) == 1
