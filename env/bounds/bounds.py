@@ -76,12 +76,12 @@ def lower_bound(problem: Problem) -> Bound:
     if room.slows_paths():
         communication_s = max(communication_s, slowed_path_s(room, pairs))
     interval_s = max(
-        _interval_work(head_s, tail_s, work.cheapest_s(price), 0.0, _REFINED, lambda some: work.area(some, price)[0]),
+        interval_work(head_s, tail_s, work.cheapest_s(price), 0.0, _REFINED, lambda some: work.area(some, price)[0]),
         _one_device_groups(problem, work, head_s, tail_s),
     )
     if with_memory is not None:
         costs = room.costs(with_memory)
-        by_memory_s = _interval_work(head_s, tail_s, *costs, 1, lambda some: room.prices(some).value_s)
+        by_memory_s = interval_work(head_s, tail_s, *costs, 1, lambda some: room.prices(some).value_s)
         interval_s = max(interval_s, by_memory_s)
     return Bound(
         critical_path_s=float(pairs.critical_path_s * safety),
@@ -92,7 +92,7 @@ def lower_bound(problem: Problem) -> Bound:
     )
 
 
-def _interval_work(
+def interval_work(
     head_s: FloatArray,
     tail_s: FloatArray,
     cheapest_s: FloatArray,
@@ -140,16 +140,16 @@ def _one_device_groups(problem: Problem, work: WorkByClass, head_s: FloatArray, 
         if len(members) > 1:
             possible = [d for d in columns if np.isfinite(work.seconds[members[0], d])]
             best = max(
-                best, min(_one_device(work.seconds[members, d], head_s[members], tail_s[members]) for d in possible)
+                best, min(one_device(work.seconds[members, d], head_s[members], tail_s[members]) for d in possible)
             )
     only = problem.allowed.sum(axis=1) == 1
     for d in np.unique(problem.allowed[only].argmax(axis=1)).tolist():
         members = np.flatnonzero(only & problem.allowed[:, d])
-        best = max(best, _one_device(problem.op_s_on(d)[members], head_s[members], tail_s[members]))
+        best = max(best, one_device(problem.op_s_on(d)[members], head_s[members], tail_s[members]))
     return best
 
 
-def _one_device(seconds: FloatArray, head_s: FloatArray, tail_s: FloatArray) -> float:
+def one_device(seconds: FloatArray, head_s: FloatArray, tail_s: FloatArray) -> float:
     """Step time of one device that may interrupt ops: always run the released op with the longest tail.
 
     Jackson's preemptive schedule, the best possible with heads and tails; O(k log k). J. Carlier, "The one-machine

@@ -13,10 +13,11 @@ from baselines.kernel_records import Readers, readers_of
 from baselines.strategies.bounding.extents import Extents
 from env.bounds.area import WorkByClass
 from env.problem import Problem
-from env.times.op_times import OpWork, least_seconds, measured_seconds
+from env.times.op_times import OpWork, launch_seconds, least_seconds, measured_seconds, moving_seconds
 from graphs.arrays import FloatArray, IntArray
 from graphs.op_kinds import shape_readers
 from graphs.opgraph import OpGraph, Phase
+from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE
 
 _HALVINGS = 50
 
@@ -30,6 +31,9 @@ class Costs:
             for nothing.
         least_launch_s, least_work_s: float64 [n], on the device where they take least.
         price_sum: float64 [D], of the dearest 1, 2 .. D devices.
+        adds, added_s: float64 [n], launches and seconds of adding what an op makes for one more micro-batch to what it
+            made for those before, at these prices.
+        least_adds, least_added_s: the same on the device where it takes least.
     """
 
     launch_s: FloatArray
@@ -37,16 +41,24 @@ class Costs:
     least_launch_s: FloatArray
     least_work_s: FloatArray
     price_sum: FloatArray
+    adds: FloatArray
+    added_s: FloatArray
+    least_adds: FloatArray
+    least_added_s: FloatArray
 
     @staticmethod
-    def of(problem: Problem, devices: IntArray) -> Costs:
-        """Prices of a second of each device are those that prove the area bound with every op divided at will."""
+    def of(problem: Problem, devices: IntArray, added: FloatArray) -> Costs:
+        """Prices of a second of each device are those that prove the area bound with every op divided at will.
+
+        Args:
+            added: float64 [2, n], as `Extents.added`.
+        """
         graph = problem.graph
         one_of, of = np.unique(problem.kind_of[devices], return_index=True, return_inverse=True)[1:]
         ops = OpWork.of(graph)
         parts = [_parts_s(ops, problem, int(d)) for d in devices[one_of].tolist()]
         both, among = np.unique(np.stack(parts, axis=-1), axis=-1, return_inverse=True)
-        launch_s, rest_s = both
+        (launch_s, rest_s), (adds, added_s) = both[:, :-1], both[:, -1]
         columns, kind = launch_s + rest_s, among.reshape(-1)[of.reshape(-1)]
         size = np.bincount(kind, minlength=columns.shape[1])
         work = WorkByClass(columns, size.astype(np.float64), np.arange(graph.n_ops), graph.n_ops)
@@ -55,7 +67,17 @@ class Costs:
         launch_s[graph.phase == Phase.UPDATE] = 0.0  # many updates may share one
         each = np.sort(price[kind])[::-1]
         priced = (launch_s * price).min(axis=1), (rest_s * price).min(axis=1)
-        return Costs(*priced, launch_s.min(axis=1), rest_s.min(axis=1), np.cumsum(each))
+        count, moved_bytes = added
+        return Costs(
+            *priced,
+            least_launch_s=launch_s.min(axis=1),
+            least_work_s=rest_s.min(axis=1),
+            price_sum=np.cumsum(each),
+            adds=count * float((adds * price).min()),
+            added_s=moved_bytes * float((added_s * price).min()),
+            least_adds=count * float(adds.min()),
+            least_added_s=moved_bytes * float(added_s.min()),
+        )
 
     def area_s(self, parts: FloatArray, places: IntArray) -> FloatArray:
         """float64 [k]: seconds of every op at each of so many places, int64 [k], in no more parts than float64 [n]."""
@@ -74,6 +96,7 @@ class Staged:
         parts: float64 [G].
         work_s: float64 [G], at the prices of `Costs`.
         once_s, often_s: launches of ops that may run once for all micro-batches, and of those that run for each.
+        adds_s, added_s: launches and work of adding up gradients, for each micro-batch after the first.
         paths: P arrays of ops.
         path_launch_s, path_work_s: float64 [P] and [P, G].
         micro_batches: so many at most.
@@ -84,6 +107,8 @@ class Staged:
     work_s: FloatArray
     once_s: float
     often_s: float
+    adds_s: float
+    added_s: float
     paths: tuple[IntArray, ...]
     path_launch_s: FloatArray
     path_work_s: FloatArray
@@ -101,6 +126,8 @@ class Staged:
             work_s=np.bincount(group, costs.work_s, len(few)).astype(np.float64),
             once_s=float(costs.launch_s[~extents.is_chunked].sum()),
             often_s=float(costs.launch_s[extents.is_chunked].sum()),
+            adds_s=float(costs.adds.sum()),
+            added_s=float(costs.added_s.sum()),
             paths=tuple(paths),
             path_launch_s=np.array([costs.least_launch_s[path].sum() for path in paths]),
             path_work_s=np.array([np.bincount(group[p], costs.least_work_s[p], len(few)) for p in paths]),
@@ -110,9 +137,14 @@ class Staged:
 
     def area_s(self, places: IntArray, stages: IntArray, micro_batches: FloatArray) -> FloatArray:
         """float64 [k], as all arguments: seconds of the work of all copies on all devices."""
+        result: FloatArray = self.copies_s(places, micro_batches) / self.price_sum[places * stages - 1]
+        return result
+
+    def copies_s(self, places: IntArray, micro_batches: FloatArray) -> FloatArray:
+        """float64 [k], as both arguments: seconds of all copies, at prices."""
         work_s = (self.work_s / np.minimum(places[:, None], self.parts)).sum(axis=1)
-        copies_s = places * (self.once_s + micro_batches * self.often_s + work_s)
-        result: FloatArray = copies_s / self.price_sum[places * stages - 1]
+        adds_s = (micro_batches - 1) * (places * self.adds_s + self.added_s)
+        result: FloatArray = places * (self.once_s + micro_batches * self.often_s + work_s) + adds_s
         return result
 
     def path_s(self, places: IntArray, micro_batches: FloatArray) -> FloatArray:
@@ -140,8 +172,15 @@ class Staged:
 
 
 def _parts_s(ops: OpWork, problem: Problem, device: int) -> FloatArray:
-    """float64 [2, n]: what each part of an op takes in full on a device, and the time of which it takes its share."""
-    return np.stack(least_seconds(ops, kind := problem.cluster.devices[device], measured_seconds(problem.graph, kind)))
+    """float64 [2, n + 1]: what each part of an op takes in full on a device, and the time of which it takes its share.
+
+    Last comes an add of two tensors of a byte, as gradients of micro-batches are added up.
+    """
+    kind = problem.cluster.devices[device]
+    once_s, work_s = least_seconds(ops, kind, measured_seconds(problem.graph, kind))
+    launch_s = launch_seconds(kind)
+    add_s = moving_seconds(kind, ADD_BYTES_PER_BYTE) - launch_s
+    return np.stack([np.append(once_s, launch_s), np.append(work_s, add_s)])
 
 
 def waiting_readers(graph: OpGraph) -> Readers:

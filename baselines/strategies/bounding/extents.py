@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray
-from graphs.opgraph import OpGraph
+from graphs.opgraph import OpGraph, Phase
+from graphs.origin import FUSED
 from graphs.rows import Partial, Shard, SplitRow, op_with_statistics
 from graphs.transforms.axes import AXES
 from graphs.transforms.splitting.splitter import BATCH
@@ -32,6 +33,8 @@ class Extents:
         is_chunked: bool [n], whether each micro-batch certainly has an own copy, of a part of `along` the batch.
         micro_batches: so many at most.
         keeps_states: whether states are certainly whole in every replica, as none is cut with the batch.
+        added: float64 [2, n], number and bytes of the gradients that an op makes for updates, and that are certainly
+            added up over micro-batches, for each one after the first.
     """
 
     most: FloatArray
@@ -39,6 +42,7 @@ class Extents:
     is_chunked: BoolArray
     micro_batches: int
     keeps_states: bool
+    added: FloatArray
 
     @staticmethod
     def of(graph: OpGraph, keeps_statistics: bool = True) -> Extents:
@@ -72,7 +76,10 @@ class Extents:
         has_statistics = op_with_statistics(graph.kinds, graph.split_rows) is not None
         if keeps_statistics and graph.is_training and has_statistics:
             limit = 1.0
-        return Extents(most, dict.fromkeys(along, most) if leaks else along, is_chunked, int(limit), keeps_states)
+        added = np.where(is_chunked, _summed(graph), 0.0)
+        return Extents(
+            most, dict.fromkeys(along, most) if leaks else along, is_chunked, int(limit), keeps_states, added
+        )
 
 
 @dataclass(frozen=True)
@@ -107,3 +114,21 @@ class _Summary:
             leaks |= is_sum and extent > 1 and not any(isinstance(part, Shard) for part in read)
         of_batch = {row.extent for row in rows if row.axis == BATCH and row.extent > 1}
         return _Summary(max(max(row.extent, 1) for row in rows), along, len(of_batch), cuts_state, leaks)
+
+
+def _summed(graph: OpGraph) -> FloatArray:
+    """float64 [2, n]: number and bytes of the tensors for updates that an op of the backward pass makes as summands.
+
+    Each part of the batch has one. None on the stack of hand-made kernels, whose products add to what is there.
+    """
+    result = np.zeros((2, graph.n_ops))
+    if graph.origin.stack == FUSED:
+        return result
+    producer, consumer, tensor = graph.edge_list
+    read = np.unique(tensor[(graph.phase[consumer] == Phase.UPDATE) & (graph.phase[producer] == Phase.BACKWARD)])
+    for t in read.tolist():
+        op = int(graph.tensor_producer[t])
+        rows = [row for row in graph.split_rows[op] if row.axis == BATCH and row.extent > 1]
+        if rows and all(isinstance(row.outputs[t - int(graph.output_ptr[op])], Partial) for row in rows):
+            result[:, op] += 1, graph.tensor_bytes[t]
+    return result

@@ -1,18 +1,14 @@
 """How long a pipeline takes to fill, as a lower bound whatever its cuts, unequal stages included.
 
 A stage begins no sooner than one micro-batch has come through the stages before it, and then does its own work for all
-micro-batches: forward ops, and the backward ops that mirror them, which lie on the same device. Forward ops are cut in
-topological order, so the stages are stretches of a line along which heads, the earliest starts, do not fall. A step of
-T seconds leaves a device that begins at a head of h seconds T - h for its stretch. If p devices that each take as much
-as they may do not cover the line, no cuts do.
-
-Under a V-shaped order a device has a stretch near each end of what the devices before it leave, and the later stretch
-begins no sooner than its own head. To take as much as possible there is best: what is left then lies earlier.
+micro-batches: forward ops, and the backward ops that mirror them, which lie on the same device. What of these the
+backward pass of the stages before waits for ends so much sooner. Forward ops are cut in topological order, so stages
+are stretches of a line along which neither heads, the earliest starts, nor tails fall (`Line`). Adding up gradients
+comes with what makes them. Stages of one device each wait for what is sent, too (`Placed`).
 """
 
 from __future__ import annotations
 
-import bisect
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +17,8 @@ import numpy as np
 from baselines.kernel_records import Readers
 from baselines.strategies.bounding.copies import Costs, Staged, waiting_readers
 from baselines.strategies.bounding.extents import Extents
+from baselines.strategies.bounding.line import Line
+from baselines.strategies.bounding.placed import Placed
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.splitting.splitter import BATCH
@@ -32,63 +30,19 @@ _HALVINGS = 30
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
-    """The work of a pipeline in topological order.
-
-    Attributes:
-        done_s: seconds on one device of all that comes before each op, for all micro-batches; one more for the end.
-        head_s: how soon each op can start.
-    """
-
-    done_s: list[float]
-    head_s: list[float]
-
-    def is_covered(self, devices: int, step_s: float) -> bool:
-        """Whether stretches, one for each device, cover all of it."""
-        at, end = 0.0, self.done_s[-1]
-        for _ in range(devices):
-            at += max(step_s - self._head_s(at), 0.0)
-            if at >= end:
-                return True
-        return False
-
-    def is_covered_twice(self, devices: int, step_s: float) -> bool:
-        """Whether two stretches for each device, nested as a V lays them, cover all of it."""
-        begin, end = 0.0, self.done_s[-1]
-        for _ in range(devices):
-            free_s = max(step_s - self._head_s(begin), 0.0)
-            if begin + free_s >= end:
-                return True
-            later = self._earliest(max(begin, end - free_s), end, step_s)
-            begin += free_s - (end - later)
-            end = later
-        return False
-
-    def _head_s(self, at: float) -> float:
-        return self.head_s[min(bisect.bisect_right(self.done_s, at), len(self.head_s)) - 1]
-
-    def _earliest(self, at: float, end: float, step_s: float) -> float:
-        """The earliest place, from `at` on, where a stretch to `end` may begin."""
-        k = min(bisect.bisect_right(self.done_s, at), len(self.head_s)) - 1
-        while at < end:
-            first = max(at, self.head_s[k] + end - step_s)
-            if first < self.done_s[k + 1]:
-                return min(first, end)
-            k += 1
-            at = self.done_s[k] if k < len(self.head_s) else end
-        return end
-
-
-@dataclass(frozen=True, eq=False)
 class _Copies:
     """Seconds of ops at one place, the mean over all places, for the smallest micro-batch and for all of them.
 
     Attributes:
+        share: float64 [n], of an op's work at a place, that of the smallest micro-batch.
         smallest_s, all_s: float64 [n].
+        added_s: float64 [n], of adding up what an op makes for all of them.
     """
 
+    share: FloatArray
     smallest_s: FloatArray
     all_s: FloatArray
+    added_s: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +53,7 @@ class Filling:
         graph, costs, extents: of which.
         parts: float64 [n], into how many each op may be cut at most.
         staged: area and path, below which no bound falls.
+        placed: of stages of one device each.
     """
 
     graph: OpGraph
@@ -106,6 +61,7 @@ class Filling:
     extents: Extents
     parts: FloatArray
     staged: Staged
+    placed: Placed
 
     def least_s(self, devices: int, places: tuple[int, int], is_v: bool, known_s: float = np.inf) -> float:
         """Seconds that no mesh of so many places, number of stages and of micro-batches can beat.
@@ -128,14 +84,17 @@ class Filling:
             copies, stages = self._copies(k, m), devices // k[0]
             base_s = max(base_s, self._queued_s(copies, stages * (2 if is_v else 1)))
             if base_s < best_s:
+                if (k, m) not in self._placed:  # of which straight and V-shaped orders have the same
+                    self._placed[k, m] = self._placed_s(copies, k[1], stages)
+                base_s = max(base_s, self._placed[k, m])
+            if base_s < best_s:
                 best_s = self._filled_s(self._line(copies), stages, is_v, base_s, best_s)
         return best_s
 
     def _outside_s(self, k: tuple[int, int], m: tuple[int, int], devices: int) -> float:
         """The larger of area and path for a range of places and micro-batches: each where in the range it is least."""
         staged = self.staged
-        work_s = (staged.work_s / np.minimum(k[0], staged.parts)).sum()
-        copies_s = k[0] * (staged.once_s + m[0] * staged.often_s + work_s)
+        copies_s = staged.copies_s(np.array([k[0]]), np.array([float(m[0])]))[0]
         used = min(k[1] * (devices // k[0]), devices)
         path_s = staged.path_s(np.array([k[1]]), np.array([float(m[1])]))
         return max(float(copies_s / staged.price_sum[used - 1]), float(path_s[0]))
@@ -146,9 +105,12 @@ class Filling:
         units, chunked = self.extents.along[BATCH], self.extents.is_chunked
         # Micro-batches are uneven where the batch does not divide, and the smallest may come first.
         share = np.where(chunked, np.floor(units / m[1]) / units, np.where(self.parts > 1, 0.5 / m[1], 1.0))
+        share = np.minimum(share, 1.0) if m[1] > 1 else np.ones_like(share)
         return _Copies(
-            smallest_s=costs.least_launch_s + costs.least_work_s / parts * np.minimum(share, 1.0),
+            share=share,
+            smallest_s=costs.least_launch_s + costs.least_work_s / parts * share,
             all_s=costs.least_launch_s * np.where(chunked, m[0], 1) + costs.least_work_s / parts,
+            added_s=(m[0] - 1) * (costs.least_adds + costs.least_added_s / k[1]),
         )
 
     def _queued_s(self, copies: _Copies, stages: int) -> float:
@@ -162,34 +124,68 @@ class Filling:
         more_s = np.where(stays, copies.all_s, 0.0) - np.where(is_forward, copies.smallest_s, 0.0)
         return max(float(copies.smallest_s[path].sum() + more_s[path].sum() / stages) for path in self.staged.paths)
 
+    def _placed_s(self, copies: _Copies, places: int, stages: int) -> float:
+        """Exchanges of a micro-batch at a place that has its even share of every op, and the work of all of them."""
+        all_s = copies.all_s + copies.added_s
+        # Where a border changes how a tensor is cut, each place may have a piece of its part from every place.
+        share = copies.share / np.minimum(places, self.parts) ** 2
+        return self.placed.least_s(copies.smallest_s, share, np.stack([all_s, all_s / stages]))
+
     def _line(self, copies: _Copies) -> Line:
         """The forward ops whose starts do not fall, each with what mirrors it."""
-        from baselines.path_kernel import downward  # loads the compiler
+        from baselines.path_kernel import downward, upward  # loads the compiler
 
-        head_s, free_s = np.empty(self.graph.n_ops), np.zeros(self.graph.n_tensors)
+        head_s, rest_s, free_s = np.empty(self.graph.n_ops), np.empty(self.graph.n_ops), np.zeros(self.graph.n_tensors)
         downward(self.graph.topological_order, self._readers, copies.smallest_s, free_s, head_s)
+        upward(self.graph.topological_order, self._readers, copies.smallest_s, free_s, rest_s)
+        tail_s = rest_s - copies.smallest_s
         ops, mirror, mirrored = self._loose
-        total_s = copies.all_s.copy()
-        np.add.at(total_s, mirrored, copies.all_s[mirror])
+        total_s = copies.all_s + copies.added_s
+        np.add.at(total_s, mirrored, total_s[mirror])
         heads = head_s[ops]
         counted = heads >= _LAGGING * np.maximum.accumulate(heads)
-        lowest = np.minimum.accumulate(heads[counted][::-1])[::-1]
-        done = np.concatenate([[0.0], np.cumsum(total_s[ops[counted]])])
-        return Line(done.tolist(), lowest.tolist())
+        ops = ops[counted]
+        held_s, until_s = self._held(copies, tail_s)
+        tails = until_s[ops]
+        is_held = tails >= _LAGGING * np.maximum.accumulate(tails)
+        return Line(
+            done_s=np.concatenate([[0.0], np.cumsum(total_s[ops])]),
+            held_s=np.concatenate([[0.0], np.cumsum(np.where(is_held, held_s[ops], 0.0))]),
+            head_s=np.minimum.accumulate(heads[counted][::-1])[::-1],
+            tail_s=np.minimum.accumulate(np.where(is_held, tails, np.inf)[::-1])[::-1],
+        )
+
+    def _held(self, copies: _Copies, tail_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """``(seconds, tails)``, float64 [n] each: of a forward op and what mirrors it, the work that much must follow.
+
+        The gradient of an op's input has the longer tail, that of its weights a short one, and does not count.
+        """
+        _, mirror, mirrored = self._loose
+        longest_s = np.zeros(self.graph.n_ops)
+        np.maximum.at(longest_s, mirrored, tail_s[mirror])
+        until_s = _LAGGING * longest_s
+        held_s = np.where(tail_s >= until_s, copies.all_s, 0.0)
+        is_late = tail_s[mirror] >= until_s[mirrored]
+        np.add.at(held_s, mirrored[is_late], copies.all_s[mirror[is_late]])
+        return held_s, until_s
 
     @staticmethod
     def _filled_s(line: Line, devices: int, is_v: bool, base_s: float, most_s: float) -> float:
         """The least step from `base_s` on in which the devices cover the line, or `most_s` if it is no shorter."""
         covered = line.is_covered_twice if is_v else line.is_covered
-        if not line.head_s or covered(devices, base_s):
+        if not len(line.head_s) or covered(devices, base_s):
             return base_s
-        low, high = base_s, min(most_s, line.head_s[-1] + line.done_s[-1])
+        low, high = base_s, min(most_s, float(line.head_s[-1] + line.tail_s[0] + line.done_s[-1]))
         if not covered(devices, high):
             return most_s
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             low, high = (low, middle) if covered(devices, middle) else (middle, high)
         return low
+
+    @cached_property
+    def _placed(self) -> dict[tuple[tuple[int, int], tuple[int, int]], float]:
+        return {}
 
     @cached_property
     def _readers(self) -> Readers:

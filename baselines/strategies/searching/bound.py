@@ -24,6 +24,7 @@ from baselines.paths import longest_path_s
 from baselines.strategies.bounding.copies import Costs, Staged
 from baselines.strategies.bounding.extents import Extents
 from baselines.strategies.bounding.filling import Filling
+from baselines.strategies.bounding.placed import Placed
 from baselines.strategies.searching.families import FAMILIES, HYBRID
 from env.bounds.bounds import lower_bound
 from env.cluster import LANE, Cluster
@@ -60,14 +61,17 @@ def strategy_bounds(graph: OpGraph, cluster: Cluster, keeps_statistics: bool = T
     problem = Problem(graph, cluster)
     result = {ONE_DEVICE: _one_device_s(problem), NO_STRATEGY: _placement_s(problem)}
     has_host = np.flatnonzero(cluster.host_devices >= 0)
+    extents = Extents.of(graph, keeps_statistics)
     if graph.is_training and len(has_host):
         graph = _without_updates(graph)
         problem = Problem(graph, cluster)
         result[WITH_HOST] = _one_device_s(problem, has_host)
+        extents = replace(extents, added=np.zeros_like(extents.added))  # hosts may do that, too
     devices = cluster.compute_devices
     result |= dict.fromkeys(FAMILIES, np.inf)
     if len(devices) > 1:
-        result |= _families(problem, devices, Extents.of(graph, keeps_statistics))
+        keeps_updates = not graph.is_training or not len(has_host)
+        result |= _families(problem, devices, extents, Placed(graph, cluster, keeps_updates))
     return {ALL: min(result.values()), **{name: float(seconds) for name, seconds in result.items()}}
 
 
@@ -126,9 +130,9 @@ def _one_device_s(problem: Problem, among: IntArray | None = None) -> float:
     return min(seconds) * (1.0 - _ROUNDING)
 
 
-def _families(problem: Problem, devices: IntArray, extents: Extents) -> dict[str, float]:
+def _families(problem: Problem, devices: IntArray, extents: Extents, placed: Placed) -> dict[str, float]:
     graph, count = problem.graph, len(devices)
-    costs, room = Costs.of(problem, devices), _Room.of(problem, devices)
+    costs, room = Costs.of(problem, devices, extents.added), _Room.of(problem, devices)
     is_update = on_storage(graph)
     places = np.arange(2, count + 1)
     along, anyhow = extents.along, np.where(is_update, np.inf, extents.most)
@@ -138,7 +142,7 @@ def _families(problem: Problem, devices: IntArray, extents: Extents) -> dict[str
     limits |= {f"zero{k}": (np.where(is_update, np.inf, along["batch"]), replicas[k]) for k in (1, 2, 3)}
     result = {name: _least(costs.area_s(parts, places), fits) for name, (parts, fits) in limits.items()}
     staged = Staged.of(graph, costs, anyhow, extents)
-    filling = Filling(graph, costs, extents, anyhow, staged)
+    filling = Filling(graph, costs, extents, anyhow, staged, placed)
     result |= _pipelines(filling, room, count)
     # Without stages: two axes, or one that cuts the batch in some modules and weights in others.
     result[HYBRID] = _least(costs.area_s(anyhow, places), room.shared(places))
