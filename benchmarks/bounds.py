@@ -3,10 +3,10 @@
     PYTHONPATH=.:tests/helpers python benchmarks/bounds.py --seed 0 [--cases 10000] [--each 25] [--first 0]
 
 A case is a strategy that graph and cluster allow, carried out and scored by the simulator, beside the bound over all
-strategies and that of its family. Of each graph and cluster there are EACH: small models of the zoo and a perceptron
-whose ops cost anything, on one to four hosts of devices of any speeds, on links of any speed; strategies of every family,
-some with neighbours' moves, and every order of a pipeline. A case that is not allowed does not count. Prints, per family, how many
-cases there were, how near the nearest came to its bound, and every one that beat it; the exit code is 1 if there is any.
+strategies and that of its family. EACH are tried on every graph and cluster: small models of the zoo and a perceptron,
+whose ops cost anything, on one to four hosts of devices of any speeds, on links of any speed; strategies of every
+family, some with neighbours' moves, and every order of a pipeline. One that is not allowed does not count. Prints how
+many cases there were, how near each family's nearest came to its bound, and all that beat it; then the exit code is 1.
 """
 
 from __future__ import annotations

@@ -38,13 +38,17 @@ class Pairs:
     sizes: tuple[IntArray, FloatArray, FloatArray, FloatArray]
 
     @staticmethod
-    def of(problem: Problem) -> Pairs:
-        """The pairs of a problem. O(e log e + e R) for R kinds of routes."""
+    def of(problem: Problem, tensor_bytes: IntArray | None = None) -> Pairs:
+        """The pairs of a problem. O(e log e + e R) for R kinds of routes.
+
+        Args:
+            tensor_bytes: int64 [m], that are sent in place of the graph's.
+        """
         producer, consumer, tensor = problem.graph.edge_list
         n = problem.graph.n_ops
         pair, which = np.unique(producer * n + consumer, return_inverse=True)
         remote_s = np.zeros(len(pair))
-        np.maximum.at(remote_s, which, _least_transfer_s(problem, producer, consumer, tensor))
+        np.maximum.at(remote_s, which, _least_transfer_s(problem, producer, consumer, tensor, tensor_bytes))
         fits = problem.suits
         fastest_s = problem.seconds_where(fits)
         source, target = pair // n, pair % n
@@ -97,16 +101,19 @@ class Pairs:
         return result
 
 
-def _least_transfer_s(problem: Problem, producer: IntArray, consumer: IntArray, tensor: IntArray) -> FloatArray:
+def _least_transfer_s(
+    problem: Problem, producer: IntArray, consumer: IntArray, tensor: IntArray, tensor_bytes: IntArray | None
+) -> FloatArray:
     """float64 [e]: least seconds to move a tensor between two different devices where both its ends may run."""
     choices, choice_of = problem.choices
     graph, n = problem.graph, problem.cluster.n_devices
+    sizes = graph.tensor_bytes if tensor_bytes is None else tensor_bytes
     kind = choice_of[producer] * len(choices) + choice_of[consumer]
     result = np.full(len(tensor), np.inf)
     for k in np.unique(kind).tolist():
         ends = np.outer(choices[k // len(choices)], choices[k % len(choices)]) & ~np.eye(n, dtype=np.bool_)
         chosen = kind == k
-        size, measured = graph.tensor_bytes[tensor[chosen]], graph.tensor_transfer_s[tensor[chosen]]
+        size, measured = sizes[tensor[chosen]], graph.tensor_transfer_s[tensor[chosen]]
         modelled = np.full(len(size), np.inf)
         for latency_s, bandwidth in _undominated(problem.latency_s[ends], problem.bandwidth_bytes_per_s[ends]):
             modelled = np.minimum(modelled, latency_s + size / bandwidth)

@@ -1,8 +1,8 @@
 """How long a pipeline takes to fill, as a lower bound whatever its cuts, unequal stages included.
 
 A stage begins no sooner than one micro-batch has come through the stages before it, and then does its own work for all
-micro-batches: forward ops, and the backward ops that mirror them, which lie on the same device. What of these the
-backward pass of the stages before waits for ends so much sooner. Forward ops are cut in topological order, so stages
+micro-batches: forward ops, and the backward ops that mirror them, which lie on the same device. Those that the backward
+pass of the stages before waits for end so much sooner. Forward ops are cut in topological order, so stages
 are stretches of a line along which neither heads, the earliest starts, nor tails fall (`Line`). Adding up gradients
 comes with what makes them. Stages of one device each wait for what is sent, too (`Placed`).
 """

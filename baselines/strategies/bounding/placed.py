@@ -11,6 +11,7 @@ those that have most samples.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,14 @@ class Placed:
             each_s: float64 [2, n], of all copies of an op at a place: on the device where they take least, and spread
                 over all stages.
         """
-        problem = self._of_micro_batch(share)
+        graph, problem = self.graph, self._problem
         if problem is None:
             return 0.0
-        pairs = replace(Pairs.of(problem), op_s=smallest_s)
+        # Bytes of parts are rounded, so that one may be missing.
+        of_tensor = share[graph.tensor_producer]
+        least = np.maximum(np.floor(graph.tensor_bytes * of_tensor) - 1, 0).astype(np.int64)
+        pairs = Pairs.of(problem, np.where(of_tensor < 1, least, graph.tensor_bytes))
+        pairs = replace(pairs, op_s=smallest_s)
         head_s, tail_s = pairs.heads(_NEAR), pairs.tails(_NEAR)
         on_one_s, on_all_s = each_s
         groups = [members for members in problem.units if len(members) > 1]
@@ -61,15 +66,13 @@ class Placed:
             max((one_device(on_one_s[some], head_s[some], tail_s[some]) for some in groups), default=0.0),
         )
 
-    def _of_micro_batch(self, share: FloatArray) -> Problem | None:
-        """What a micro-batch's copies send; None where that is not known."""
+    @cached_property
+    def _problem(self) -> Problem | None:
+        """Where ops may be: what a copy reads and writes may take little room. None where transfers were measured."""
         graph = self.graph
         if not np.isnan(graph.tensor_transfer_s).all() or self.cluster.n_devices > TABLE_DEVICES:
             return None
-        # Bytes of parts are rounded, so that one may be missing.
-        least = np.floor(graph.tensor_bytes * share[graph.tensor_producer])
-        size = np.where(share[graph.tensor_producer] < 1, np.maximum(least - 1, 0), graph.tensor_bytes)
-        changed: dict[str, Any] = {"tensor_bytes": size.astype(np.int64), "workspace_bytes": graph.workspace_bytes * 0}
+        none: dict[str, Any] = {"tensor_bytes": graph.tensor_bytes * 0, "workspace_bytes": graph.workspace_bytes * 0}
         if not self.keeps_updates:
-            changed["colocation"] = np.where(graph.phase == Phase.UPDATE, -1, graph.colocation)
-        return Problem(replace(graph, **changed), self.cluster)
+            none["colocation"] = np.where(graph.phase == Phase.UPDATE, -1, graph.colocation)
+        return Problem(replace(graph, **none), self.cluster)

@@ -234,3 +234,36 @@ def test_every_op_that_certainly_runs_for_each_micro_batch_does() -> None:
         derived = chunk(graph, 2)
         copies = np.bincount(derived.origin[derived.graph.kernels > 0], minlength=graph.n_ops)
         assert (copies[found.is_chunked & (graph.kernels > 0)] >= 2).all()
+
+
+@pytest.mark.parametrize(("name", "least"), [("mlp", 1.0), ("gpt2", 0.8), ("rnnlm", 0.1)])
+def test_gradients_that_certainly_are_added_up_are(name: str, least: float) -> None:
+    """Those of a net that is unrolled are added up over its steps first, and do not count."""
+    from baselines.strategies.bounding.extents import Extents
+    from graphs.transforms.splitting import chunk
+    from graphs.transforms.splitting.exchange import ACCUMULATE
+
+    graph = _graph(name)
+    count, size = Extents.of(graph, keeps_statistics=False).added
+    derived = chunk(graph, 3)
+    adds = np.array([kind == ACCUMULATE for kind in derived.graph.kinds])
+    found = np.bincount(derived.origin[adds], minlength=graph.n_ops)
+    moved = np.bincount(derived.origin[adds], derived.graph.bytes_moved[adds], graph.n_ops)
+    assert count.sum() >= least * sum(state.gradient_bytes > 0 for state in graph.states)
+    assert (2 * count <= found).all()
+    assert (2 * 3 * size <= moved + 1e-6).all()
+
+
+def test_stages_wait_for_what_they_send_each_other() -> None:
+    """On slow links the bound of pipelines rises, up to that of one device, and no pipeline beats it."""
+    graph = mlp(batch=4, width=4, layers=2)
+    quick = quick_network((1e3, 1e3), 1e-2)
+    slow, slower = (
+        replace(quick, links=tuple(replace(link, bandwidth_bytes_per_s=rate, latency_s=0.0) for link in quick.links))
+        for rate in (1e3, 1e1)
+    )
+    bounds = [strategy_bounds(graph, cluster)["pp gpipe"] for cluster in (quick, slow, slower)]
+    assert bounds[0] < bounds[1] <= bounds[2]
+    for cluster, bound_s in zip((quick, slow, slower), bounds, strict=True):
+        for text in ("pp2 gpipe mb1", "pp2 gpipe mb2", "pp2 gpipe mb4"):
+            assert bound_s <= scored(graph, cluster, Strategy.parse(text)).step_time_s
