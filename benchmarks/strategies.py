@@ -9,7 +9,8 @@ with --whole-grid all of it is scored. A row is appended to OUT/strategies.jsonl
 was stopped goes on with what is missing: rows that are not there, or that had a smaller budget (`--losses` takes
 only rows that are worse than the grid, to tell whether time was the cause). Where the search is worse than `auto`,
 that runs once more, to tell how far two runs of the same differ. At the end OUT/strategies.md is written; --render
-does only that. Losses and ties are printed like wins.
+does only that, and --bounds before it works out the bounds of all rows anew, and writes OUT/strategies.jsonl with
+these alone changed. Losses and ties are printed like wins.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from table import commit, machine, parser, read_rows
 
 from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.estimating.estimator import Estimator
+from baselines.strategies.searching.bound import ALL, strategy_bounds
 from baselines.strategies.searching.grid import hand_grid
 from baselines.strategies.searching.records import Scored
 from baselines.strategies.searching.scoring import scored
@@ -59,7 +62,10 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     rows_file, page = options.out / "strategies.jsonl", options.out / "strategies.md"
     rows = read_rows(rows_file, _key)
-    for model in options.models.split(",") if not options.render else ():
+    if options.bounds:
+        rows = _with_bounds(rows, options)
+        write_atomically(rows_file, "".join(json.dumps(row) + "\n" for row in rows.values()))
+    for model in options.models.split(",") if not (options.render or options.bounds) else ():
         graph: OpGraph | None = None
         for name in options.clusters.split(","):
             key = f"{model} {name} {options.seed}"
@@ -73,7 +79,8 @@ def main() -> None:
                 file.write(json.dumps(row) + "\n")
             print(_line(row), flush=True)
     wanted = [row for row in rows.values() if row["seed"] == options.seed]
-    command = shlex.join(["python", "benchmarks/strategies.py", *(word for word in sys.argv[1:] if word != "--render")])
+    given = [word for word in sys.argv[1:] if word not in ("--render", "--bounds")]
+    command = shlex.join(["python", "benchmarks/strategies.py", *given])
     write_atomically(page, _page(wanted, command))
     print(f"{len(wanted)} rows: {page}")
 
@@ -87,7 +94,27 @@ def _options() -> argparse.Namespace:
     made.add_argument("--out", type=Path, default=OUT)
     made.add_argument("--whole-grid", action="store_true", help="score all of the grid, which takes hours")
     made.add_argument("--render", action="store_true", help="write the page from the rows that are there")
+    made.add_argument("--bounds", action="store_true", help="work out the bounds of the rows anew, and write the page")
     return made.parse_args()
+
+
+def _with_bounds(rows: dict[str, Row], options: argparse.Namespace) -> dict[str, Row]:
+    """The rows with bounds of today."""
+    found = dict(rows)
+    for model in options.models.split(","):
+        graph: OpGraph | None = None
+        for key, row in rows.items():
+            if row["model"] == model and row["search_s"] is not None:
+                graph = graph or read_source(model, train=True).graph
+                bound_s = strategy_bounds(graph, Cluster.preset(row["cluster"], rates="peak"))[ALL]
+                found[key] = row | {"bound_s": bound_s, "bound_commit": commit()}
+                print(f"{key}: {_gap(row):.1%} before, {_gap(found[key]):.1%} now", flush=True)
+    return found
+
+
+def _gap(row: Row) -> float:
+    """(step time - bound) / step time."""
+    return max(0.0, 1 - row["bound_s"] / row["search_s"])
 
 
 def _key(row: Row) -> str:
@@ -240,6 +267,8 @@ def _page(rows: list[Row], command: str) -> str:
         "",
         f"Rows were made at commits: {commits}.",
         "",
+        *_gaps([row for row in rows if row["search_s"] and row.get("bound_s")]),
+        "",
         "| model | cluster | budget | one device | placement | strategy found | time | x | peak | gap | grid's best "
         "| time | |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
@@ -262,6 +291,24 @@ def _page(rows: list[Row], command: str) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _gaps(rows: list[Row]) -> list[str]:
+    """The gaps, (step time - bound) / step time, by cluster."""
+    made = Counter(row.get("bound_commit") for row in rows)
+    commits = ", ".join(f"{n} by {name or 'the code of their rows'}" for name, n in made.most_common())
+    lines = [
+        f"How much of a step is not proved, (step time - bound) / step time; bounds were worked out {commits}:",
+        "",
+        "| cluster | answers | median | proved within 3 % | within 10 % |",
+        "|---|---|---|---|---|",
+    ]
+    clusters = dict.fromkeys(row["cluster"] for row in rows)
+    for name in (*sorted(clusters), None):
+        gaps = [_gap(row) for row in rows if name in (None, row["cluster"])]
+        near = [sum(gap <= most for gap in gaps) for most in (0.03, 0.1)]
+        lines.append(f"| {name or 'all'} | {len(gaps)} | {median(gaps):.1%} | {near[0]} | {near[1]} |")
+    return lines
 
 
 def _commit(row: Row) -> str | None:
