@@ -21,7 +21,7 @@ def short_lines(draw: st.DrawFn) -> Line:
     done, share, head, tail = (draw(st.lists(seconds, min_size=n, max_size=n)) for _ in range(4))
     held = [a * min(b, 1.0) for a, b in zip(done, share, strict=True)]
     summed = [np.concatenate([[0.0], np.cumsum(each)]) for each in (done, held)]
-    return Line(*summed, np.cumsum(head), np.cumsum(tail))
+    return Line(summed[0], summed[1], np.cumsum(head), np.cumsum(tail))
 
 
 def left_s(line: Line, stretches: list[tuple[int, int]]) -> float:

@@ -255,15 +255,12 @@ def test_gradients_that_certainly_are_added_up_are(name: str, least: float) -> N
 
 
 def test_stages_wait_for_what_they_send_each_other() -> None:
-    """On slow links the bound of pipelines rises, up to that of one device, and no pipeline beats it."""
-    graph = mlp(batch=4, width=4, layers=2)
-    quick = quick_network((1e3, 1e3), 1e-2)
-    slow, slower = (
-        replace(quick, links=tuple(replace(link, bandwidth_bytes_per_s=rate, latency_s=0.0) for link in quick.links))
-        for rate in (1e3, 1e1)
-    )
-    bounds = [strategy_bounds(graph, cluster)["pp gpipe"] for cluster in (quick, slow, slower)]
-    assert bounds[0] < bounds[1] <= bounds[2]
-    for cluster, bound_s in zip((quick, slow, slower), bounds, strict=True):
-        for text in ("pp2 gpipe mb1", "pp2 gpipe mb2", "pp2 gpipe mb4"):
-            assert bound_s <= scored(graph, cluster, Strategy.parse(text)).step_time_s
+    """On slow links the bound of pipelines of a recurrent net rises, and no pipeline beats it."""
+    graph, quick = step("rnnlm"), quick_network((1e9, 1e9), 1e-3)
+    bounds = []
+    for rate in (1e30, 1e5, 1e3):
+        links = tuple(replace(link, bandwidth_bytes_per_s=rate) for link in quick.links)
+        cluster = replace(quick, links=links)
+        bounds.append(strategy_bounds(graph, cluster)["pp gpipe"])
+        assert bounds[-1] <= scored(graph, cluster, Strategy.parse("pp2 gpipe mb1")).step_time_s
+    assert bounds[0] < bounds[1] < bounds[2]
