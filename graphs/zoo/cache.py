@@ -20,7 +20,7 @@ from graphs.errors import GraphError
 from graphs.files import load_json_graph, save_graph
 from graphs.kept import precision_named
 from graphs.opgraph import OpGraph
-from graphs.origin import CapturedStep, keep_step
+from graphs.origin import CapturedStep, keep_step, step_of
 from graphs.zoo import MODELS, ZooModel, build
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def kept_graph(
 
     Args:
         key: of all that the graph depends on beside the three that follow.
-        program: captures its step again, for a graph of ops that is read.
+        program: captures its step again, for a graph of ops that is read from the cache.
 
     Raises:
         UnknownNameError: no such precision.
@@ -148,7 +148,9 @@ def kept_graph(
             pass
     if granularity != "op":
         return graph
-    return keep_step(graph, CapturedStep(program, lambda: f"{key} {train} {precision or ''}"))
+    step = step_of(graph)  # of one that was captured now
+    again = program if step is None else step.program
+    return keep_step(graph, CapturedStep(again, lambda: f"{key} {train} {precision or ''}"))
 
 
 def cache_dir() -> Path:
@@ -164,7 +166,8 @@ def _capture(model: _Named, train: bool, granularity: str, precision: str | None
 
     module, args = model.arguments(train)
     graph = capture(module, args, train=train, granularity=granularity, precision=precision, name=model.name)
-    return replace(graph, origin=replace(graph.origin, batch_size=model.samples))
+    result, step = replace(graph, origin=replace(graph.origin, batch_size=model.samples)), step_of(graph)
+    return result if step is None else keep_step(result, step)
 
 
 @cache

@@ -10,6 +10,7 @@ import torch
 
 from graphs.capture import capture
 from graphs.errors import GraphError, UnknownNameError
+from graphs.origin import step_of
 from graphs.zoo.cache import decoder_graph
 from graphs.zoo.decoders import DecoderConfig, decoder
 from graphs.zoo.deepseek import DeepSeekConfig
@@ -115,3 +116,16 @@ def test_sizes_that_make_no_decoder_are_refused(sizes: dict[str, Any], said: str
 def test_unknown_parts_are_refused(kind: str) -> None:
     with pytest.raises(UnknownNameError, match="gelo"):
         dataclasses.replace(SMALL, **{kind: "gelo"})
+
+
+def test_a_model_that_is_captured_now_is_not_captured_again_for_its_step(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLACEMENT_CACHE_DIR", str(tmp_path))
+    now, read = (decoder_graph(SMALL, precision="mixed", name="mine") for _ in range(2))
+    steps = step_of(now), step_of(read)
+    assert steps[0] is not None
+    assert steps[1] is not None
+    assert steps[0].program() is steps[0].program()
+    assert steps[0].identity() == steps[1].identity()
+    assert steps[0].program().graph.op_names == steps[1].program().graph.op_names == read.op_names

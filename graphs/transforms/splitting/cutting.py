@@ -10,6 +10,7 @@ from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import OWN_FAMILY
+from graphs.transforms.per_graph import per_graph
 from graphs.transforms.splitting.op_states import states_of, where
 from graphs.transforms.splitting.ring_rows import turned
 from graphs.transforms.splitting.sharding import EXPERTS, HEADS, SUM, Axis, Sharding, shard, shares
@@ -27,6 +28,16 @@ def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis], decided: IntArray | 
     Raises:
         StrategyError: as `split`.
     """
+    return _chosen(graph, axis, tuple(others)) if decided is None else _cut(graph, axis, others, decided)
+
+
+@per_graph
+def _chosen(graph: OpGraph, axis: Axis, others: tuple[Axis, ...]) -> Sharding:
+    """Rows are chosen once: strategies with the same mesh differ in storage, order, buckets or stages."""
+    return _cut(graph, axis, others, None)
+
+
+def _cut(graph: OpGraph, axis: Axis, others: Sequence[Axis], decided: IntArray | None) -> Sharding:
     parts = check_parts(graph, axis, others)
     sharding = shard(graph, replace(axis, parts=parts), decided=decided)
     if not _is_cut_as_named(graph, sharding):
