@@ -30,7 +30,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropo
     """Scaled dot-product attention, [N, heads, T, d] three times to [N, T, heads * d]; mask is added to the scores."""
     scores = torch.matmul(query, key.transpose(2, 3)) / math.sqrt(query.shape[3])
     if mask is not None:
-        scores = scores + mask
+        scores = scores + mask.to(scores.dtype)  # FSDP casts parameters, not buffers
     return torch.matmul(dropout(scores.softmax(3)), value).transpose(1, 2).flatten(2)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from zoo_models import each_model
 
+from graphs.capture import capture
 from graphs.errors import UnknownNameError
 from graphs.zoo import MODELS, ZooModel, build
 from graphs.zoo.decoders import DecoderConfig, GroupedAttention, SparseMixture, rotary_tables, rotate
@@ -136,6 +137,13 @@ def test_small_variant_exports_its_loss_in_training_mode(name: str) -> None:
     exported = torch.export.export(zoo_model.model.train(), zoo_model.train_args, strict=False)
     (loss,) = exported.graph.find_nodes(op="output")[0].args[0][-1:]
     assert loss.meta["val"].shape == ()
+
+
+@pytest.mark.parametrize("name", ["gpt2_medium", "transformer_moe"])
+def test_scores_with_a_mask_stay_in_the_format_of_parameters_that_were_cast(name: str) -> None:
+    zoo = build(name, small=True)
+    graph = capture(zoo.model, zoo.train_args, train=True, precision="mixed")
+    assert {dtype for kind, dtype in zip(graph.kinds, graph.dtypes, strict=True) if "bmm" in kind} == {"bfloat16"}
 
 
 def test_lstm_cell_computes_what_torch_computes() -> None:
