@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Linear(32, 512), nn.ReLU(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 32))
 
 
+@cache
 def graph_of() -> OpGraph:
     return capture(wide(), (torch.zeros(8, 4, 32),), train=True, loss=lambda y: y.mean())
 

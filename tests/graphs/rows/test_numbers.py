@@ -52,8 +52,15 @@ def check(calls: list[RecordedCall]) -> set[str]:
     return checked
 
 
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("name", sorted(set(MODELS) - LIKE_OTHERS))
+# A training step has the calls of inference, but for those of batch norms.
+@pytest.mark.parametrize(
+    ("name", "train"),
+    [
+        pytest.param(name, train, marks=() if train or name == "resnet50" else pytest.mark.slow)
+        for name in sorted(set(MODELS) - LIKE_OTHERS)
+        for train in (False, True)
+    ],
+)
 def test_the_zoo(monkeypatch: pytest.MonkeyPatch, name: str, train: bool) -> None:
     zoo = build(name, small=True)
     assert check(recorded(monkeypatch, zoo.model, zoo.train_args if train else zoo.args, train))

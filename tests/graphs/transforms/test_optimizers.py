@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from graphs.recipes import OPTIMIZERS
 from graphs.transforms.optimizers import with_optimizer
 
 
+@cache
 def tied(train: bool = True, optimizer: str = "adam", dtype: torch.dtype = torch.float32) -> object:
     """A step with a frozen, a tied and a normed parameter."""
     model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 50, bias=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ def gpus(count: int, bytes_per_s: float = 1e9, memory_bytes: int = 2**30) -> Clu
     return Cluster("box", tuple(devices), tuple(links))
 
 
+@cache
 def perceptron(batch: int = 256, width: int = 256) -> OpGraph:
     layers = (nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(2))
     return capture(nn.Sequential(*layers), (zeros(batch, width),), train=True, name="perceptron")

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -262,6 +263,7 @@ def test_what_the_cluster_has_not_is_said(workers: int, each: int, servers: tupl
         Assignment.of(star(3), workers, each, servers)
 
 
+@cache
 def captured(samples: int) -> OpGraph:
     model, data = classifier()
     return capture(model, tuple(each[:samples] for each in data), train=True, optimizer="sgd")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import placement
 from env.cluster import Cluster
@@ -21,6 +22,7 @@ H100 = Cluster.preset("2xH100-nvswitch")
 RUNS = COMPARED["H100-SXM5-80GB"]
 
 
+@cache
 def step(train: bool = True) -> OpGraph:
     ops = [Op(name, flops=1e12, bytes_moved=1e9, dtype="bfloat16") for name in "ab"]
     return OpGraph.build(ops, [], "step", Origin(train=train))
