@@ -148,6 +148,35 @@ def starts(
     return _ranked(found, methods)
 
 
+def searched(
+    problem: Problem,
+    seed: int,
+    methods: Mapping[str, Method],
+    stages: Sequence[tuple[str, Search, float]],
+    budget: Budget,
+    every: bool = True,
+    known: Sequence[Candidate] = (),
+) -> PortfolioOutcome:
+    """`improve` on the `starts` and what is known already, such as a policy's placement; of equally good ones one.
+
+    Raises:
+        NotFoundError: nothing was found; with the reason of the heuristic that came nearest.
+        InfeasibleError: a search has proved that nothing fits.
+    """
+    found, reason = list(known), ""
+    try:
+        found += starts(problem, seed, methods, budget, every)
+    except InfeasibleError as error:
+        reason = f" {error}"
+    distinct: dict[float, Candidate] = {}
+    for candidate in found:
+        distinct.setdefault(candidate.value_s, candidate)
+    try:
+        return improve(problem, seed, [distinct[value_s] for value_s in sorted(distinct)], stages, budget)
+    except NotFoundError as error:
+        raise NotFoundError(f"{error}{reason}") from None
+
+
 def _ranked(found: Sequence[Candidate], methods: Iterable[str]) -> list[Candidate]:
     rank = {name: k for k, name in enumerate(methods)}
     return sorted(found, key=lambda candidate: (candidate.value_s, rank[candidate.method]))

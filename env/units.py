@@ -30,6 +30,10 @@ class Units:
         """The smallest units, those of `Problem.units`."""
         return Units(problem, problem.unit_of)
 
+    def grouped(self, group_of: IntArray) -> Units:
+        """Groups of these units, int64 [U] from 0 without gaps, in the place of units."""
+        return Units(self.problem, group_of[self.unit_of])
+
     @cached_property
     def n_units(self) -> int:
         return int(self.unit_of.max(initial=-1)) + 1

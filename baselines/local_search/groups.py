@@ -91,7 +91,7 @@ def _unit_edges(units: Units) -> tuple[IntArray, IntArray, FloatArray]:
     """Edges between different units, each pair once: source, target int64 and the seconds of all their tensors."""
     problem = units.problem
     producer, consumer, tensor = problem.graph.edge_list
-    source, target = problem.unit_of[producer], problem.unit_of[consumer]
+    source, target = units.unit_of[producer], units.unit_of[consumer]
     apart = source != target
     pair, where = np.unique(source[apart] * units.n_units + target[apart], return_inverse=True)
     seconds = np.bincount(where, problem.mean_transfer_s[tensor[apart]], minlength=len(pair))

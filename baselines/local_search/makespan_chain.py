@@ -57,15 +57,19 @@ class Chain:
         if step_s < self.step_s:
             self.device, self.key, self.step_s = plan.device, key, step_s
 
-    def set_out(self, elite: Chain, by_tail: bool, length: int) -> None:
-        """Begin a cycle of so many evaluations from the best of a chain."""
+    def set_out(self, elite: Chain, by_tail: bool, length: int, hot: float | None = None) -> None:
+        """Begin a cycle of so many evaluations from the best of a chain.
+
+        Args:
+            hot: the highest temperature, relative to the step time; None: as suits the number of ops.
+        """
         if by_tail and elite.key is not None:
             by_tail = self._begin(elite.device, None) < math.inf
         if elite.key is None:
             self._begin(elite.device, None)
         if not by_tail:
             self._begin(elite.device, self._state.tail.copy() if elite.key is None else elite.key)
-        hot = HOT * min(1.0, _HOT_OPS / len(self.device))
+        hot = HOT * min(1.0, _HOT_OPS / len(self.device)) if hot is None else hot
         self._state.values[TEMPERATURE] = hot * self._state.values[NOW]
         self._state.values[DECAY] = COOLING ** (1.0 / length)
 
@@ -90,18 +94,13 @@ class Chain:
 
 
 class ChainPool:
-    """Threads, one for each of so many chains that run at once.
-
-    Attributes:
-        worked_s: seconds of work of the slowest chain of each round, in all.
-    """
+    """Threads, one for each of so many chains that run at once."""
 
     def __init__(self, threads: int, budget: Budget, in_round: int) -> None:
         """
         Args:
             in_round: evaluations of a chain between two looks at the budget, at most.
         """
-        self.worked_s = 0.0
         self._budget, self._in_round = budget, in_round
         self._per_s = in_round / _FIRST_ROUND_S  # evaluations of a chain, at the pace of the last round
         self._pool = ThreadPoolExecutor(max_workers=threads)
@@ -112,15 +111,11 @@ class ChainPool:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
-    def run(self, chains: Sequence[Chain], evaluations: int, is_exact: bool = True) -> bool:
-        """Let each of at most `threads` chains go on; False where the budget is over before they have.
-
-        Args:
-            is_exact: what the chains anneal is the graph itself, so that there is nothing left to find at the target.
-        """
+    def run(self, chains: Sequence[Chain], evaluations: int) -> bool:
+        """Let each of at most `threads` chains go on; False where the budget is over before they have."""
         left, budget = evaluations, self._budget
         while left:
-            if budget.over() or (is_exact and budget.reached(min(chain.step_s for chain in chains))):
+            if budget.over() or budget.reached(min(chain.step_s for chain in chains)):
                 return False
             affordable = max(1, int(min(self._in_round, left, self._per_s * budget.left_s())))
             allowed = min(budget.evaluations_left(), len(chains) * affordable)
@@ -131,7 +126,6 @@ class ChainPool:
             # Chains run side by side, and the round ends with the slowest; a lone one is half of what two cores do.
             round_s = max(*works_s, sum(works_s) / prices.CORES)
             self._per_s = max(tried) / max(round_s, 1e-9)
-            self.worked_s += round_s
             for chain in chains:
                 chain.take_stock()
             budget.spend(sum(tried), round_s)

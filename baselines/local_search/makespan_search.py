@@ -19,7 +19,7 @@ from env.simulation.simulator import Simulator
 _CHAINS = 2  # whatever the number of cores: the answer must not depend on them
 FIRST_CYCLE = 20  # rounds
 _GROWTH = 1.5  # of the length from one cycle to the next
-_AFTER_RACE = 2  # times as many evaluations as a race took follow it, before the next one
+_AFTER_RACE = 1  # times as many evaluations as a race took follow it, before the next one
 _SHARED = 3  # every third cycle all chains go on from the best
 _BEHIND = 1.02  # a chain this much slower than the best goes on from the best
 
@@ -38,7 +38,7 @@ def makespan_search(
     of the cycles keep the keys at the longest remaining paths of the current placement, half search for them too.
     Moves come from what held the current schedule up (`baselines.local_search.makespan_moves`): a critical op with a
     group around it, or a stretch of the critical path, goes elsewhere; a transfer is cut; an op overtakes the one it
-    waited for. On a large graph the chains begin where a race of short annealings of coarser graphs has ended
+    waited for. On a large graph the chains begin where a race of short annealings of groups of ops has ended
     (`baselines.local_search.makespan_race`). Chains heat up and cool down in cycles of growing length and exchange what
     they found between cycles. Every accepted state respects pins, colocation and memory. The answer depends on the
     seed, the starts and the number of evaluations only. An evaluation takes O(n + e) for n ops and e edges at worst, as

@@ -197,7 +197,6 @@ def instance_of(problem: Problem) -> MakespanInstance:
     position = graph.topological_position
     route_ptr, route_link = problem.route
     exclusive = np.array([link.exclusive for link in problem.cluster.links], dtype=np.bool_)[route_link]
-    group_of, group_ptr, group_unit = _levels(groupings(units), units.n_units)
     return MakespanInstance(
         op_s=problem.op_s,
         edge_ptr=_index(graph.consumer_ptr[graph.output_ptr]),
@@ -224,14 +223,26 @@ def instance_of(problem: Problem) -> MakespanInstance:
         output_bytes=graph.output_bytes + graph.coming_bytes,
         capacity_bytes=problem.capacity_bytes,
         memory_owner=_index(problem.memory_owner),
-        unit_of=_index(problem.unit_of),
-        unit_ptr=_index(units.ptr),
-        unit_op=_index(units.members),
-        allowed=units.allowed.astype(np.uint8),
-        group_of=group_of,
-        group_ptr=group_ptr,
-        group_unit=group_unit,
+        **_unit_fields(units),
     )
+
+
+def grouped(instance: MakespanInstance, units: Units) -> MakespanInstance:
+    """The same problem with other units, groups of its own: only placements that keep them together."""
+    return instance._replace(**_unit_fields(units))
+
+
+def _unit_fields(units: Units) -> dict[str, Any]:
+    group_of, group_ptr, group_unit = _levels(groupings(units), units.n_units)
+    return {
+        "unit_of": _index(units.unit_of),
+        "unit_ptr": _index(units.ptr),
+        "unit_op": _index(units.members),
+        "allowed": units.allowed.astype(np.uint8),
+        "group_of": group_of,
+        "group_ptr": group_ptr,
+        "group_unit": group_unit,
+    }
 
 
 def _levels(labels: list[IntArray], n_units: int) -> tuple[Index, Index, Index]:

@@ -14,7 +14,7 @@ import torch
 import baselines
 from baselines import prices
 from baselines.budget import Budget
-from baselines.portfolio import Candidate
+from baselines.portfolio import Candidate, improve
 from env.problem import Problem
 from env.simulation.scoring import Scorer
 from env.simulation.simulator import Simulator
@@ -24,11 +24,10 @@ from placement.learning.policies.policy import PlacementPolicy
 from placement.learning.policies.policy_file import load_policy
 from placement.processes.threads import single_threaded
 from placement.solving.interruption import on_interrupt
-from placement.solving.methods import POLICY_FILE, PRETRAINED, REFINED, Place, is_method
+from placement.solving.methods import LOCAL_SEARCH, POLICY_FILE, PRETRAINED, REFINED, Place, is_method
 from placement.solving.warmup import two_ops
 
 _BATCH = 32  # placements a saved policy draws at once
-_LOCAL = "local_search"
 _LEARNING = 1 / 3  # of the budget, where local search has the rest
 
 
@@ -114,13 +113,7 @@ def _refined(problem: Problem, place: Place, seed: int, budget: Budget) -> Candi
     part = budget.part(_LEARNING)
     learned = place(seed, part)
     budget.absorb(part)
-    if budget.over() or budget.reached(learned.value_s):
-        return learned
-    rest = budget.part(1.0)
-    plan = baselines.SEARCHES[_LOCAL](problem, seed, [learned.plan], rest).plan
-    budget.absorb(rest)
-    value_s = Scorer(problem).value(plan)
-    return Candidate(_LOCAL, plan, value_s) if value_s < learned.value_s else learned
+    return improve(problem, seed, [learned], [(LOCAL_SEARCH, baselines.SEARCHES[LOCAL_SEARCH], 1.0)], budget).best
 
 
 def _nothing_fits(problem: Problem, method: str, budget: Budget) -> InfeasibleError:

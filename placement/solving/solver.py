@@ -11,7 +11,7 @@ from typing import Any
 
 import baselines
 from baselines.budget import Budget, Limits, Search
-from baselines.portfolio import Candidate, PortfolioOutcome, improve, starts
+from baselines.portfolio import PortfolioOutcome, searched
 from env.bounds.bounds import lower_bound
 from env.bounds.memory_advice import what_would_help
 from env.cluster import Cluster
@@ -24,7 +24,7 @@ from env.simulation.simulator import Schedule, Score
 from env.simulation.steady_memory import steady_memory
 from env.simulation.timeline import overflow_reason
 from graphs.arrays import nearly_least
-from graphs.errors import InfeasibleError, NotFoundError
+from graphs.errors import InfeasibleError
 from graphs.formatting import counted
 from graphs.opgraph import IntArray, OpGraph
 from graphs.transforms.coarsen.multilevel import to_size
@@ -256,16 +256,7 @@ class Solver:
         usual = searches_of_auto(problem) if method == AUTO else [(method, baselines.SEARCHES[method], 1.0)]
         instead = self._instead if problem is self.problem else {}
         searches = [(name, instead.get(name, search), share) for name, search, share in usual]
-        found: list[Candidate] = []
-        reason = ""
-        try:
-            found = starts(problem, self.seed, heuristics_for(problem), budget, every=method == AUTO)
-        except InfeasibleError as error:
-            reason = f" {error}"
-        try:
-            return improve(problem, self.seed, found, searches, budget)
-        except NotFoundError as error:
-            raise NotFoundError(f"{error}{reason}") from None
+        return searched(problem, self.seed, heuristics_for(problem), searches, budget, every=method == AUTO)
 
     def _run(self, plan: Plan, as_given: bool) -> _Run:
         """Run a plan under its own order, if it has one, and under the asked priority, and keep the better.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,11 +17,13 @@ from baselines.list_schedulers.heft import heft
 from baselines.local_search.makespan_race import Race
 from baselines.local_search.makespan_search import makespan_search
 from baselines.local_search.makespan_state import instance_of
-from env.cluster import Cluster
+from env.cluster import Cluster, Device, both_ways
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.scoring import Scorer
 from graphs.generators import layered
+from graphs.opgraph import Op, OpGraph, Tensor
+from placement.optimization import optimize
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +31,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Races of small graphs, and short ones."""
     monkeypatch.setattr(race_module, "LEAST_OPS", 2)
     monkeypatch.setattr(race_module, "LEAST_EVALUATIONS", 1)
+    monkeypatch.setattr(race_module, "FEWEST_GROUPS", 2)
     monkeypatch.setattr(race_module, "MOST_SIMULATED", 15_000)
 
 
@@ -92,15 +97,31 @@ def test_too_little_or_too_small_for_a_race(problem: Problem, monkeypatch: pytes
     assert race.is_worth(0, Budget(evaluations=4000))
     assert not race.is_worth(5, Budget(evaluations=4000))
     assert not race.is_worth(0, Budget(evaluations=40))
+    assert race.is_worth(0, Budget(seconds=1000))
+    assert not race.is_worth(0, Budget(seconds=1e-6))
     monkeypatch.setattr(race_module, "LEAST_OPS", 601)
-    assert not race.is_worth(0, Budget())
+    assert not Race(problem, instance_of(problem), 0, [heft(problem, 0)], 2).is_worth(0, Budget())
 
 
-def test_a_race_that_would_take_too_long_ends_with_its_first_runs(
-    problem: Problem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(race_module, "MOST_SHARE", 0.0)
-    budget, whole = Budget(seconds=600), Budget()
-    assert Race(problem, instance_of(problem), 0, [heft(problem, 0)], 2).run(0, budget) == []
-    assert Race(problem, instance_of(problem), 0, [heft(problem, 0)], 2).run(0, whole) != []
-    assert budget.spent < whole.spent / 4
+def test_groups_find_what_single_ops_do_not() -> None:
+    """Two chains that send each other a lot are each worth moving only as a whole."""
+    ops, tensors = [], []
+    for chain in "ab":
+        names = [f"{chain}{k}" for k in range(60)]
+        ops += [Op(name, time_s={"*": 1.0}, module=chain) for name in names]
+        tensors += [Tensor(name, 1, (after,), 20.0) for name, after in itertools.pairwise(names)]
+    devices = tuple(Device(f"d{i}", "gpu", 2**30, {"float32": 1.0}, 1.0) for i in range(2))
+    problem = Problem(OpGraph.build(ops, tensors, "two"), Cluster("pair", devices, both_ways("d0", "d1", 1.0, 0.0)))
+    start = Plan(np.zeros(120, dtype=np.int64))
+    assert Scorer(problem).value(raced(problem, 0, [start])[0]) == 60.0
+
+
+def test_auto_is_the_same_whatever_the_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, cluster = layered(400, seed=5), Cluster.preset("4xV100-pcie")
+    found = []
+    for cores in (1, 16):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        found.append(optimize(graph, cluster, "auto", strategy="none", seed=3, budget_s=0.3))
+    assert found[0].placement == found[1].placement
+    assert found[0].order == found[1].order
+    assert found[0].evaluations == found[1].evaluations
