@@ -1,7 +1,8 @@
 """Prices of work: seconds that it takes on a quiet machine of two cores, by which budgets are counted.
 
-A price that is off makes an answer take longer or shorter than its budget says; the answer is the same everywhere.
-`benchmarks/prices.py` measures how far off they are.
+Rounded from runs on an Intel Xeon (numba 0.68, ortools 9.15, highspy 1.13, 2026-11-27), most within a factor of 1.5;
+`benchmarks/budgets.py` measures how far off they are. A price that is off makes an answer take longer or shorter than
+its budget says; the answer is the same everywhere.
 """
 
 from __future__ import annotations
@@ -10,26 +11,30 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from env.problem import Problem
+    from graphs.opgraph import OpGraph
 
 CORES = 2  # that share what is done side by side
 
 HEURISTIC_S = 1e-5  # for each op: a quick heuristic
 RELAXATION_S = 3e-4  # for each costly arc: the linear programme of m_sct
-VISIT_S = 2e-8  # a slice that dp_contiguous looks at
-IDEAL_S = 1e-6  # an ideal that it finds
-STAGE_S, STAGES_S = 2e-9, 2e-5  # a stage that pipedream compares, and a call that compares many
+VISIT_S, IDEAL_S = 6e-8, 3e-6  # a slice that dp_contiguous looks at, and an ideal that it finds
+STAGE_S, STAGES_S = 1.5e-9, 2e-5  # a stage that pipedream compares, and a call that compares many
 
-ANNEAL_S, ANNEAL_OP_S, ANNEAL_WHOLE_S = 1.5e-6, 1e-7, 1e-8  # a change, an op simulated anew, an op or edge looked at
-LOAD_S, LOAD_DEVICE_S = 2e-6, 2e-8  # a change of loads, for each device or link
+INSTANT_S = 8.5e-8  # an instant of a schedule that annealing simulates anew
+LOAD_S, LOAD_DEVICE_S = 1.6e-6, 1.6e-8  # a change of loads, and for each device or link
 PLACEMENT_S, SIMULATED_S = 1e-4, 1e-7  # a placement scored from Python, and for each of its ops and edges
-SOLVER_S, INTERVAL_S = 1.0, 2e-4  # a unit of CP-SAT's deterministic time; an interval of its model, to build it
-TERM_S = 2e-6  # a coefficient of HiGHS' model, each time that its branch and bound looks whether to go on
-
+SOLVER_S, INTERVAL_S = 1.6, 2e-4  # a unit of CP-SAT's deterministic time; an interval of its model, to build it
+TERM_S = 3e-6  # a coefficient of HiGHS' model, each time that its branch and bound looks whether to go on
 SAMPLE_S, SAMPLE_OP_S = 1e-3, 1e-6  # a placement that a policy draws and scores, and for each op on each device
-LEARNED_S, LEARNED_OP_S = 2e-3, 1e-6  # a placement that a policy learns from
+LEARNED_OP_S = 5e-6  # for each op: a placement that a policy draws and learns from
 
-ESTIMATE_S, ESTIMATE_OP_S = 1e-3, 8e-6  # an estimate of a strategy, and for each op
-SCORING_OP_S = 2e-5  # for each op of the graph of a strategy: carried out and simulated
+ESTIMATE_S, ESTIMATE_OP_S = 1e-3, 4.5e-6  # an estimate of a strategy, and for each op
+SCORING_OP_S = 1.5e-5  # for each op of the graph of a strategy: carried out and simulated
+
+
+def estimate_s(graph: OpGraph) -> float:
+    """Seconds of estimating a strategy."""
+    return ESTIMATE_S + ESTIMATE_OP_S * graph.n_ops
 
 
 def sample_s(problem: Problem) -> float:
@@ -39,7 +44,7 @@ def sample_s(problem: Problem) -> float:
 
 def learned_s(problem: Problem) -> float:
     """Seconds of learning from a placement, drawn and scored."""
-    return LEARNED_S + LEARNED_OP_S * problem.op_s.size
+    return LEARNED_OP_S * problem.graph.n_ops
 
 
 def placement_s(problem: Problem) -> float:

@@ -1,13 +1,12 @@
-"""What `auto` makes of a budget: against local search with the same one, and how well both keep it.
+"""What `auto` makes of a budget: against local search with the same one, and how long both take for it.
 
     python benchmarks/budgets.py --seed 0 [--seeds 1] [--budgets 1,4,10,30] [--only a,b] [--out docs/results]
 
 Rows: zoo graphs on preset clusters, and generated graphs on 50 devices no two of which are alike. The methods run one
 after the other. Each row is appended to OUT/budgets.jsonl as soon as it is known, and a run that was stopped goes on
 with what is missing; at the end OUT/budgets.md is written from all rows of the study; --render does only that.
-Two runs of the same search differ a little, since they are cut off by the clock: a row counts as worse beyond 0.2 %,
-and the page tells how many evaluations each run got. With equal evaluations `auto` and `local_search` give the same
-answer wherever no exact solver joins in (tests/baselines/test_budgets.py).
+A budget is work, so the answers are the same on every machine; the times are of this one, and tell how good the prices of
+work are (`baselines.prices`). A row counts as worse beyond 0.2 %, and the page tells how many evaluations each run got.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from baselines.local_search.makespan_state import (
     INSTANTS,
     NOW,
     TEMPERATURE,
-    WHOLE,
     MakespanInstance,
     MakespanState,
 )
@@ -75,12 +74,9 @@ class Chain:
 
     def run(self, evaluations: int) -> float:
         """Go on; needs no Python lock. Returns the seconds of work that it was (`baselines.prices`)."""
-        instants, whole = (int(self._state.counts[slot]) for slot in (INSTANTS, WHOLE))
+        before = int(self._state.counts[INSTANTS])
         anneal(self.instance, self._state, evaluations)
-        instants, whole = self._state.counts[INSTANTS] - instants, self._state.counts[WHOLE] - whole
-        size = len(self.instance.unit_of) + len(self.instance.consumer)
-        work_s = prices.ANNEAL_S * evaluations + prices.ANNEAL_OP_S * instants + prices.ANNEAL_WHOLE_S * size * whole
-        return float(work_s)
+        return prices.INSTANT_S * max(evaluations, int(self._state.counts[INSTANTS]) - before)
 
     def take_stock(self) -> None:
         """Remember the best of the cycle so far."""

@@ -31,7 +31,6 @@ from baselines.local_search.makespan_state import (
     TEMPERATURE,
     TOP,
     TRIAL,
-    WHOLE,
     MakespanInstance,
     MakespanState,
     wide,
@@ -371,7 +370,6 @@ def _judge(
     step_s = simulate(g, s, n, e, n_devices, n_links, first, limit)
     within = step_s < INF
     # Only now: most trials stop at the limit, and need no complete schedule.
-    s.counts[WHOLE] += within
     if within and first >= 0:
         merge_prefix(g, s, n, e, first)
     s.weight[2 * kind] += 1.0

@@ -24,9 +24,9 @@ SLACK = 1.0 + 1e-9  # rounding: tails and work left are sums in another sequence
 
 # Slots of MakespanState.counts: entries of the logs, the half of doubled arrays that is accepted, lengths of `path_op`,
 # `hot_edge` and `picked`, whether tails are the keys, dirty ops, the last of them in topological order, trials so far,
-# instants simulated, and schedules simulated to their end.
-LOGGED, LOGGED_TAILS, LOGGED_KEYS, CURRENT, PATH, HOT, PICKED, BY_TAIL, DIRTY, TOP, TRIAL, INSTANTS, WHOLE = range(13)
-N_COUNTS = 13
+# and instants simulated.
+LOGGED, LOGGED_TAILS, LOGGED_KEYS, CURRENT, PATH, HOT, PICKED, BY_TAIL, DIRTY, TOP, TRIAL, INSTANTS = range(12)
+N_COUNTS = 12
 # Slots of MakespanState.values: step times accepted and best, how much slower a trial may be (mean, and its factor per
 # trial), and when the trial begins to differ from the accepted schedule. In seconds.
 NOW, BEST, TEMPERATURE, DECAY, AFFECTED = range(5)

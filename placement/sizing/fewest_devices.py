@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from baselines import prices
+from baselines.budget import Budget
 from baselines.strategies.searching.space import frugal_strategies, less_frugal
 from env.cluster import Cluster
 from env.resizing import resized
@@ -114,22 +115,22 @@ def fewest_devices(graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, m
 
 
 def enough_devices(graph: OpGraph, cluster: Cluster, most: int, more_than: int, seconds: float) -> FewestDevices:
-    """As `fewest_devices`, in about so many seconds: by halves, and any strategy that fits is enough.
+    """As `fewest_devices`, in so many seconds of work: by halves, and any strategy that fits is enough.
 
-    The largest number comes first, which is twice what is needed at least where that is more than `most`. Where time
-    runs out fewer may do.
+    The largest number comes first, which is twice what is needed at least where that is more than `most`. Where they
+    run out fewer may do.
     """
-    end_s = time.monotonic() + seconds
+    budget = Budget(seconds)
     at_least, has = _at_least(graph, cluster), len(cluster.compute_devices)
     most = max(most, min(2 * at_least, MOST_DEVICES))
-    found, is_whole = _one_that_fits(graph, cluster, most, end_s) if max(at_least, more_than) <= most else (None, True)
+    found, is_whole = _one_that_fits(graph, cluster, most, budget) if max(at_least, more_than) <= most else (None, True)
     if found is None or not found.fits:
         tried = at_least if found is None else most
         return FewestDevices(graph.name, cluster.name, has, at_least, None, tried, found, is_whole)
     too_few, count = max(at_least - 1, more_than), most
-    while too_few + 1 < count and time.monotonic() < end_s:
+    while too_few + 1 < count and not budget.over():
         half = (too_few + count) // 2
-        other, _ = _one_that_fits(graph, cluster, half, end_s)
+        other, _ = _one_that_fits(graph, cluster, half, budget)
         if other is not None and other.fits:
             found, count = other, half
         else:
@@ -137,7 +138,7 @@ def enough_devices(graph: OpGraph, cluster: Cluster, most: int, more_than: int, 
     return FewestDevices(graph.name, cluster.name, has, at_least, count, count, found)
 
 
-def _one_that_fits(graph: OpGraph, cluster: Cluster, count: int, end_s: float) -> tuple[Estimate | None, bool]:
+def _one_that_fits(graph: OpGraph, cluster: Cluster, count: int, budget: Budget) -> tuple[Estimate | None, bool]:
     """The first frugal strategy that fits, else the one that lacks least, and whether all were looked at."""
     from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
 
@@ -147,7 +148,8 @@ def _one_that_fits(graph: OpGraph, cluster: Cluster, count: int, end_s: float) -
         for estimate in _estimates(estimator, frugal_strategies(graph, count)):
             if best is None or estimate.missing_bytes < best.missing_bytes:
                 best = estimate
-            if best.fits or time.monotonic() > end_s:
+            budget.spend(1, prices.estimate_s(graph))
+            if best.fits or budget.over():
                 return best, False
     except ClusterError:  # it has no hosts to repeat
         return None, True

@@ -119,7 +119,7 @@ class _Search:
     ) -> None:
         self.settings, self.tool = DEFAULTS, tool
         self.beyond_s = 0.0 if tool is ANY_TOOL else DEFAULTS.beyond_share * budget.left_s()  # kept for the end
-        self.estimate_s = prices.ESTIMATE_S + prices.ESTIMATE_OP_S * graph.n_ops
+        self.estimate_s = prices.estimate_s(graph)
         self.rival, self.share = rival, 1.0
         self.is_whole = False  # whether all that was to be estimated so far was
         self.batch = 1 if score_many is None else DEFAULTS.batch
