@@ -5,8 +5,9 @@
 Rows: zoo graphs on preset clusters, and generated graphs on 50 devices no two of which are alike. The methods run one
 after the other. Each row is appended to OUT/budgets.jsonl as soon as it is known, and a run that was stopped goes on
 with what is missing; at the end OUT/budgets.md is written from all rows of the study; --render does only that.
-A budget is work, so the answers are the same on every machine; the times are of this one, and tell how good the prices of
-work are (`baselines.prices`). A row counts as worse beyond 0.2 %, and the page tells how many evaluations each run got.
+A budget is work, so the answers are the same on every machine; the times are of this one, and tell how good the prices
+of work are (`baselines.prices`). A row counts as worse beyond 0.2 %, and the page tells how many evaluations each run
+got.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from placement.results.alternatives import KeptTo
 from placement.results.result import Result
 from placement.results.stacks import asked_for, beside_compiled
 from placement.runtime.checking.check import check
-from placement.solving.arguments import check_options, check_problem, check_seconds
+from placement.solving.arguments import check_options, check_problem
 from placement.solving.best_of_all import FIRST_S, SearchAids, best_of_all, has_strategies
 from placement.solving.checked import Check, unchecked
 from placement.solving.interruption import as_keyboard_interrupt
@@ -132,9 +132,7 @@ def optimize(
         WorkersError: workers cannot begin; the sentence says why, and what to do without them.
     """
     check_problem(graph, cluster)
-    check_options([method], seed, objective, priority, budget_s, evaluations)
-    if limit_s is not None:
-        check_seconds("a limit", limit_s)
+    check_options([method], seed, objective, priority, budget_s, evaluations, limit_s)
     asked = strategy if strategy is None or isinstance(strategy, Strategy) else Strategy.parse(strategy)
     placed = asked_for(graph, stack)
     question = Question(

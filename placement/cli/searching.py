@@ -123,5 +123,5 @@ def checked_search(methods: Iterable[str], how: HowToSearch) -> dict[str, Any]:
 
     search = {name: getattr(how, name) for name in HowToSearch.__annotations__}
     with usage_errors():
-        check_options(methods, **search)
+        check_options(methods, **search, limit_s=getattr(how, "limit_s", None))
     return search

@@ -20,6 +20,7 @@ def check_options(
     priority: str,
     budget_s: float | None = None,
     evaluations: int | None = None,
+    limit_s: float | None = None,
 ) -> None:
     """Refuse what does not exist.
 
@@ -27,7 +28,7 @@ def check_options(
         UnknownNameError: lists the valid names and the nearest.
         MismatchError: none of the methods serves the objective.
         ValueError: no method, a lone name instead of a list, a seed or a number of evaluations that is no whole
-            number, 0 or more, or a budget that is no number of seconds.
+            number, 0 or more, or a budget or limit that is no number of seconds.
     """
     if isinstance(methods, str):
         raise ValueError(f"methods is a list of names, got {methods!r}; write [{methods!r}].")
@@ -52,6 +53,8 @@ def check_options(
         check_count("a number of evaluations", evaluations)
     if budget_s is not None:
         check_seconds("a budget", budget_s)
+    if limit_s is not None:
+        check_seconds("a limit", limit_s)
 
 
 def check_problem(graph: object, cluster: object) -> None:
