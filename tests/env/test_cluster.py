@@ -187,7 +187,7 @@ def networks(draw: st.DrawFn) -> Cluster:
         reject()
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(st.one_of(clusters(min_devices=2, max_devices=4), networks()))
 def test_a_route_is_the_least_of_all_paths_by_time_then_links_then_their_numbers(cluster: Cluster) -> None:
     for (a, b), route in cluster.routes.items():
