@@ -63,8 +63,9 @@ def main() -> None:
     rows_file, page = options.out / "strategies.jsonl", options.out / "strategies.md"
     rows = read_rows(rows_file, _key)
     if options.bounds:
-        rows = _with_bounds(rows, options)
-        write_atomically(rows_file, "".join(json.dumps(row) + "\n" for row in rows.values()))
+        for model in options.models.split(","):
+            rows = _with_bounds(rows, model)
+            write_atomically(rows_file, "".join(json.dumps(row) + "\n" for row in rows.values()))
     for model in options.models.split(",") if not (options.render or options.bounds) else ():
         graph: OpGraph | None = None
         for name in options.clusters.split(","):
@@ -98,17 +99,17 @@ def _options() -> argparse.Namespace:
     return made.parse_args()
 
 
-def _with_bounds(rows: dict[str, Row], options: argparse.Namespace) -> dict[str, Row]:
-    """The rows with bounds of today."""
+def _with_bounds(rows: dict[str, Row], model: str) -> dict[str, Row]:
+    """The rows, those of a model with bounds of this commit."""
+    graph: OpGraph | None = None
     found = dict(rows)
-    for model in options.models.split(","):
-        graph: OpGraph | None = None
-        for key, row in rows.items():
-            if row["model"] == model and row["search_s"] is not None:
-                graph = graph or read_source(model, train=True).graph
-                bound_s = strategy_bounds(graph, Cluster.preset(row["cluster"], rates="peak"))[ALL]
-                found[key] = row | {"bound_s": bound_s, "bound_commit": commit()}
-                print(f"{key}: {_gap(row):.1%} before, {_gap(found[key]):.1%} now", flush=True)
+    for key, row in rows.items():
+        if row["model"] != model or row["search_s"] is None or row.get("bound_commit") == commit():
+            continue
+        graph = graph or read_source(model, train=True).graph
+        bound_s = strategy_bounds(graph, Cluster.preset(row["cluster"], rates="peak"))[ALL]
+        found[key] = row | {"bound_s": bound_s, "bound_commit": commit()}
+        print(f"{key}: {_gap(row):.1%} before, {_gap(found[key]):.1%} now", flush=True)
     return found
 
 

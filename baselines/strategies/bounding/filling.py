@@ -148,11 +148,12 @@ class Filling:
         held_s, until_s = self._held(copies, tail_s)
         tails = until_s[ops]
         is_held = tails >= _LAGGING * np.maximum.accumulate(tails)
+        least_s = np.minimum.accumulate(np.where(is_held, tails, np.inf)[::-1])[::-1]
         return Line(
             done_s=np.concatenate([[0.0], np.cumsum(total_s[ops])]),
             held_s=np.concatenate([[0.0], np.cumsum(np.where(is_held, held_s[ops], 0.0))]),
             head_s=np.minimum.accumulate(heads[counted][::-1])[::-1],
-            tail_s=np.minimum.accumulate(np.where(is_held, tails, np.inf)[::-1])[::-1],
+            tail_s=np.where(np.isinf(least_s), 0.0, least_s),  # nothing is held any more
         )
 
     def _held(self, copies: _Copies, tail_s: FloatArray) -> tuple[FloatArray, FloatArray]:

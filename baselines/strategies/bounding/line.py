@@ -34,7 +34,8 @@ class Line:
         done_s: float64 [n + 1], seconds on one device of all that comes before each op, for all micro-batches.
         held_s: float64 [n + 1], the same of the work that must end a tail before the step does.
         head_s: float64 [n], how soon each op can start; does not fall.
-        tail_s: float64 [n], seconds that follow at least what is held of an op; does not fall.
+        tail_s: float64 [n], seconds that follow at least what is held of an op and those after it; does not fall, but
+            is 0 once nothing is held any more.
     """
 
     done_s: FloatArray

@@ -264,3 +264,14 @@ def test_stages_wait_for_what_they_send_each_other() -> None:
         bounds.append(strategy_bounds(graph, cluster)["pp gpipe"])
         assert bounds[-1] <= scored(graph, cluster, Strategy.parse("pp2 gpipe mb1")).step_time_s
     assert bounds[0] < bounds[1] < bounds[2]
+
+
+def test_pipelines_whose_last_forward_ops_have_no_backward_pass_have_bounds() -> None:
+    """Metrics after a loss, for instance: nothing of theirs must end early."""
+    graph, cluster = mlp(batch=4, width=4, layers=2), quick_network((1e3, 1e3), 1e-2)
+    last = graph.topological_order[graph.phase[graph.topological_order] == Phase.FORWARD][-1]
+    alone = replace(graph, forward_of=np.where(graph.forward_of == last, -1, graph.forward_of))
+    bounds = strategy_bounds(alone, cluster)
+    for text in ("pp2 gpipe mb1", "pp2 1f1b mb2", "pp2 zbv mb2"):
+        strategy = Strategy.parse(text)
+        assert bounds[family_of(strategy)] <= scored(alone, cluster, strategy).step_time_s
