@@ -83,10 +83,10 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
     has_parts = axes.get("dp", 1) > 1 or strategy.micro_batches > 1
     samples = _samples(result, strategy)
     in_parts = _in_parts(result, graph, strategy) if has_parts else None
-    own_samples = () if in_parts is None else _own_samples(graph, model, in_parts, strategy, samples)
-    labels, losses = (None, 0)
-    if in_parts is not None and not own_samples:
-        labels, losses = labels_of(in_parts, strategy, bool(samples))
+    labels: str | None = None
+    losses, own_samples = 0, tuple[str, ...]()
+    if in_parts is not None:
+        labels, losses, own_samples = _loss_of_parts(graph, model, in_parts, strategy, bool(samples))
     run_again = tuple(segments(result.graph, strategy.recompute))
     facts = Facts(
         result=result,
@@ -144,18 +144,45 @@ def _samples(result: Result, strategy: Strategy) -> tuple[int, ...]:
     return () if len(set(parts)) == 1 else tuple(parts)
 
 
-def _own_samples(
-    graph: OpGraph | None, model: nn.Module | None, in_parts: OpGraph, strategy: Strategy, samples: Sequence[int]
-) -> tuple[str, ...]:
-    """The modules of which replicas compute their own samples, where what follows reads the whole batch."""
-    from torch.nn import ModuleDict, ModuleList
+def _loss_of_parts(
+    graph: OpGraph | None, model: nn.Module | None, in_parts: OpGraph, strategy: Strategy, is_uneven: bool
+) -> tuple[str | None, int, tuple[str, ...]]:
+    """What `labels_of` says, and the modules of which replicas compute their own samples where that is nothing."""
+    try:
+        return *labels_of(in_parts, strategy, is_uneven), ()
+    except MismatchError:
+        own_samples = () if is_uneven else _own_samples(graph, model, in_parts, strategy)
+        if not own_samples:
+            raise
+    return None, 0, own_samples
 
-    has_late_parts = strategy.micro_batches > 1 or strategy.stages > 1 or samples
-    if graph is None or model is None or has_late_parts or any(rule.tensor_modules for rule in strategy.mesh):
+
+def _own_samples(
+    graph: OpGraph | None, model: nn.Module | None, in_parts: OpGraph, strategy: Strategy
+) -> tuple[str, ...]:
+    """The modules of which replicas compute their own samples, where what follows reads the whole batch.
+
+    Raises:
+        MismatchError: no model, which tells the modules that are called.
+    """
+    has_late_parts = strategy.micro_batches > 1 or strategy.stages > 1
+    if graph is None or has_late_parts or any(rule.tensor_modules for rule in strategy.mesh):
         return ()
     together = ops_over_parts(in_parts, strategy)
+    if not together:
+        return ()
+    if model is None:
+        what = (
+            f"strategy {show(strategy.text)} has replicas, and the loss reads samples of the whole batch, so the "
+            "script names modules that compute them apart"
+        )
+        raise MismatchError(f"{what}; give the model, with model=.").but_on_command_line(
+            f"{what}; give the model, with --model."
+        )
+    from torch.nn import ModuleDict, ModuleList
+
     called = {path for path, module in model.named_modules() if not isinstance(module, (ModuleList, ModuleDict))}
-    return modules_apart(graph, together, called) if together else ()
+    return modules_apart(graph, together, called)
 
 
 def _cores(graph: OpGraph, strategy: Strategy) -> dict[str, tuple[int, ...]]:

@@ -425,6 +425,13 @@ def test_what_plain_pytorch_cannot_say_is_named(model: str, strategy: str, reaso
         script(model, strategy)
 
 
+def test_modules_that_compute_samples_apart_are_those_of_a_model() -> None:
+    result = found("towers", "dp2")
+    with pytest.raises(MismatchError, match="modules that compute them apart; give the model, with model="):
+        placement.export(result, "torch", graph=model_and_graph("towers")[1])
+    assert 'OWN_SAMPLES = ["words", "user", "item"]' in script("towers", "dp2")
+
+
 def test_parts_with_unlike_numbers_of_labels_end_a_loss_of_several_means() -> None:
     made: dict[str, Any] = {"__name__": "parallel"}
     exec(compile(script("two_labels", "mb2"), "parallel.py", "exec"), made)
