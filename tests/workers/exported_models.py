@@ -379,3 +379,22 @@ def wide_convnet() -> Made:
         nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1, bias=False)
     )
     return nn.Sequential(*model, nn.ReLU(), nn.Conv2d(16, 4, 4, stride=4), nn.Flatten()), (torch.randn(8, 3, 8, 8),), {}
+
+
+def prefixed() -> Made:
+    """A token that the model puts in front of others, whose shape it turns over before."""
+
+    class Prefixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.first = nn.Linear(8, 6), nn.Parameter(torch.ones(1, 1, 8))
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.cat([self.first.expand(x.shape[0], -1, -1), self.inner(x).transpose(1, 2)], 1)
+            for layer in self.layers:
+                x = layer(x).tanh()
+            return x.square().mean()
+
+    torch.manual_seed(0)
+    return Prefixed(), (torch.randn(8, 8, 8),), {}

@@ -63,6 +63,7 @@ ON_TWO = {
     "tp2_uneven_heads": ("fused_uneven", "tp2"),
     "pp2_list": ("decoder", "pp2 gpipe mb2 | cuts=norm/native_layer_norm"),
     "pp2_without_weights": ("balanced", "pp2 zb-h1 mb4 | cuts=mean_1"),
+    "pp2_prefixed": ("prefixed", "pp2 gpipe mb2 | cuts=layers.1/addmm"),
     "pp2_routed": ("routed", "pp2 mb2 | cuts=layers.1.experts.1/addmm"),
     "pp2_memory": ("decoder", "pp2 memory mb4"),
     "pp2_zbv_recomputed": ("decoder", f"pp2 zbv mb4 | recompute=layers.1+kind:*bmm* | cuts={THREE_CUTS}"),

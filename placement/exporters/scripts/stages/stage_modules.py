@@ -228,7 +228,8 @@ def _pieces(
             return None  # what is sent has a gradient
     forward = _forward(graph)
     opened = {path for path, stages in _stages_under(graph, stage, forward).items() if len(stages) > 1}
-    return pieces_of(model, graph, forward, _begins(graph, stage)[1:], inside, opened)
+    of_model = any(_joins_earlier(graph, stage, modules, number) for number in inside)
+    return pieces_of(model, graph, forward, _begins(graph, stage)[1:], inside, opened, of_model)
 
 
 def _begins_well(graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str]], number: int) -> bool:
@@ -237,11 +238,27 @@ def _begins_well(graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str
         return False
     earlier = [path for paths in modules[:number] for path in paths]
     again = _computed_again(graph, earlier)
+    if _joins_earlier(graph, stage, modules, number):
+        return False
     producer, consumer, tensor = graph.edge_list
     crosses = (stage[producer] < number) & (stage[consumer] >= number) & ~again[producer]
     crosses &= (graph.phase[producer] == Phase.FORWARD) & (graph.phase[consumer] == Phase.FORWARD)
     readers = {graph.modules[op] for op in consumer[crosses].tolist()}
     return len(set(tensor[crosses].tolist())) == 1 and all(is_under(path, modules[number][0]) for path in readers)
+
+
+def _joins_earlier(graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str]], number: int) -> bool:
+    """Whether code between modules of earlier stages puts tensors together, which takes such of certain shapes.
+
+    What a stage received, which modules of other stages hand on in it, has another shape.
+    """
+    earlier = [path for paths in modules[:number] for path in paths]
+    again = _computed_again(graph, earlier)
+    return any(
+        graph.kinds[op].split(".")[1:2] in (["cat"], ["stack"])
+        and not any(is_under(graph.modules[op], path) for path in earlier)
+        for op in np.flatnonzero((stage < number) & ~again & (graph.phase == Phase.FORWARD)).tolist()
+    )
 
 
 def _nearest_cuts(

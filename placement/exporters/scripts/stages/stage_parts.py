@@ -20,7 +20,8 @@ class Stage(nn.Module):
             for path in paths if other != number else ():
                 self._leave_out(path, model.get_submodule(path), other > number)
         if number:
-            model.get_submodule($BEGIN).register_forward_pre_hook(self._begin)
+            first = $BEGIN
+            model.get_submodule(first).register_forward_pre_hook(self._begin)
 $PIECES
     def _leave_out(self, path: str, module: nn.Module, is_later: bool) -> None:
         for inner_path, inner in module.named_modules(prefix=path):

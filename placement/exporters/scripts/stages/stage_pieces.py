@@ -26,6 +26,7 @@ def pieces_of(
     places: Sequence[int],
     inside: Sequence[int],
     opened: Collection[str],
+    of_model: bool,
 ) -> Pieces | None:
     """The pieces of modules that some stages begin in; None where torch.fx does not follow the model's own code.
 
@@ -34,6 +35,7 @@ def pieces_of(
         places: in these, of the first op of each stage but the first one.
         inside: numbers of the stages that begin inside a module.
         opened: modules with ops in several stages.
+        of_model: whether the model's own forward pass is to be in pieces, not that of modules inside alone.
     """
     trace = traced(model, opened, graph)
     positions = None if trace is None else borders(trace, graph, forward, places)
@@ -43,7 +45,7 @@ def pieces_of(
     functions: dict[int, dict[str, str]] = {}
     texts: dict[str, str] = {}
     try:
-        for call in _cut_calls(trace, positions, inside):
+        for call in [trace.calls[""]] if of_model else _cut_calls(trace, positions, inside):
             stages = [number for number, position in enumerate(positions, 1) if call.first <= position < call.end]
             begins.update(dict.fromkeys(stages, call.path))
             for stage, name, text in _pieces(model, trace, call, positions, stages):
