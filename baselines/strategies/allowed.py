@@ -16,6 +16,7 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.records import HOST
 from graphs.rows import op_with_statistics
 from graphs.transforms.coverage import unshared
+from graphs.transforms.per_graph import per_graph
 from graphs.transforms.recomputing import unmatched
 from graphs.transforms.splitting.balance import cuts_causal_attention, is_balanced
 from graphs.transforms.splitting.cutting import check_parts
@@ -50,8 +51,8 @@ def check_allowed(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None:
             f"strategy {strategy.text!r} has zero{strategy.zero}, which splits what updates work on, and graph "
             f"{graph.name!r} has no update; capture a training step, or leave it out."
         )
-    sparse = next((i for i, kind in enumerate(graph.kinds) if op_kind(kind).is_sparse), None)
-    if strategy.zero and sparse is not None:
+    sparse = _first_sparse(graph) if strategy.zero else None
+    if sparse is not None:
         raise StrategyError(
             f"strategy {strategy.text!r} has zero{strategy.zero}, which cuts gradients into stretches, and op "
             f"{graph.op_names[sparse]!r} makes one of single rows; make the embedding with sparse=False, or leave out "
@@ -204,6 +205,18 @@ def _causal(graph: OpGraph, mesh: Sequence[Sharding]) -> Iterator[str]:
             )
 
 
+@per_graph
+def _first_sparse(graph: OpGraph) -> int | None:
+    """The first op that makes a gradient of single rows; None for none."""
+    return next((i for i, kind in enumerate(graph.kinds) if op_kind(kind).is_sparse), None)
+
+
+@per_graph
+def _with_statistics(graph: OpGraph, words: frozenset[str]) -> int | None:
+    """As `op_with_statistics`."""
+    return op_with_statistics(graph.kinds, graph.split_rows, words)
+
+
 def _check_patterns(graph: OpGraph, strategy: Strategy) -> None:
     """A pattern that nothing matches would quietly change nothing."""
     hosted = [name for name in strategy.offloaded_activations if name != ACTIVATIONS]
@@ -259,7 +272,7 @@ def _check_statistics(graph: OpGraph, strategy: Strategy) -> None:
     is_whole = strategy.micro_batches == 1 if strategy.statistics == "sync" else strategy.statistics == "local"
     if is_whole or not cut or not graph.is_training:
         return
-    found = op_with_statistics(graph.kinds, graph.split_rows, cut)
+    found = _with_statistics(graph, frozenset(cut))
     if found is None:
         return
     name = graph.op_names[found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -132,6 +133,20 @@ def applied(
         StrategyError: graph or cluster do not allow the strategy, or its folding; or decisions for another graph.
         InfeasibleError: no order keeps to the memory, where the strategy asks for one that does.
     """
+    if decided is None:
+        return _chosen(graph, cluster, strategy, folded)
+    return _carried_out(graph, cluster, strategy, folded, decided)
+
+
+@lru_cache(maxsize=1)
+def _chosen(graph: OpGraph, cluster: Cluster, strategy: Strategy, folded: bool) -> Applied:
+    """The last one is kept: a strategy that may be the answer is carried out for its result, and for its check."""
+    return _carried_out(graph, cluster, strategy, folded, None)
+
+
+def _carried_out(
+    graph: OpGraph, cluster: Cluster, strategy: Strategy, folded: bool, decided: Decisions | None
+) -> Applied:
     check_allowed(graph, cluster, strategy)
     if folded:
         check_folded(cluster, strategy)

@@ -60,8 +60,8 @@ def recompute(graph: OpGraph, patterns: Sequence[str], in_time: bool = False, ap
 def segments(graph: OpGraph, patterns: Sequence[str]) -> list[str]:
     """The modules that `recompute` takes as segments, in program order; without those of kinds of ops."""
     segment_of = _segments(graph, parted(patterns)[0])
-    found = (segment_of(module) for op, module in enumerate(graph.modules) if graph.phase[op] == Phase.FORWARD)
-    return list(dict.fromkeys(path for path in found if path is not None))
+    modules = dict.fromkeys(graph.modules[op] for op in np.flatnonzero(graph.phase == Phase.FORWARD).tolist())
+    return list(dict.fromkeys(path for path in map(segment_of, modules) if path is not None))
 
 
 def cores(graph: OpGraph, patterns: Sequence[str]) -> dict[str, int]:

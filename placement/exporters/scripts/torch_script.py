@@ -297,9 +297,10 @@ def layers_of(graph: OpGraph) -> tuple[str, ...]:
     """The outermost modules that have a number for a name and hold parameters, in program order."""
     found = dict.fromkeys(
         path
-        for module, kept in zip(graph.modules, graph.gradient_bytes.tolist(), strict=True)
+        for module in dict.fromkeys(graph.modules[op] for op in graph.gradient_bytes.nonzero()[0].tolist())
         for path in [next((p for p in reversed(prefixes(module)) if _LAYER.match(p)), None)]
-        if path is not None and kept
+        if path is not None
     )
-    order = {path: k for k, path in enumerate(dict.fromkeys(p for m in graph.modules for p in prefixes(m)))}
+    modules = dict.fromkeys(graph.modules)
+    order = {path: k for k, path in enumerate(dict.fromkeys(p for m in modules for p in prefixes(m)))}
     return tuple(sorted(found, key=lambda path: order[path]))
