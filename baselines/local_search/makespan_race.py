@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -57,13 +58,13 @@ class Race:
         self._simulated = len(instance.unit_of) + len(instance.consumer)
         self._length = MOST_SIMULATED // self._simulated
         units = Units.of(problem)
-        self._whole = _Level(instance, units)
+        self._whole = _Level(units, instance)
         self._levels: list[_Level] = []  # those that have done best first
         if self._length >= LEAST_EVALUATIONS and problem.graph.n_ops >= LEAST_OPS:
             found = [units.grouped(labels) for labels in groupings(units)]
             most = _MOST_GROUPS * units.n_units
             some = [each for each in found if FEWEST_GROUPS <= each.n_units <= most]
-            self._levels = [_Level(grouped(instance, each), each) for each in some]
+            self._levels = [_Level(each, instance) for each in some]
         self._runs = len(self._levels)
         self._kept = max(threads, math.ceil(_KEPT * self._runs))
 
@@ -124,8 +125,13 @@ class Race:
 class _Level:
     """A problem whose units are those of the problem itself, or groups of them."""
 
-    instance: MakespanInstance
     units: Units
+    whole: MakespanInstance  # of the problem
+
+    @cached_property
+    def instance(self) -> MakespanInstance:
+        """Made where a race begins: it takes as long as the groupings of the problem."""
+        return self.whole if self.units.n_units == len(self.whole.unit_ptr) - 1 else grouped(self.whole, self.units)
 
     def rough(self, plan: Plan) -> Plan:
         """Each group where most of the work of its ops is."""
