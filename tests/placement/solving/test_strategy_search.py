@@ -444,3 +444,23 @@ def test_many_devices_are_summed_up(way: dict[str, Any], peaks: str) -> None:
     found = optimize(mlp(batch=16), Cluster.preset("2x8xH100-ib"), **way)
     (line,) = [line for line in found.summary().splitlines() if line.startswith("peak memory")]
     assert re.fullmatch(f"peak memory  {peaks}", line)
+
+
+@pytest.mark.parametrize("cluster", [CLUSTER, SLOW, SMALL])
+def test_the_same_seconds_give_the_same_answer(cluster: Cluster) -> None:
+    """Also beside a thread that computes: seconds of a budget are work."""
+    first = optimize(heavy(), cluster, budget_s=0.5)
+    ended = threading.Event()
+    busy = threading.Thread(target=lambda: [None for _ in iter(ended.is_set, True)])
+    busy.start()
+    second = optimize(heavy(), cluster, budget_s=0.5)
+    ended.set()
+    assert first == second
+
+
+def test_an_answer_that_the_clock_has_ended_is_not_final() -> None:
+    found = optimize(heavy(layers=40), CLUSTER, budget_s=3600, limit_s=1e-3)
+    assert found.feasible
+    assert found.interrupted
+    assert found.limit_s == 1e-3
+    assert not optimize(heavy(), CLUSTER, budget_s=0.2, limit_s=3600.0).interrupted
