@@ -1,16 +1,22 @@
-"""The recorded best strategies as scripts of plain PyTorch: how many `placement export --to torch` writes.
+"""The recorded best strategies as scripts of plain PyTorch: how many `placement export --to torch` writes, and run.
 
     python benchmarks/exported_strategies.py [--models a,b]      # writes docs/results/exported_strategies.md
 
-Takes the newest row of each model and cluster of docs/results/strategies.jsonl, with models on `meta`. Each is scored
-and exported; none is run: `benchmarks/exported_scripts.py` and the tests run scripts of small models. A run that was
-stopped goes on with what is missing in docs/results/exported_strategies.jsonl.
+Takes the newest row of each model and cluster of docs/results/strategies.jsonl. Each is scored and exported at its own
+size, with models on `meta`; and scaled down, under torchrun on processes of this machine: the model's small
+configuration, 2 ranks for each axis that has more than one, fewer micro-batches, stages cut where they are by default,
+and a batch of 8 samples, or of 9 where the parts of the batch are not of one size. Nothing is random in it: dropout is
+of nothing, and statistics of batch norms are fixed. Gradients and weights after two steps are those of the model in one
+piece, or the row says by how much they are not. A run that was stopped goes on with what is missing in
+docs/results/exported_strategies.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import tempfile
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -18,22 +24,49 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from exported_scripts import differences
 from table import commit, read_rows
 
 import placement
 from graphs.errors import PlacementError
-from graphs.zoo import build
+from graphs.transforms.strategy import Strategy
+from graphs.zoo import MODELS, build
 from graphs.zoo.cache import model_graph
 from placement.solving.checked import unchecked
 
 OUT = Path(__file__).parent.parent / "docs" / "results"
 ROWS, PAGE = OUT / "exported_strategies.jsonl", OUT / "exported_strategies.md"
+# The file that scripts import: a function for each model, which gives it small and without random numbers.
+SMALL = """
+import torch
+from torch import nn
+
+from graphs.zoo import MODELS, build
+
+
+def small(name, batch):
+    torch.manual_seed(0)
+    torch.backends.cuda.enable_flash_sdp(False)  # on CPUs, too, where torch has none of parts of heads
+    zoo = build(name, device="cpu", small=True, batch_size=batch)
+    for module in zoo.model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    return zoo.model, zoo.train_args
+
+
+def __getattr__(name):
+    return lambda batch: small(name, batch)
+"""
+
+_LEFT_OUT = ("cuts=", "devices=")  # of a strategy that is scaled down
 
 Row = dict[str, Any]
 
 
 def main() -> None:
-    """Export what is missing, and write the page."""
+    """Export and run what is missing, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--models", default="")
     models = parser.parse_args().models.split(",")
@@ -41,13 +74,16 @@ def main() -> None:
     best = read_rows(OUT / "strategies.jsonl", _key)
     wanted = {key: row for key, row in best.items() if row["strategy"] != "none"}
     rows = read_rows(ROWS, _key)
-    for key, row in sorted(wanted.items()):
-        if key not in rows and models in ([""], [row["model"]]):
+    for model in dict.fromkeys(row["model"] for row in wanted.values() if models == [""] or row["model"] in models):
+        todo = {key: row for key, row in wanted.items() if row["model"] == model and "ran" not in rows.get(key, {})}
+        samples = MODELS[model].batch_size
+        ran = _ran(model, {row["strategy"]: scaled_down(row["strategy"], samples) for row in todo.values()})
+        for key, row in todo.items():
             with patch("placement.optimization.check", unchecked):  # that it computes the same is checked elsewhere
-                rows[key] = _row(row)
+                rows[key] = {**(rows.get(key) or _row(row)), **ran[row["strategy"]]}
             with ROWS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[key]) + "\n")
-            print(key, rows[key]["came"], flush=True)
+            print(key, "|", rows[key]["came"], "|", rows[key]["scaled"], "|", rows[key]["ran"], flush=True)
     PAGE.write_text(_page([rows[key] for key in wanted if key in rows]), encoding="utf-8")
 
 
@@ -69,29 +105,99 @@ def _row(row: Row) -> Row:
     return {**{key: row[key] for key in ("model", "cluster", "strategy")}, "came": came, "commit": commit()}
 
 
+def scaled_down(text: str, batch: int) -> tuple[str, int]:
+    """The same strategy on 2 ranks for each axis that has more than one, and the samples of its batch."""
+    strategy = Strategy.parse(text)
+    samples = 9 if batch % (strategy.replicas * strategy.micro_batches) and "shares=" not in text else 8
+    parts = [part for part in text.split(" | ") if not part.startswith(_LEFT_OUT)]
+    for number, part in enumerate(parts):
+        part = re.sub(r"^(dp|tp|cp|ep|pp)\d+", r"\g<1>2", part)
+        part = re.sub(r"\bmb\d+", "mb4" if part.startswith("pp") else "mb2", part)
+        part = re.sub(r" v\d+", "", part)
+        part = re.sub(r"shares=[\d:]+", "shares=5:3", part)
+        part = part.replace("statistics=sync", "statistics=local")  # they are fixed, and torch syncs them on GPUs alone
+        if part.startswith("recompute=layers"):
+            part = "recompute=layers.*"
+        parts[number] = part
+    return " | ".join(parts), samples
+
+
+def _ran(model: str, strategies: dict[str, tuple[str, int]]) -> dict[str, Row]:
+    """Of each strategy: what it is scaled down, and what came of it under torchrun."""
+    found: dict[tuple[str, int], str] = {}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        (folder / "small_zoo.py").write_text(SMALL)
+        scripts: dict[int, dict[str, tuple[str, int]]] = {}
+        for number, given in enumerate(dict.fromkeys(strategies.values())):
+            name = f"{model}_{number}"
+            try:
+                (folder / f"{name}.py").write_text(_small_script(model, *given, folder))
+                scripts.setdefault(Strategy.parse(given[0]).devices, {})[name] = given
+            except PlacementError as error:
+                found[given] = f"refused: {error}"
+        for processes, named in scripts.items():
+            came = differences(list(named), processes, folder)
+            found.update({given: came[name] for name, given in named.items()})
+    return {
+        text: {"scaled": given[0], "ran": found[given], "ran_commit": commit()} for text, given in strategies.items()
+    }
+
+
+def _small_script(model: str, strategy: str, batch: int, folder: Path) -> str:
+    space: dict[str, Any] = {}
+    exec(SMALL, space)
+    module, args = space["small"](model, batch)
+    graph = placement.capture(module, args, train=True, optimizer="momentum")
+    cluster = placement.Cluster.preset("8xV100-nvlink", rates="peak")
+    result = placement.optimize(graph, cluster, strategy=strategy, seed=0)
+    return placement.export(result, "torch", model=module, graph=graph, source=f"small_zoo.py:{model}(batch={batch})")
+
+
 def _page(rows: list[Row]) -> str:
     refused = [row for row in rows if row["came"].startswith("refused")]
     share = (len(rows) - len(refused)) / max(len(rows), 1)
     commits = ", ".join(f"{count} by {name}" for name, count in Counter(row["commit"] for row in rows).most_common())
-    lines = [
-        f"| {row['model']} | {row['cluster']} | `{_cell(row['strategy'])}` | {_cell(row['came'])} |" for row in refused
-    ]
+    ran = Counter(row.get("ran", "not").partition(" ")[0].rstrip(":") for row in rows)
     return "\n".join(
         [
             "# Recorded best strategies as scripts of PyTorch",
             "",
-            "`python benchmarks/exported_strategies.py`",
+            f"`python benchmarks/exported_strategies.py`, torch {torch.__version__}, on processes of CPUs",
             "",
             f"{len(rows) - len(refused)} of {len(rows)} ({share:.0%}) of the strategies in strategies.jsonl are",
             "written by `placement export --to torch`; placements without a strategy are not among them. Rows",
-            f"were made at commits: {commits}. Those refused, with the reason:",
+            f"were made at commits: {commits}. Scaled down (the model's small configuration, 2 ranks for each axis), "
+            f"{ran['equal']} ran under torchrun with the gradients and weights of the model in one piece,",
+            f"{ran['refused']} were refused, {ran['FAILED']} failed, {ran['DIFFERENT']} were different and",
+            f"{ran['not']} were not run.",
+            "",
+            "## Refused",
             "",
             "| model | cluster | strategy | reason |",
             "| --- | --- | --- | --- |",
-            *lines,
+            *(
+                f"| {row['model']} | {row['cluster']} | `{_cell(row['strategy'])}` | {_cell(row['came'])} |"
+                for row in refused
+            ),
+            "",
+            "## All",
+            "",
+            "| model | cluster | strategy | script | scaled down | ran |",
+            "| --- | --- | --- | --- | --- | --- |",
+            *(_line(row) for row in rows),
             "",
         ]
     )
+
+
+def _line(row: Row) -> str:
+    came = "refused" if row["came"].startswith("refused") else row["came"]
+    ran = row.get("ran", "not run")
+    shown = ("refused: " if ran.startswith("refused") else "") + _cell(ran)
+    scaled = f"`{_cell(row['scaled'])}`" if "scaled" in row else ""
+    texts = f"`{_cell(row['strategy'])}`", came, scaled, shown
+    return f"| {row['model']} | {row['cluster']} | {' | '.join(texts)} |"
 
 
 def _cell(text: str) -> str:
