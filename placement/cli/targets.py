@@ -95,13 +95,15 @@ def target_lines(given: OptimizeOptions, result: Result, text: str | None) -> li
         return []
     own = tool_recipe(given, result, text)
     note = [f"{'note':<12} {own['note']}"] if own is not None and own["note"] else []
+    left = exporter.unmodelled if text is not None else ""
+    note += [f"{'left out':<12} {left}: not predicted, and not set here"] if left else []
     return [f"{given.for_:<12} {_handed(given, exporter, result, text)}", *note]
 
 
 def tool_recipe(given: OptimizeOptions, result: Result, text: str | None) -> dict[str, str] | None:
     """The precision and the stack in which the tool trains, told so, with a note where the figures are of others.
 
-    None where the text does not say that.
+    Beside them stand settings that are not predicted. None where the text does not say that.
     """
     from graphs.origin import FUSED
     from placement.configurations.registry import TOOLS, read_configuration
@@ -122,7 +124,8 @@ def tool_recipe(given: OptimizeOptions, result: Result, text: str | None) -> dic
         f"figures are of {asked.precision} on {asked.stack} kernels, and {exporter.tool} runs this in {precision} on "
         f"{stack} ones; give the model with --train {' '.join(words)}"
     )
-    return {"precision": precision, "stack": stack, "note": note if words else ""}
+    told = {"precision": precision, "stack": stack, "note": note if words else ""}
+    return told | {"unmodelled": exporter.unmodelled}
 
 
 def _handed(given: OptimizeOptions, exporter: Exporter, result: Result, text: str | None) -> str:

@@ -225,6 +225,14 @@ def _cuts(found: Configuration, graph: OpGraph, virtual: int) -> Iterator[str]:
         yield begins[layer]
 
 
+def own_cuts(found: Configuration, graph: OpGraph, virtual: int) -> tuple[str, ...]:
+    """The cuts that the tool makes by itself; none where its layers are too few, or not known."""
+    try:
+        return tuple(_cuts(found, graph, virtual))
+    except ConfigurationError:
+        return ()
+
+
 def _begins(graph: OpGraph, name: str) -> dict[int, str]:
     """The first forward op of each layer of a list of modules."""
     found: dict[int, str] = {}

@@ -20,6 +20,7 @@ class Exporter:
         lacks: ``"module:name"`` of a function of a result, which need not have been carried out: it yields the parts of
             the strategy that the tool cannot run, in words. A search asks it of every strategy.
         precision, stack: in which the tool trains a model unless it is told otherwise, where that is not as captured.
+        unmodelled: settings of the tool that would change time or memory and that no answer has.
         suffix: of a file that it writes.
     """
 
@@ -32,6 +33,7 @@ class Exporter:
     lacks: str = ""
     precision: str | None = None
     stack: str | None = None
+    unmodelled: str = ""
     suffix: str = ".json"
 
 
@@ -65,6 +67,7 @@ EXPORTERS: Mapping[str, Exporter] = {
         tool="torchtitan 0.2",
         lacks="placement.configurations.torchtitan:torchtitan_lacks",
         precision="mixed",
+        unmodelled="parallelism.enable_async_tensor_parallel, float8",
         suffix=".toml",
     ),
     "megatron": Exporter(
@@ -75,6 +78,7 @@ EXPORTERS: Mapping[str, Exporter] = {
         lacks="placement.configurations.megatron:megatron_lacks",
         precision="master",
         stack="fused",
+        unmodelled="--overlap-param-gather, --tp-comm-overlap, CUDA graphs, float8",
         suffix=".sh",
     ),
     "accelerate": Exporter(
@@ -84,6 +88,7 @@ EXPORTERS: Mapping[str, Exporter] = {
         tool="accelerate 1.15",
         lacks="placement.configurations.accelerate:accelerate_lacks",
         precision="mixed-bf16-reduce",
+        unmodelled="fsdp_forward_prefetch, float8",
         suffix=".yaml",
     ),
     "deepspeed": Exporter(
@@ -92,6 +97,7 @@ EXPORTERS: Mapping[str, Exporter] = {
         tool="DeepSpeed 0.17",
         lacks="placement.configurations.deepspeed:deepspeed_lacks",
         precision="master-bf16-reduce",
+        unmodelled="stage3_param_persistence_threshold, stage3_max_live_parameters, hpZ and quantised exchanges",
     ),
 }
 TARGETS = tuple(EXPORTERS)

@@ -106,6 +106,7 @@ def test_a_fixed_strategy_has_to_be_one_that_the_target_runs() -> None:
         ("accelerate", "pp4 1f1b mb4", "2 do not make 4 such stages"),
         ("torch", "pp2 interleaved mb5", "8 samples do not divide"),
         ("torchtitan", "dp2 zero2 | pp2 gpipe mb2", ""),
+        ("torchtitan", "dp2 zero2 | pp2 gpipe mb2 | cuts=layers.0.inner.gate/mm", "whole layers, as many as it counts"),
         ("torchtitan", "dp2 zero3 | tp2 sp", ""),
         ("torchtitan", "cp2 zero3", ""),
         ("megatron", "dp2 | pp2 1f1b mb2 | tp2", ""),
