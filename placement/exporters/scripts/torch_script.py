@@ -147,7 +147,7 @@ def _samples(result: Result, strategy: Strategy) -> tuple[int, ...]:
 def _loss_of_parts(
     graph: OpGraph | None, model: nn.Module | None, in_parts: OpGraph, strategy: Strategy, is_uneven: bool
 ) -> tuple[str | None, int, tuple[str, ...]]:
-    """What `labels_of` says, and the modules of which replicas compute their own samples where that is nothing."""
+    """Means over labels as of `labels_of`; or else the modules of which replicas compute their own samples."""
     try:
         return *labels_of(in_parts, strategy, is_uneven), ()
     except MismatchError:

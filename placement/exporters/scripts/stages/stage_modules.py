@@ -250,7 +250,7 @@ def _begins_well(graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str
 def _joins_earlier(graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str]], number: int) -> bool:
     """Whether code between modules of earlier stages puts tensors together, which takes such of certain shapes.
 
-    What a stage received, which modules of other stages hand on in it, has another shape.
+    Modules of other stages hand on to it what a stage received, which has another shape.
     """
     earlier = [path for paths in modules[:number] for path in paths]
     again = _computed_again(graph, earlier)
