@@ -10,7 +10,7 @@ import numpy as np
 
 from baselines import prices
 from baselines.memory import Allowance
-from baselines.meter import charge, stopped_in_time, work_left_s
+from baselines.meter import OutOfTimeError, charge, stopped_in_time, work_left_s
 from baselines.pipelines.atoms import Atoms
 from baselines.pipelines.contraction import rows
 from env.units import Units
@@ -161,7 +161,8 @@ def best_chain(
         last=np.zeros(size, np.int8),
     )
     rows = _rows(atoms, lattice, memory, states)
-    allotted = int(min(part * visits.left, work_left_s() / prices.VISIT_S))
+    affordable, wanted = work_left_s() / prices.VISIT_S, int(part * visits.left)
+    allotted = int(min(wanted, affordable))
     left = np.array([allotted])
     blocking = atoms.classes.problem.cluster.is_blocking
     with stopped_in_time(lambda: left.fill(-1)):
@@ -170,7 +171,7 @@ def best_chain(
     visits.left -= looked_at
     charge(prices.VISIT_S * looked_at)
     if status == ideal_kernel.GAVE_UP:
-        raise OverBudgetError
+        raise OutOfTimeError if allotted < wanted else OverBudgetError
     if status == ideal_kernel.NO_FIT:
         return None
     at, state = n_ideals - 1, int(table.best_s[-1].argmin())

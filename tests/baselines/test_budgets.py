@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 
@@ -80,6 +81,17 @@ def test_slow_heuristics_stop(name: str) -> None:
     with meter.kept():
         baselines.METHODS[name](problem, 0)
     assert 0 < meter.used_s < 10
+
+
+@pytest.mark.parametrize("name", ["dp_linear", "dp_contiguous", "pipedream", "pipedream_hierarchical", "m_sct"])
+def test_slow_heuristics_stop_wherever_their_work_ends(name: str) -> None:
+    """However little is left, they find a plan or run out of it."""
+    problem, meter = Problem(layered(40, seed=0), unlike(4)), Meter()
+    with meter.kept():
+        baselines.METHODS[name](problem, 0)
+    for share in np.linspace(0.01, 0.99, 12).tolist():
+        with contextlib.suppress(OutOfTimeError), Meter(share * meter.used_s).kept():
+            assert len(baselines.METHODS[name](problem, 0).device) == problem.graph.n_ops
 
 
 def test_a_dynamic_programme_stops_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
