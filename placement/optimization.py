@@ -85,7 +85,7 @@ def optimize(
         priority: how devices choose among ready ops (docs/score.md). Where a method says itself in which order ops
             run, the faster of its order and `priority` counts.
         budget_s: work of a searching method, in the seconds that it takes on a quiet machine of two cores: 10 by
-            default, and up to 90 for strategies of a large graph; 0 gives the best quick answer. Work is counted, so
+            default, and up to 45 for strategies of a large graph; 0 gives the best quick answer. Work is counted, so
             the answer depends on the seed only. It stops earlier where a gap of 0 is proven, and on Ctrl-C returns the
             best so far, `Result.interrupted`.
         evaluations: placements that a searching method may score.

@@ -52,8 +52,8 @@ _MOST_NEAR = 4  # of the fastest, whose plainer forms are scored
 _MORE_DEVICES = 4  # times as many as there are, are tried where nothing fits
 _ENOUGH_S = 10.0  # for that, whatever the budget: who is told that nothing fits wants to know what would
 PLACED_DEVICES = 64  # of very many, a graph as it is may be placed on the first ones
-FIRST_S = 6.0  # of search before the first advice
-_S_PER_OP, MOST_DEFAULT_S = 0.02, 90.0  # so that all ends within two minutes
+FIRST_S = 3.0  # of search before the first advice
+_S_PER_OP, MOST_DEFAULT_S = 0.01, 45.0  # so that all ends within a minute
 
 
 @dataclasses.dataclass(frozen=True)

@@ -332,7 +332,7 @@ def test_progress_is_told() -> None:
 def test_a_large_graph_gets_more_time() -> None:
     assert strategy_search.default_budget_s(mlp()) == 10.0
     graph = type("Large", (), {"n_ops": 4108})
-    assert strategy_search.default_budget_s(graph) == 82.0  # type: ignore[arg-type]
+    assert strategy_search.default_budget_s(graph) == 41.0  # type: ignore[arg-type]
     graph.n_ops = 10**6
     assert strategy_search.default_budget_s(graph) == strategy_search.MOST_DEFAULT_S  # type: ignore[arg-type]
 
