@@ -92,3 +92,24 @@ def test_the_example_prints_its_shown_output(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == output.strip()
+
+
+@pytest.mark.slow
+def test_the_command_of_the_readme_prints_its_shown_output(tmp_path: Path) -> None:
+    """An answer depends on the command and the seed alone, so its figures can be checked on any machine."""
+    words = next(words for words in command_lines(README) if words[0] == "optimize")
+    shown = next(block for block in blocks(README, "text") if "do it" in block)
+    done = subprocess.run(
+        [sys.executable, "-m", "placement", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = [re.sub(r", fits in .*", "", line) for line in done.stdout.splitlines()]
+    assert [line for line in shown.strip().splitlines() if line not in printed] == []
+    counts = re.search(r"(\d[\d,]*) were estimated and (\d+) simulated", README.read_text(encoding="utf-8"))
+    assert counts is not None
+    assert f"{counts[1]} strategies estimated, {counts[2]} scored by the simulator" in done.stdout
