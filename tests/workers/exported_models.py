@@ -109,6 +109,31 @@ def scaled_decoder() -> Made:
     return Decoder(layers=2, scaled=True), _tokens(), {}
 
 
+def two_scores() -> Made:
+    """A cross-entropy of a head, and one of what comes before it."""
+
+    class Two(Decoder):
+        def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
+            loss: Tensor = super().forward(tokens, following)
+            return loss + functional.cross_entropy(self.words(tokens).flatten(0, 1), following.flatten() % 16)
+
+    torch.manual_seed(0)
+    return Two(layers=1), _tokens(), {}
+
+
+def one_hot_decoder() -> Made:
+    """Layers that fill zeros in place beside their attention."""
+
+    class Filling(Block):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return super().forward(x + functional.one_hot(x.argmax(2), x.shape[2]).to(x.dtype), mask)
+
+    torch.manual_seed(0)
+    model = Decoder(layers=2)
+    model.layers = nn.ModuleList(Filling(16, 4, scaled=False) for _ in range(2))
+    return model, _tokens(), {}
+
+
 def llama() -> Made:
     from transformers import LlamaConfig, LlamaForCausalLM
 

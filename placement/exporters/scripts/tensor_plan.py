@@ -83,7 +83,7 @@ def tensor_plan(
     layers = _Layers(graph, sharding, model)
     layers.settle()
     layers.find_loss()
-    if layers.close_uneven():
+    if layers.close_losses() or layers.close_uneven():
         layers.settle()
     layers.check_samples()
     sequence, gathers = layers.norms(repeated) if axis.sequence else ({}, False)
@@ -170,6 +170,7 @@ class _Layers:
         forward = [op for op in graph.topological_order.tolist() if graph.phase[op] == Phase.FORWARD]
         self.layer_of = {op: graph.modules[op] for op in forward if graph.modules[op] in self.cut_by}
         self.before_loss: set[str] = set()  # layers that hand what they write, cut, to a cross-entropy
+        self.cut_losses: set[int] = set()  # the cross-entropies that read it
         is_loss = {kind: op_kind(kind).is_label_loss for kind in set(graph.kinds)}
         self.losses = {op for op in forward if is_loss[graph.kinds[op]] and not sharding.axis.words}
         self.between = {op for op in forward if op not in self.layer_of and sharding.row[op] is not None}
@@ -226,6 +227,16 @@ class _Layers:
                 f"the strategy cuts {show(largest)}, and scripts cut nothing but linear layers, embeddings and "
                 "convolutions that are called; keep the axis to other modules, with 'on', or use a strategy without tp."
             )
+
+    def close_losses(self) -> bool:
+        """Let all cross-entropies read whole scores, where one of them does; whether any read parts until then.
+
+        Within ``loss_parallel`` every cross-entropy is of a `DTensor`.
+        """
+        is_mixed = bool(self.before_loss) and self.cut_losses != self.losses
+        if is_mixed:
+            self.before_loss, self.losses = set(), set()
+        return is_mixed
 
     def close_uneven(self) -> bool:
         """Let layers hand on whole what they would hand on in uneven parts; whether there are any.
@@ -306,8 +317,9 @@ class _Layers:
                 op = todo.pop()
                 tensors = range(int(self.graph.output_ptr[op]), int(self.graph.output_ptr[op + 1]))
                 readers = {reader for tensor in tensors for reader, _ in self.read.get(tensor, [])}
-                if readers & self.losses:
+                if found := readers & self.losses:
                     self.before_loss.add(path)
+                    self.cut_losses |= found
                 todo += [
                     r for r in readers if r in self.between or self.layer_of.get(r) == path == self.layer_of.get(op)
                 ]

@@ -117,7 +117,8 @@ def _pieces(facts: Facts) -> Iterator[str]:
         end = "    stage.end()\n" if facts.pieces.begins else ""
         body = parallelize_body(facts, "stage", "stage.model")
         yield filled(stage_parts.PARALLELIZE_STAGES, BODY=body, END=end) + "\n"
-        yield filled(stage_parts.SCHEDULE, SCHEDULE=schedule(strategy)) + "\n"
+        ready = stage_parts.READY if facts.plan is None else stage_parts.READY_FOR_PARTS
+        yield filled(stage_parts.SCHEDULE, READY=ready, SCHEDULE=schedule(strategy)) + "\n"
         yield stages_step(facts) + "\n"
     else:
         yield filled(parts.PARALLELIZE, BODY=parallelize_body(facts, "model", "model")) + "\n"

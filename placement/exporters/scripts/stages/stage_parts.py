@@ -117,9 +117,16 @@ def make_schedule(stages: dict[int, nn.Module], mesh: DeviceMesh) -> Any:
     """The stages of this rank in the order of the strategy."""
     device = torch.empty(0, device=mesh.device_type).device
     group = mesh.get_group("pp")
-    ready = [PipelineStage(stage, number, len(STAGES), device, group=group) for number, stage in stages.items()]
+$READY
 $SCHEDULE
 '''
+
+READY = """\
+    ready = [PipelineStage(stage, number, len(STAGES), device, group=group) for number, stage in stages.items()]"""
+# A stage may hand over parts, of which the next one has to know the mesh.
+READY_FOR_PARTS = """\
+    known = {"group": group, "get_mesh": lambda names, _: mesh[names]}  # where a stage hands over a DTensor
+    ready = [PipelineStage(stage, number, len(STAGES), device, **known) for number, stage in stages.items()]"""
 
 NAMED_SCHEDULE = "    return $CLASS($READY, MICRO_BATCHES, loss_fn=lambda loss, _: loss.sum())"
 
