@@ -121,6 +121,18 @@ def two_scores() -> Made:
     return Two(layers=1), _tokens(), {}
 
 
+def penalized() -> Made:
+    """A cross-entropy of a head, and a mean of what comes before it."""
+
+    class Penalized(Decoder):
+        def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
+            loss: Tensor = super().forward(tokens, following) + self.words(tokens).square().mean()
+            return loss
+
+    torch.manual_seed(0)
+    return Penalized(layers=1), _tokens(), {}
+
+
 def one_hot_decoder() -> Made:
     """Layers that fill zeros in place beside their attention."""
 

@@ -48,7 +48,8 @@ class TensorPlan:
         axis: of the mesh, along which weights are cut: ``"tp"``; or ``"dp"``, where outside of these modules the batch
             is (``dp4 tp on head``).
         cuts_loss: whether a cross-entropy reads scores of which each rank has those of some classes.
-        whole_between: layers that hand on whole what the strategy leaves cut, since its parts are uneven.
+        whole_between: layers that hand on whole what the strategy leaves cut, since its parts are uneven, or a
+            loss of them meets one of a whole tensor.
     """
 
     styles: Mapping[str, str]
@@ -158,7 +159,7 @@ class _Layers:
         self.whole: dict[str, int] = {}  # bytes of parameters that stay so, though the strategy cuts them
         self.uneven: set[str] = set()  # layers with a parameter that has parts of two sizes
         self.gathered: set[str] = set()  # layers with blocks of features, each cut: whole for parallelize_module
-        self.whole_between: list[str] = []  # layers that hand on whole what the strategy leaves cut, uneven parts
+        self.whole_between: list[str] = []  # layers that hand on whole what the strategy leaves cut
         self.blocks: dict[str, int] = {}  # of a layer's features, each of which is cut: query, key and value, say
         self.rest = "Shard(0)" if sharding.axis.words else "Replicate()"  # layout of activations elsewhere
         for number, state in enumerate(graph.states):
@@ -231,12 +232,30 @@ class _Layers:
     def close_losses(self) -> bool:
         """Let all cross-entropies read whole scores, where one of them does; whether any read parts until then.
 
-        Within ``loss_parallel`` every cross-entropy is of a `DTensor`.
+        Within ``loss_parallel`` every cross-entropy is of a `DTensor`, and so is its result, whose sum with a plain
+        tensor, such as a loss that balances experts, would hand a `DTensor` back to where that comes from.
         """
-        is_mixed = bool(self.before_loss) and self.cut_losses != self.losses
-        if is_mixed:
+        is_closed = bool(self.before_loss) and (self.cut_losses != self.losses or self._meets_others(self.cut_losses))
+        if is_closed:
+            self.whole_between += sorted(self.before_loss)
             self.before_loss, self.losses = set(), set()
-        return is_mixed
+        return is_closed
+
+    def _meets_others(self, ops: Collection[int]) -> bool:
+        """Whether what some ops of the forward pass write is read together with what others write."""
+        found, todo = set(ops), list(ops)
+        while todo:
+            op = todo.pop()
+            for tensor in range(int(self.graph.output_ptr[op]), int(self.graph.output_ptr[op + 1])):
+                readers = {reader for reader, _ in self.read.get(tensor, [])} - found
+                found |= readers
+                todo += readers
+        producers = [
+            int(self.graph.tensor_producer[int(self.tensors[e])])
+            for op in found - set(ops)
+            for e in range(int(self.ptr[op]), int(self.ptr[op + 1]))
+        ]
+        return any(producer not in found for producer in producers)
 
     def close_uneven(self) -> bool:
         """Let layers hand on whole what they would hand on in uneven parts; whether there are any.

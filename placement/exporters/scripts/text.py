@@ -213,7 +213,8 @@ def _constants(facts: Facts) -> Iterator[str]:
         if facts.plan.whole_between:
             first, *others = facts.plan.whole_between
             more = f" and {len(others)} more" if others else ""
-            yield f"# What these write is whole on each rank, as its parts would be uneven: {plain(first)}{more}."
+            why = "as parts would be uneven, or meet losses of whole tensors"
+            yield f"# What these write is whole on each rank, {why}: {plain(first)}{more}."
         if facts.plan.sequence:
             yield "# Modules between which activations are cut along the sequence."
             yield from list_text("SEQUENCE", facts.plan.sequence)

@@ -30,7 +30,7 @@ from placement.exporters.hosts import processes_of
 from placement.exporters.module_tree import is_under
 from placement.exporters.scripts.export_limits import check_exportable, check_source
 from placement.exporters.scripts.facts import Facts
-from placement.exporters.scripts.stages.stage_modules import stage_modules
+from placement.exporters.scripts.stages.stage_modules import StageModules, stage_modules
 from placement.exporters.scripts.tensor_names import shared_parameters
 from placement.exporters.scripts.tensor_plan import TensorPlan, tensor_plan
 from placement.exporters.scripts.text import script_text
@@ -95,7 +95,7 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
         groups=axes.get(GROUPS, 1),
         dp=axes.get("dp", 1),
         tp=axes.get("tp", 1),
-        layers=layers_of(result.graph),
+        layers=_called(layers_of(result.graph), stages),
         again=run_again,
         kept=_kept(strategy),
         hosted=_hosted(result.graph, parted(strategy.offloaded_activations)[0], run_again),
@@ -291,6 +291,33 @@ def _unused(graph: OpGraph, model: nn.Module) -> set[str]:
 def is_written_for_parts(model: nn.Module) -> bool:
     """Whether the model computes its number of heads from what it gets, as models of transformers do."""
     return type(model).__module__.startswith("transformers.")
+
+
+def _called(layers: Sequence[str], stages: StageModules | None) -> tuple[str, ...]:
+    """The layers whose own forward pass runs, not as lines in a function that stands for a module around them.
+
+    Parameters of the others are gathered with their stage.
+    """
+    if stages is None or stages.pieces is None:
+        return tuple(layers)
+    from placement.exporters.scripts.stages.node_text import path_text  # loads torch
+
+    lines = [
+        (around, stages.pieces.texts[name])
+        for functions in stages.pieces.functions.values()
+        for around, name in functions.items()
+    ]
+
+    def is_called(layer: str) -> bool:
+        written = [(around, text) for around, text in lines if is_under(layer, around) and layer != around]
+        return not written or any(
+            f"{path_text(path, around)}(" in text
+            for around, text in written
+            for path in prefixes(layer)
+            if is_under(path, around) and path != around
+        )
+
+    return tuple(filter(is_called, layers))
 
 
 def layers_of(graph: OpGraph) -> tuple[str, ...]:

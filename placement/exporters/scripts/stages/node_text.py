@@ -91,9 +91,9 @@ class _Writer:
     def _expression(self, node: fx.Node) -> tuple[str, bool]:
         args = list(node.args)
         if node.op == "get_attr":
-            return _path_text(str(node.target), self.path), False
+            return path_text(str(node.target), self.path), False
         if node.op == "call_module":
-            return f"{_path_text(str(node.target), self.path)}({self._arguments(args, node.kwargs)})", False
+            return f"{path_text(str(node.target), self.path)}({self._arguments(args, node.kwargs)})", False
         if node.op == "call_method":
             return f"{self._atom(args[0])}.{node.target}({self._arguments(args[1:], node.kwargs)})", False
         target: Any = node.target
@@ -174,7 +174,7 @@ def _is_word(text: str) -> bool:
     return text.isidentifier() and text.isascii() and not keyword.iskeyword(text)
 
 
-def _path_text(path: str, around: str) -> str:
+def path_text(path: str, around: str) -> str:
     """The code for a module, parameter or buffer of ``self``, the module around it, by its path."""
     if not is_under(path, around):
         raise NoText(f"attribute {path!r:.40} of another module")
