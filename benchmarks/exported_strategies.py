@@ -147,8 +147,12 @@ def _ran(model: str, strategies: dict[str, tuple[str, int]]) -> dict[str, Row]:
 def _small_script(model: str, strategy: str, batch: int, folder: Path) -> str:
     space: dict[str, Any] = {}
     exec(SMALL, space)
-    module, args = space["small"](model, batch)
-    graph = placement.capture(module, args, train=True, optimizer="momentum")
+    has_flash = torch.backends.cuda.flash_sdp_enabled()
+    try:
+        module, args = space["small"](model, batch)
+        graph = placement.capture(module, args, train=True, optimizer="momentum")
+    finally:
+        torch.backends.cuda.enable_flash_sdp(has_flash)  # models of their own size are captured with it
     cluster = placement.Cluster.preset("8xV100-nvlink", rates="peak")
     result = placement.optimize(graph, cluster, strategy=strategy, seed=0)
     return placement.export(result, "torch", model=module, graph=graph, source=f"small_zoo.py:{model}(batch={batch})")
