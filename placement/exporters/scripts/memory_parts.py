@@ -81,7 +81,7 @@ def core_again(counts: tuple[int, ...]) -> Any:
         is_inside = is_one or seen[context.is_recompute] not in (0, *ends)
         seen[context.is_recompute] += is_one
         is_random = torch.Tag.nondeterministic_seeded in op.tags
-        # What is made from nothing, and then changed in place, cannot be kept as it was before.
+        # A tensor made from nothing, and then changed in place, cannot be kept as it was before.
         is_made = not is_random and not any(isinstance(given, torch.Tensor) for given in args)
         is_again = is_inside or is_made or op._schema.is_mutable
         return CheckpointPolicy.PREFER_RECOMPUTE if is_again else CheckpointPolicy.MUST_SAVE
