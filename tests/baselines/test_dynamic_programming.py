@@ -273,7 +273,8 @@ def test_a_cut_costs_what_it_says(problem: Problem) -> None:
     for quotient in linear_orders(problem):
         for order in views(problem, quotient):
             for atoms, chain in cuts(order, lambda atoms: Memory(*np.zeros((2, atoms.count), dtype=np.int64))):
-                assert value(problem, chain.device(atoms)) == pytest.approx(chain.value_s, abs=1e-9)
+                cost_s = loads(problem, Plan(chain.device(atoms))).value_s  # of cuts that need not fit
+                assert cost_s == pytest.approx(chain.value_s, abs=1e-9)
 
 
 def test_gradients_that_mirror_no_forward_op_keep_the_order_of_the_backward_pass() -> None:
