@@ -220,15 +220,17 @@ def _pieces(
     from placement.exporters.scripts.stages.stage_pieces import pieces_of  # loads torch
 
     producer, consumer, _ = graph.edge_list
+    of_model = False
     for number in inside:
-        again = _computed_again(graph, [path for paths in modules[:number] for path in paths])
+        earlier = _earlier(modules, number)
+        again = _computed_again(graph, earlier)
+        of_model |= _joins_earlier(graph, (stage < number) & ~again, earlier)
         crosses = (stage[producer] < number) & (stage[consumer] >= number) & ~again[producer]
         crosses &= (graph.phase[producer] == Phase.FORWARD) & (graph.phase[consumer] == Phase.FORWARD)
         if not all("float" in graph.dtypes[op] for op in producer[crosses].tolist()):
             return None  # what is sent has a gradient
     forward = _forward(graph)
     opened = {path for path, stages in _stages_under(graph, stage, forward).items() if len(stages) > 1}
-    of_model = any(_joins_earlier(graph, stage, modules, number) for number in inside)
     return pieces_of(model, graph, forward, _begins(graph, stage)[1:], inside, opened, of_model)
 
 
@@ -236,9 +238,9 @@ def _begins_well(graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str
     """Whether a stage receives one tensor, which its first module reads, but for what it can compute again itself."""
     if not modules[number]:
         return False
-    earlier = [path for paths in modules[:number] for path in paths]
+    earlier = _earlier(modules, number)
     again = _computed_again(graph, earlier)
-    if _joins_earlier(graph, stage, modules, number):
+    if _joins_earlier(graph, (stage < number) & ~again, earlier):
         return False
     producer, consumer, tensor = graph.edge_list
     crosses = (stage[producer] < number) & (stage[consumer] >= number) & ~again[producer]
@@ -247,17 +249,24 @@ def _begins_well(graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str
     return len(set(tensor[crosses].tolist())) == 1 and all(is_under(path, modules[number][0]) for path in readers)
 
 
-def _joins_earlier(graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str]], number: int) -> bool:
+def _earlier(modules: Sequence[Sequence[str]], number: int) -> list[str]:
+    """The modules of all stages before one."""
+    return [path for paths in modules[:number] for path in paths]
+
+
+def _joins_earlier(graph: OpGraph, is_earlier: BoolArray, earlier: Sequence[str]) -> bool:
     """Whether code between modules of earlier stages puts tensors together, which takes such of certain shapes.
 
     Modules of other stages hand on to it what a stage received, which has another shape.
+
+    Args:
+        is_earlier: bool [n], ops of earlier stages that are not computed again.
+        earlier: the modules of these stages.
     """
-    earlier = [path for paths in modules[:number] for path in paths]
-    again = _computed_again(graph, earlier)
     return any(
         graph.kinds[op].split(".")[1:2] in (["cat"], ["stack"])
         and not any(is_under(graph.modules[op], path) for path in earlier)
-        for op in np.flatnonzero((stage < number) & ~again & (graph.phase == Phase.FORWARD)).tolist()
+        for op in np.flatnonzero(is_earlier & (graph.phase == Phase.FORWARD)).tolist()
     )
 
 
