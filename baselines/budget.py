@@ -79,6 +79,10 @@ class Budget:
         """Whether the search must end now."""
         return self.interrupted or self.left_s() <= 0 or self.evaluations_left() <= 0
 
+    def was_cut(self) -> bool:
+        """Whether Ctrl-C or the clock has ended it early."""
+        return self.interrupted or self.limit.has_ended
+
     def part(self, fraction: float) -> Budget:
         """A budget of its own with this fraction of what is left; `absorb` it afterwards."""
         evaluations = math.inf if math.isinf(self.evaluations) else math.ceil(fraction * self.evaluations_left())
@@ -128,14 +132,14 @@ class Limits:
     evaluations: int | None = None
     limit_s: float | None = None
 
-    def budget(self, default_s: float, target_s: float = 0.0) -> Budget:
+    def budget(self, default_s: float) -> Budget:
         """The budget that begins now; with neither seconds of work nor evaluations given, so many seconds."""
         seconds = self.budget_s
         if seconds is None:
             seconds = default_s if self.evaluations is None else math.inf
         evaluations = math.inf if self.evaluations is None else self.evaluations
         limit = WallLimit(math.inf if self.limit_s is None else self.limit_s)
-        return Budget(seconds, evaluations, target_s, limit=limit)
+        return Budget(seconds, evaluations, limit=limit)
 
 
 # From plans that fit, best first, to a better one. Without any the search looks for one itself and raises

@@ -40,7 +40,7 @@ class Meter:
 
     def left_s(self) -> float:
         """Seconds of work left, 0 or more."""
-        return 0.0 if self._is_stopped or self.limit.is_over() else max(0.0, self.allowed_s - self.used_s)
+        return 0.0 if self.is_stopped() else max(0.0, self.allowed_s - self.used_s)
 
     def stop(self) -> None:
         """Let nothing be left."""

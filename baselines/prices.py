@@ -21,6 +21,7 @@ VISIT_S, IDEAL_S = 6e-8, 3e-6  # a slice that dp_contiguous looks at, and an ide
 STAGE_S, STAGES_S = 1.5e-9, 2e-5  # a stage that pipedream compares, and a call that compares many
 
 INSTANT_S = 8.5e-8  # an instant of a schedule that annealing simulates anew
+EVALUATION_S = 1.5e-8  # the same ahead of it, for each op and edge of the graph, about: most evaluations end early
 LOAD_S, LOAD_DEVICE_S = 1.6e-6, 1.6e-8  # a change of loads, and for each device or link
 PLACEMENT_S, SIMULATED_S = 1e-4, 1e-7  # a placement scored from Python, and for each of its ops and edges
 SOLVER_S, INTERVAL_S = 1.6, 2e-4  # a unit of CP-SAT's deterministic time; an interval of its model, to build it

@@ -99,8 +99,8 @@ def optimize(
             the rewritten one, and its cluster has lanes where that communicates.
         progress: called by a search over strategies with what it does now, how much of it is done, and of how much.
         workers: processes that score strategies side by side, and search placements on islands that exchange their best
-            (docs/scale.md), with method ``"auto"`` or ``"local_search"``. With `evaluations` the answer
-            is the same for any number of them. 1 is this process; so is None, without islands.
+            (docs/scale.md), with method ``"auto"`` or ``"local_search"``. The answer is the
+            same for any number of them. 1 is this process; so is None, without islands.
         address: of a Ray cluster, ``"auto"`` or ``"HOST:PORT"``, that has the workers; None: this machine.
         stack: how ops become kernels: ``"eager"``, ``"compiled"`` or ``"fused"`` (docs/stacks.md); None: as the graph
             says, which is eager where nobody put it on another. `Result.compiled_s` of an eager answer is what

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
+from baselines import prices
 from baselines.budget import Budget
 from baselines.local_search.groups import groupings
 from baselines.local_search.makespan_chain import Chain, ChainPool
@@ -28,7 +29,6 @@ _MOST_GROUPS = 0.5  # of the units; more of them are units, nearly
 _STARTS = 3  # of the plans to begin with, best first
 _HOT = 0.02  # highest temperature of groups, relative to the step time: moving one changes it by percents
 MOST_SIMULATED = 2_000_000  # ops and edges simulated, at most, in a first run of one chain
-_SIMULATED_S = 15e-9  # of work for each op and edge of an evaluation, about: most end early
 LEAST_EVALUATIONS = 20  # of a first run: of larger graphs too few runs fit into a budget
 LEAST_OPS = 2500  # an annealing of fewer ops ends where it ends wherever it begins
 _KEPT = 3 / 8  # of the runs go on, as annealings of every op
@@ -71,7 +71,7 @@ class Race:
     def is_worth(self, number: int, budget: Budget) -> bool:
         """Whether the graph is one whose annealings end far apart, and the budget is enough for a race."""
         evaluations = (self._length << number) * (self._runs + _LONGER * self._kept)
-        seconds = evaluations * self._simulated * _SIMULATED_S / self._threads
+        seconds = evaluations * self._simulated * prices.EVALUATION_S / self._threads
         is_short = evaluations <= MOST_SHARE * budget.evaluations_left() and seconds <= MOST_SHARE * budget.left_s()
         return is_short and self._runs > 0
 

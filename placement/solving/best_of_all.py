@@ -176,7 +176,7 @@ def _within(budget: Budget, result: Result, began_s: float) -> Result:
         result,
         budget_s=None if math.isinf(budget.seconds) else budget.seconds,
         evaluations=budget.spent,
-        interrupted=budget.interrupted or budget.limit.has_ended,
+        interrupted=budget.was_cut(),
         limit_s=None if math.isinf(budget.limit.seconds) else budget.limit.seconds,
         solve_time_s=time.perf_counter() - began_s,
     )

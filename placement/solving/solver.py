@@ -173,8 +173,7 @@ class Solver:
         if method in HEURISTICS:
             return self.result(found, Attempt(method, began_s, interrupted=budget.interrupted))
         seconds, limit_s = (each if math.isfinite(each) else None for each in (budget.seconds, budget.limit.seconds))
-        is_cut = budget.interrupted or budget.limit.has_ended
-        return self.result(found, Attempt(method, began_s, seconds, budget.spent, is_cut, limit_s))
+        return self.result(found, Attempt(method, began_s, seconds, budget.spent, budget.was_cut(), limit_s))
 
     def result(self, found: Finding, attempt: Attempt, as_given: bool = False) -> Result:
         """The result of a finding.

@@ -60,7 +60,7 @@ def search_strategies(
     rival: Rival = NO_RIVAL,
     tool: ToolLimits = ANY_TOOL,
 ) -> StrategyOutcome:
-    """Find the best strategies; with evaluations alone for a limit the outcome is always the same.
+    """Find the best strategies; within the same budget the outcome is always the same.
 
     Args:
         budget: strategies scored by the simulator count as evaluations. At least one is scored, whatever the budget,

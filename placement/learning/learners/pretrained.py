@@ -54,8 +54,8 @@ def propose_pretrained(problem: Problem, seed: int, budget: Budget) -> Plan:
 
     Without a budget (0 seconds, or 0 evaluations) that is the best of the greedy placement, of earliest finish, of as
     many samples as take about 0.3 s, and of the heuristics that take milliseconds, one device among them. With one,
-    `baselines.portfolio.searched` goes on as for `auto`, from the best of these, too. With the time unlimited, the plan
-    depends on the seed and the number of evaluations only. Ctrl-C ends it with the best so far.
+    `baselines.portfolio.searched` goes on as for `auto`, from the best of these, too. The plan depends on the seed and
+    the budget only. Ctrl-C ends it with the best so far.
 
     Raises:
         InfeasibleError: nothing fits.
