@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from string import Template
 
@@ -19,6 +20,16 @@ def filled(text: str, **values: str) -> str:
 def plain(text: str) -> str:
     """A name in a docstring: on one line, without quotes or escapes."""
     return show(text).replace("\\", "/").replace('"', "'")
+
+
+def comment(text: str) -> Iterator[str]:
+    """Lines of a comment, none too long, whatever names it gives."""
+    yield from (f"# {line}" for line in folded(text))
+
+
+def folded(text: str) -> list[str]:
+    """Lines of a sentence, none too long."""
+    return textwrap.wrap(text, LINE_WIDTH, break_on_hyphens=False)
 
 
 def dict_text(values: dict[str, int]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from graphs.formatting import format_seconds
 from graphs.module_paths import KIND
 from graphs.transforms.axes import GROUPS
 from placement.exporters.scripts import batch_parts, memory_parts, parts, tensor_parts
-from placement.exporters.scripts.code_text import LINE_WIDTH, dict_text, filled, list_text, plain, quoted, wrapped
+from placement.exporters.scripts.code_text import comment, dict_text, filled, folded, list_text, plain, quoted, wrapped
 from placement.exporters.scripts.facts import SCHEDULES, Facts
 from placement.exporters.scripts.imports import import_lines, made_of_configuration
 from placement.exporters.scripts.main_text import main
@@ -131,18 +130,16 @@ def _head(facts: Facts) -> str:
     result = facts.result
     step_s = result.step_time_s  # None of a strategy that was not carried out yet
     where = f"{facts.launch_where}\n\n    " if facts.launch_where else "    "
-    text = "\n".join(f"    {line}" for line in textwrap.wrap(plain(facts.strategy.text), LINE_WIDTH))
+    text = "\n".join(f"    {line}" for line in folded(plain(facts.strategy.text)))
     seen = _visible(result)
     if " on " in seen:  # hosts have unlike ones
         where = f"with {plain(seen)}, {where}"
     elif seen:
         where += f"{seen} "
-    return (
-        f'"""{plain(result.graph_name)} in plain PyTorch, under the strategy\n\n{text}\n\n'
-        f"{where}torchrun {facts.launch} FILE\n\n"
-        f"Written by ``placement export --to torch``. Predicted on {plain(result.cluster_name)}: "
-        f'{"" if step_s is None else format_seconds(step_s)} a step.\n"""\n'
-    )
+    title = "\n".join(folded(f"{plain(result.graph_name)} in plain PyTorch, under the strategy"))
+    predicted = f"Predicted on {plain(result.cluster_name)}: {'' if step_s is None else format_seconds(step_s)} a step."
+    written = "\n".join(folded(f"Written by ``placement export --to torch``. {predicted}"))
+    return f'"""{title}\n\n{text}\n\n{where}torchrun {facts.launch} FILE\n\n{written}\n"""\n'
 
 
 def _visible(result: Result) -> str:
@@ -209,12 +206,12 @@ def _constants(facts: Facts) -> Iterator[str]:
         yield "}"
         if facts.plan.whole:
             more = f" and {len(facts.plan.whole) - 1} more" if len(facts.plan.whole) > 1 else ""
-            yield f"# Whole on each rank, though the strategy cuts it: {plain(facts.plan.whole[0])}{more}."
+            yield from comment(f"Whole on each rank, though the strategy cuts it: {plain(facts.plan.whole[0])}{more}.")
         if facts.plan.whole_between:
             first, *others = facts.plan.whole_between
             more = f" and {len(others)} more" if others else ""
             why = "as parts would be uneven, or meet losses of whole tensors"
-            yield f"# What these write is whole on each rank, {why}: {plain(first)}{more}."
+            yield from comment(f"What these write is whole on each rank, {why}: {plain(first)}{more}.")
         if facts.plan.sequence:
             yield "# Modules between which activations are cut along the sequence."
             yield from list_text("SEQUENCE", facts.plan.sequence)
