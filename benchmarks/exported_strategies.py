@@ -7,7 +7,7 @@ size, with models on `meta`; and scaled down, under torchrun on processes of thi
 configuration, 2 ranks for each axis that has more than one, fewer micro-batches, stages cut where they are by default,
 and a batch of 8 samples, or of 9 where the parts of the batch are not of one size. Nothing is random in it: dropout is
 of nothing, and statistics of batch norms are fixed. Gradients and weights after two steps are those of the model in one
-piece, or the row says by how much they are not. A run that was stopped goes on with what is missing in
+piece, or the row says by how much they are not. A run that was stopped goes on with what is missing, or failed, in
 docs/results/exported_strategies.jsonl.
 """
 
@@ -75,7 +75,7 @@ def main() -> None:
     wanted = {key: row for key, row in best.items() if row["strategy"] != "none"}
     rows = read_rows(ROWS, _key)
     for model in dict.fromkeys(row["model"] for row in wanted.values() if models == [""] or row["model"] in models):
-        todo = {key: row for key, row in wanted.items() if row["model"] == model and "ran" not in rows.get(key, {})}
+        todo = {key: row for key, row in wanted.items() if row["model"] == model and not _is_done(rows.get(key, {}))}
         samples = MODELS[model].batch_size
         ran = _ran(model, {row["strategy"]: scaled_down(row["strategy"], samples) for row in todo.values()})
         for key, row in todo.items():
@@ -89,6 +89,10 @@ def main() -> None:
 
 def _key(row: Row) -> str:
     return f"{row['model']} {row['cluster']}"
+
+
+def _is_done(row: Row) -> bool:
+    return "ran" in row and not row["ran"].startswith("FAILED")
 
 
 def _row(row: Row) -> Row:

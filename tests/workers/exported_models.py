@@ -293,13 +293,13 @@ def summed() -> Made:
     return Sum(), (torch.randn(8, 8),), {}
 
 
-def balanced() -> Made:
-    """Layers of which some return a second loss, that all layers' are added up to."""
+def balanced(every: int = 2) -> Made:
+    """Layers of which some return a second loss, that all layers' are added up to, and others None."""
 
     class Layer(nn.Module):
         def __init__(self, number: int) -> None:
             super().__init__()
-            self.is_balanced = number % 2 == 0
+            self.is_balanced = bool(every) and number % every == 0
             self.norm, self.inner = nn.LayerNorm(8), nn.Linear(8, 8)
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -317,11 +317,16 @@ def balanced() -> Made:
             for layer in self.layers:
                 x, balance = layer(x)
                 balances += [] if balance is None else [balance]
-            loss: Tensor = self.head(x).square().mean() + 0.1 * torch.stack(balances).mean()
-            return loss
+            loss: Tensor = self.head(x).square().mean()
+            return loss + 0.1 * torch.stack(balances).mean() if balances else loss
 
     torch.manual_seed(0)
     return Balanced(), (torch.randn(8, 4, 8),), {}
+
+
+def paired() -> Made:
+    """Layers that return a tensor and None."""
+    return balanced(every=0)
 
 
 def routed() -> Made:

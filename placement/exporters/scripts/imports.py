@@ -30,7 +30,7 @@ def import_lines(facts: Facts) -> str:
     torch_names = ["import torch", "import torch.distributed as dist", "from torch import nn"]
     torch_names.append("from torch.distributed.device_mesh import DeviceMesh, init_device_mesh")
     if facts.stages is not None:
-        plain |= {"copy", "functools"} if facts.pieces.begins else {"copy"}
+        plain |= {"copy", "functools"} if facts.pieces.begins or facts.stages.returns else {"copy"}
         plain |= {"math"} if any("math." in text for text in facts.pieces.texts.values()) else set()
         name = SCHEDULES.get(strategy.order)
         if name is None:

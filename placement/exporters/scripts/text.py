@@ -102,7 +102,8 @@ def _pieces(facts: Facts) -> Iterator[str]:
             yield "\n" + "\n".join(_piece_constants(facts.pieces)) + "\n\n"
         forms = stage_parts.IN_PIECES if facts.pieces.begins else stage_parts.ONE_TENSOR
         loss = with_means(facts, "return loss_of(self.model(**inputs)).reshape(1)", 16)
-        yield filled(stage_parts.STAGE, LOSS=loss, **forms) + "\n"
+        skips = stage_parts.SEVERAL_RETURNED if facts.stages.returns else stage_parts.ONE_RETURNED
+        yield filled(stage_parts.STAGE, LOSS=loss, **forms, **{k: filled(v, **forms) for k, v in skips.items()}) + "\n"
         if (
             facts.again
             or facts.cores
@@ -221,6 +222,11 @@ def _constants(facts: Facts) -> Iterator[str]:
         for paths in facts.stages.modules:
             yield from (f"    {line}" for line in wrapped(paths))
         yield "]"
+        if facts.stages.returns:
+            yield "# Of modules of other stages that return more than a tensor: as much, with what the stage received."
+            yield "RETURNS = {"
+            yield from (f"    {quoted(path)}: {code}," for path, code in facts.stages.returns.items())
+            yield "}"
         if facts.tied:
             yield "# Names of each parameter that is in several stages, and the shape of a rank's part of it."
             yield "TIED = ["

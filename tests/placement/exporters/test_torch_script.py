@@ -55,6 +55,7 @@ ON_TWO = {
     "pp2_inside": ("decoder", f"pp2 zbv mb4 | cuts={INSIDE}"),
     "pp2_inside_recomputed": ("decoder", "pp2 gpipe mb2 | recompute=layers.* | cuts=layers.1.norm_2/native_layer_norm"),
     "pp2_several": ("balanced", "pp2 mb2 | cuts=layers.1.norm/native_layer_norm"),
+    "pp2_paired": ("paired", "pp2 mb4 | cuts=layers.2.norm/native_layer_norm"),  # micro-batches of as many samples
     "dp2_towers": ("towers", "dp2"),
     "zero3_towers": ("towers", "dp2 zero3"),
     "dp2_mb3": ("classified", "dp2 | mb3"),

@@ -47,12 +47,15 @@ class StageModules:
         kept: parameters that the model reads outside of the module that holds them, which every stage keeps.
         tied: names of each parameter that is in several stages.
         pieces: of modules that stages begin inside of; None where none does.
+        returns: of modules that stages after theirs leave out and that return more than a tensor, code of a function
+            that gives as much.
     """
 
     modules: tuple[tuple[str, ...], ...]
     kept: tuple[str, ...]
     tied: tuple[tuple[str, ...], ...]
     pieces: Pieces | None = None
+    returns: Mapping[str, str] = field(default_factory=dict)
 
 
 def stage_modules(
@@ -95,7 +98,7 @@ def stage_modules(
             f"stage {inside[0]} begins at op {show(first)}, which is inside a module whose code torch.fx does not "
             f"follow; use a strategy that cuts at a module that is called with one tensor{better}."
         ).but_take(nearest)
-    begun = set() if pieces is None else set(pieces.begins)
+    begun = {} if pieces is None else pieces.begins
     empty = [number for number, own in enumerate(modules) if not own and number not in begun]
     if empty:
         raise MismatchError(
@@ -107,7 +110,17 @@ def stage_modules(
         for names in shared
         if len({owner[path] for name in names for path in prefixes(name) if path in owner}) > 1
     )
-    return StageModules(modules, tuple(sorted(_read_outside(graph, owner, shared))), tied, pieces)
+    kept = tuple(sorted(_read_outside(graph, owner, shared)))
+    return StageModules(modules, kept, tied, pieces, _returns(model, graph, modules, begun.values()))
+
+
+def _returns(
+    model: nn.Module, graph: OpGraph, modules: Sequence[Sequence[str]], begun: Collection[str]
+) -> dict[str, str]:
+    """`StageModules.returns`, where the model's own forward pass runs in each stage."""
+    from placement.exporters.scripts.stages.stage_pieces import several_returned  # loads torch
+
+    return {} if "" in begun else several_returned(model, _earlier(modules, len(modules) - 1), graph)
 
 
 def _check_tied(graph: OpGraph, strategy: Strategy, is_apart: BoolArray, shared: Sequence[Sequence[str]]) -> None:

@@ -30,10 +30,10 @@ $PIECES
                     parameter.requires_grad_(False)
                 else:
                     setattr(inner, name, None)
-        module.forward = self._hand_over if is_later else self._skip
+        module.forward = self._hand_over if is_later else $SKIP
 
-    def _skip(self, *args: Any, **kwargs: Any) -> Any:
-        return $SKIPPED
+    def _skip(self, $PATH*args: Any, **kwargs: Any) -> Any:
+        return $RETURNED
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return self.received, *args[1:]
@@ -55,6 +55,12 @@ ONE_TENSOR = {
     "END": "",
     "RECEIVED": "received: torch.Tensor | None = None",
     "GIVEN": "received",
+}
+ONE_RETURNED = {"SKIP": "self._skip", "PATH": "", "RETURNED": "$SKIPPED"}
+SEVERAL_RETURNED = {
+    "SKIP": "functools.partial(self._skip, path)",
+    "PATH": "path: str, ",
+    "RETURNED": "RETURNS.get(path, lambda received: received)($SKIPPED)",
 }
 IN_PIECES = {
     "BEGIN": "BEGINS[number] if number in BEGINS else STAGES[number][0]",

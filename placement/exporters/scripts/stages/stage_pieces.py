@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from graphs.module_paths import prefixes
 from graphs.opgraph import OpGraph
 from placement.exporters.module_tree import is_under
 from placement.exporters.scripts.code_text import plain, quoted
@@ -56,6 +57,35 @@ def pieces_of(
     except NoText:
         return None
     return Pieces(begins, functions, texts)
+
+
+def several_returned(model: nn.Module, paths: Collection[str], graph: OpGraph) -> dict[str, str]:
+    """What modules return that return more than a tensor, as code of a function of the tensor that goes on.
+
+    Modules whose code torch.fx does not follow are taken to return one tensor.
+
+    Args:
+        paths: of the modules; others are not looked at.
+        graph: of the model.
+    """
+    modules = {path: model.get_submodule(path) for path in paths}
+    pairs = [path for path, module in modules.items() if isinstance(module, nn.RNNBase | nn.MultiheadAttention)]
+    found: dict[str, Any] = dict.fromkeys(pairs, ("output", None))
+    own = [path for path, module in modules.items() if not type(module).__module__.startswith("torch.nn.")]
+    trace = traced(model, {"", *(outer for path in own for outer in prefixes(path))}, graph) if own else None
+    if trace is not None:
+        results = {path: trace.calls[path].result for path in own if path in trace.calls}
+        found.update({path: result for path, result in results.items() if not isinstance(result, fx.Node)})
+    return {path: f"lambda received: {_stood_for(result)}" for path, result in found.items()}
+
+
+def _stood_for(result: Any) -> str:
+    """Code that gives one tensor for each one in what a module returns."""
+    if isinstance(result, tuple):
+        return f"({', '.join(map(_stood_for, result))}{',' * (len(result) == 1)})"
+    if isinstance(result, dict):
+        return "{" + ", ".join(f"{quoted(str(key))}: {_stood_for(value)}" for key, value in result.items()) + "}"
+    return repr(result) if result is None or isinstance(result, bool | int | float) else "received"
 
 
 def _cut_calls(trace: ModelTrace, positions: Sequence[int], inside: Sequence[int]) -> list[ModuleCall]:
