@@ -75,7 +75,9 @@ def main() -> None:
     wanted = {key: row for key, row in best.items() if row["strategy"] != "none"}
     rows = read_rows(ROWS, _key)
     for model in dict.fromkeys(row["model"] for row in wanted.values() if models == [""] or row["model"] in models):
-        todo = {key: row for key, row in wanted.items() if row["model"] == model and not _is_done(rows.get(key, {}))}
+        for key in [key for key, row in rows.items() if row["model"] == model and row.get("ran", "")[:6] == "FAILED"]:
+            del rows[key]
+        todo = {key: row for key, row in wanted.items() if row["model"] == model and "ran" not in rows.get(key, {})}
         samples = MODELS[model].batch_size
         ran = _ran(model, {row["strategy"]: scaled_down(row["strategy"], samples) for row in todo.values()})
         for key, row in todo.items():
@@ -89,10 +91,6 @@ def main() -> None:
 
 def _key(row: Row) -> str:
     return f"{row['model']} {row['cluster']}"
-
-
-def _is_done(row: Row) -> bool:
-    return "ran" in row and not row["ran"].startswith("FAILED")
 
 
 def _row(row: Row) -> Row:
