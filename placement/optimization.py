@@ -27,17 +27,15 @@ from placement.solving.arguments import check_options, check_problem
 from placement.solving.best_of_all import FIRST_S, SearchAids, best_of_all, has_strategies
 from placement.solving.checked import Check, unchecked
 from placement.solving.interruption import as_keyboard_interrupt
-from placement.solving.methods import AUTO, LOCAL_SEARCH, METHODS
+from placement.solving.methods import AUTO, METHODS
 from placement.solving.solver import Solver
 from placement.solving.strategy_row import strategy_row
-from placement.workers.islands import island_search
 from placement.workers.runner import Shared, opened
 from placement.workers.scoring import many_scored
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from baselines.budget import Search
     from baselines.strategies.searching.records import ScoreMany
     from env.gym.batch import ScorerFactory
     from placement.solving.best_of_all import Progress
@@ -98,9 +96,8 @@ def optimize(
             ops run, so the other arguments keep their defaults. Where a strategy is the answer, the result's graph is
             the rewritten one, and its cluster has lanes where that communicates.
         progress: called by a search over strategies with what it does now, how much of it is done, and of how much.
-        workers: processes that score strategies side by side, and search placements on islands that exchange their best
-            (docs/scale.md), with method ``"auto"`` or ``"local_search"``. The answer is the
-            same for any number of them. 1 is this process; so is None, without islands.
+        workers: processes that score strategies side by side where they are searched (docs/scale.md). The answer is
+            the same with any number of them, and without: None, like 1, is this process.
         address: of a Ray cluster, ``"auto"`` or ``"HOST:PORT"``, that has the workers; None: this machine.
         stack: how ops become kernels: ``"eager"``, ``"compiled"`` or ``"fused"`` (docs/stacks.md); None: as the graph
             says, which is eager where nobody put it on another. `Result.compiled_s` of an eager answer is what
@@ -216,8 +213,8 @@ class Question:
     def solver(self) -> Solver:
         return Solver(self.graph, self.cluster, self.seed, self.objective, self.priority)
 
-    def best_of_all(self, local_search: Search | None = None, score_many: ScoreMany | None = None) -> Result:
-        aids = SearchAids(self.check, local_search, score_many, self.tool, self.first)
+    def best_of_all(self, score_many: ScoreMany | None = None) -> Result:
+        aids = SearchAids(self.check, score_many, self.tool, self.first)
         return best_of_all(self.graph, self.cluster, self.seed, self.limits, self.progress, aids)
 
 
@@ -281,20 +278,15 @@ class Way:
 
 
 def _by_workers(question: Question) -> Result:
-    """Strategies scored side by side, or placements searched on islands."""
+    """The fastest of all, as without workers; they score strategies side by side."""
     assert question.workers is not None
-    if question.method not in (AUTO, LOCAL_SEARCH) or not question.is_simulated or question.fixes_strategy:
+    if not (question.searches_strategies and question.is_simulated):
         raise MismatchError(
-            f"workers search by {AUTO} or {LOCAL_SEARCH} and the simulator, over all strategies or none; leave out "
-            "workers, or method, scorer and strategy."
+            "workers score strategies by the simulator, and none are searched here; leave out workers, for placements "
+            "are searched by threads of this process."
         )
     with opened(Shared(question.graph, question.cluster), *question.workers) as runner:
-        if question.searches_strategies:
-            score_many = partial(many_scored, runner)
-            return question.best_of_all(island_search(runner), score_many)
-        solver = question.solver()
-        solver.search_by(LOCAL_SEARCH, island_search(runner))
-        return _solved(solver, question)
+        return question.best_of_all(partial(many_scored, runner))
 
 
 def _fixed_strategy(question: Question) -> Result:

@@ -30,7 +30,7 @@ _DEARER, _LEAST_SHARE = 1.05, 0.001  # by how much the share of tensors rises at
 _COOLING = 2e-4  # from the highest to the lowest temperature
 
 
-def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget, chains: int = _CHAINS) -> Found:
+def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:
     """Simulated annealing of the largest load, for both communication models.
 
     Moves: a unit to another device; two units of different devices swapped; a connected cluster of up to 17 units, all
@@ -42,7 +42,7 @@ def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Bud
     long it lasts, so a share of its bytes is charged wherever it is: the share that is right for the best start and,
     whenever the best placement of a chain turns out not to fit, for that placement.
 
-    So many chains, one from the best start and the others from the next ones, run through cycles of growing length: in
+    Two chains, one from the best start and the other from the next one, run through cycles of growing length: in
     turn a gentle one from the best placement of any chain, and a hot one from the chain's own. The answer depends on
     the seed and the number of changes tried only, each of which is an evaluation. Memory O(U D + T D) for U units and T
     tensors.
@@ -58,7 +58,7 @@ def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Bud
     if not (proven or budget.over()) and (units.allowed.sum(axis=1) > 1).any():
         placed = [plan.device[units.first_op] for _, plan in ranked]
         known = Known(units, placed[0], best_loads.value_s if best_loads.feasible else math.inf, _share(best_loads))
-        found = _anneal(units, seed, placed, known, budget, chains)
+        found = _anneal(units, seed, placed, known, budget)
         if found.value_s < (best_loads.value_s if best_loads.feasible else math.inf):
             best = Plan(found.unit_device[problem.unit_of])
     return Found(best, evaluations=budget.spent - began)
@@ -119,11 +119,11 @@ def _share(found: Loads) -> float:
     return float(np.max(lasting / np.maximum(there, 1.0), where=there > 0, initial=0.0))
 
 
-def _anneal(units: Units, seed: int, starts: list[IntArray], known: Known, budget: Budget, count: int) -> Known:
+def _anneal(units: Units, seed: int, starts: list[IntArray], known: Known, budget: Budget) -> Known:
     """The best placement of all chains, and that of the best start if none is better."""
     instance = instance_of(units)
     charge(instance, units, known.share)
-    chains = [new_state(instance, int(s)) for s in np.random.SeedSequence(seed).generate_state(count, np.uint64)]
+    chains = [new_state(instance, int(s)) for s in np.random.SeedSequence(seed).generate_state(_CHAINS, np.uint64)]
     for k, state in enumerate(chains):
         place(state, starts[min(k, len(starts) - 1)])
         state.unit["best"] = starts[0]
@@ -131,7 +131,7 @@ def _anneal(units: Units, seed: int, starts: list[IntArray], known: Known, budge
     n_units, n_devices = instance.unit_s.shape
     top = min(_HOT, _HOT_UNITS * n_devices / n_units)
     length = float(max(_SHORTEST, _PER_UNIT * n_units))
-    with ThreadPoolExecutor(max_workers=count) as pool:
+    with ThreadPoolExecutor(max_workers=_CHAINS) as pool:
         try:
             while not _done(chains, budget):
                 _cycle(pool, instance, chains, int(length), (top * _GENTLE, top * _COOLING), known, budget)

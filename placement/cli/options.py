@@ -176,7 +176,7 @@ Workers = Annotated[
         "--workers",
         metavar="COUNT",
         show_default=False,
-        help="Processes that search side by side, not as without; any number finds the same.",
+        help="Processes that search side by side; the answer is the same with any number, and without.",
     ),
 ]
 TrainWorkers = Annotated[

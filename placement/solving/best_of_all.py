@@ -32,7 +32,7 @@ from placement.sizing.fewest_devices import enough_devices, fastest_that_fits
 from placement.solving.checked import Check, unchecked
 from placement.solving.compiling import compile_for, compile_for_strategies
 from placement.solving.interruption import on_interrupt
-from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, LOCAL_SEARCH, SINGLE
+from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, SINGLE
 from placement.solving.one_device import as_alternative
 from placement.solving.placing import PlacedBeside
 from placement.solving.plainest import WITHIN, oddities, plainer
@@ -42,7 +42,6 @@ from placement.solving.solver import Solver
 from placement.solving.strategy_row import StrategyRow, strategy_row, unrewritten_row, without_answer
 
 if TYPE_CHECKING:
-    from baselines.budget import Search
     from baselines.strategies.searching.outcome import StrategyOutcome
     from baselines.strategies.searching.records import Scored, ScoreMany
 
@@ -62,14 +61,12 @@ class SearchAids:
 
     Attributes:
         check: what is known of a strategy before it is the answer.
-        local_search, score_many: workers that search placements and score strategies; None: this process does it all,
-            one after the other.
+        score_many: scores strategies side by side, by workers; None: this process does, one after the other.
         tool: runs the answer; one that is named runs strategies and one device, so nothing else is placed.
         first: whether to stop at the first advice.
     """
 
     check: Check = unchecked
-    local_search: Search | None = None
     score_many: ScoreMany | None = None
     tool: ToolLimits = ANY_TOOL
     first: bool = False
@@ -119,8 +116,6 @@ def best_of_all(
         compile_for(solver.problem, [SINGLE if aids.tool.name else AUTO])
     # It begins here: compiling takes longer than it, once.
     budget = limits.budget(FIRST_S if aids.first else default_budget_s(graph))
-    if aids.local_search is not None and isinstance(solver, Solver):
-        solver.search_by(LOCAL_SEARCH, aids.local_search)
 
     def searched(rival: Rival) -> StrategyOutcome:
         part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())

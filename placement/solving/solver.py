@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import baselines
-from baselines.budget import Budget, Limits, Search
+from baselines.budget import Budget, Limits
 from baselines.portfolio import PortfolioOutcome, searched
 from env.bounds.bounds import lower_bound
 from env.bounds.memory_advice import what_would_help
@@ -134,16 +134,11 @@ class Solver:
         self.seed = seed
         self._priority = priority
         self._scorer = Scorer(self.problem)
-        self._instead: dict[str, Search] = {}
 
     @cached_property
     def _size(self) -> dict[str, Any]:
         """Fields of results that the graph alone decides."""
         return step_size(self.problem.graph)
-
-    def search_by(self, name: str, search: Search) -> None:
-        """Have a search of `baselines.SEARCHES` done in another way, such as by many workers."""
-        self._instead[name] = search
 
     def solve(
         self,
@@ -252,9 +247,7 @@ class Solver:
         return Problem(self._coarse.graph, self.problem.cluster, self.problem.objective)
 
     def _search(self, problem: Problem, method: str, budget: Budget) -> PortfolioOutcome:
-        usual = searches_of_auto(problem) if method == AUTO else [(method, baselines.SEARCHES[method], 1.0)]
-        instead = self._instead if problem is self.problem else {}
-        searches = [(name, instead.get(name, search), share) for name, search, share in usual]
+        searches = searches_of_auto(problem) if method == AUTO else [(method, baselines.SEARCHES[method], 1.0)]
         return searched(problem, self.seed, heuristics_for(problem), searches, budget, every=method == AUTO)
 
     def _run(self, plan: Plan, as_given: bool) -> _Run:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from env.cluster import Cluster
-from env.objectives import LATENCY
-from env.problem import Problem
 from graphs.errors import WorkersError
 from graphs.opgraph import OpGraph
 
@@ -30,31 +28,16 @@ class Preparing(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """Input of every task on one problem.
-
-    Attributes:
-        graph, cluster: of the problem.
-    """
+    """Graph and cluster of the strategies that tasks score."""
 
     graph: OpGraph
     cluster: Cluster
-    _problems: dict[str, Problem] = field(default_factory=dict, repr=False)
-
-    def problem(self, objective: str) -> Problem:
-        """The placement problem with this objective, made once."""
-        if objective not in self._problems:
-            self._problems[objective] = Problem(self.graph, self.cluster, objective)
-        return self._problems[objective]
 
     def prepare(self) -> None:
         """As of `Preparing`."""
-        from placement.solving.compiling import compile_for
+        from placement.solving.compiling import compile_for_strategies
 
-        compile_for(self.problem(LATENCY), ["local_search"])
-
-    def __reduce__(self) -> tuple[type[Shared], tuple[OpGraph, Cluster]]:
-        """The parts sent to a worker: no problems, which it makes itself."""
-        return Shared, (self.graph, self.cluster)
+        compile_for_strategies()
 
 
 class Runner(Protocol):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from baselines.budget import Budget
 from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.searching.outcome import fastest_first
-from baselines.strategies.searching.records import Pool, ScoreMany
+from baselines.strategies.searching.records import Pool, Tried
 from graphs.errors import StrategyError
 from graphs.transforms.strategy import Strategy
 
@@ -20,13 +20,14 @@ def look_beyond(
     budget: Budget,
     kept_s: float,
     estimator: Estimator,
-    score_many: ScoreMany,
+    tried: Callable[[Sequence[Strategy]], Iterable[Tried]],
     scoring_s: Callable[[Estimate], float],
 ) -> None:
     """Estimate what is lacking, and score the few that promise to be faster than the best of what is not.
 
     Args:
         kept_s: seconds of the budget that are left for this; half of them for estimates.
+        tried: scores strategies.
         scoring_s: how long scoring a strategy may take.
     """
     best = next(iter(fastest_first(pool)), None)
@@ -43,7 +44,7 @@ def look_beyond(
         if budget.interrupted or scoring_s(found) > budget.left_s():
             break
         budget.spend(1)
-        (made,) = score_many([found.strategy])
+        (made,) = tried([found.strategy])
         if made.scored is not None:
             pool.beyond[found.strategy] = made.scored
 

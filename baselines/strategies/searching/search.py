@@ -67,8 +67,7 @@ def search_strategies(
             unless all are far behind the rival.
         progress: called before each strategy that is scored, and before each part of the search.
         starts: strategies to begin with, e.g. those that a policy proposes.
-        score_many: scores `SearchSettings.batch` strategies at once, e.g. by workers; None: one after the other,
-            here, each with all that is known by then.
+        score_many: scores `SearchSettings.batch` strategies side by side, by workers; None: one after the other, here.
         rival: what there is without strategies; where none promises to come near it, the search ends after a part of
             its time.
         tool: runs the answer; a few strategies that it cannot run are scored beyond the evaluations.
@@ -122,8 +121,7 @@ class _Search:
         self.estimate_s = prices.estimate_s(graph)
         self.rival, self.share = rival, 1.0
         self.is_whole = False  # whether all that was to be estimated so far was
-        self.batch = 1 if score_many is None else DEFAULTS.batch
-        self.score_many = score_many or (lambda strategies: [tried(graph, cluster, each) for each in strategies])
+        self.score_many = score_many
         self.graph, self.cluster, self.budget = graph, cluster, budget
         self.space, self.estimator, self.pool = Space(graph, cluster), Estimator(graph, cluster), Pool()
         self.progress = progress or (lambda text, done, total: None)
@@ -153,11 +151,12 @@ class _Search:
         self.is_whole = self._estimate_all(self._best_meshes_first(), "grid")
         self.progress("scoring", 3, 4)
         self._score_best()
-        rungs = [rung.strategy for rung in ladder_of(self.pool).values() if self._is_open(rung.strategy)]
-        self._score_if_time(self.pool.estimates[strategy] for strategy in rungs)
+        rungs = [rung for rung in ladder_of(self.pool).values() if isinstance(rung, Estimate)]
+        while not self._is_over() and (due := self._affordable(rungs)):
+            self._score(due)
         if self.tool is not ANY_TOOL:
             self.progress("looking beyond", 4, 4)
-            look_beyond(self.pool, self.budget, self.beyond_s, self.estimator, self.score_many, self._scoring_s)
+            look_beyond(self.pool, self.budget, self.beyond_s, self.estimator, self._tried, self._scoring_s)
 
     # -- estimating -------------------------------------------------------------------------------------------
 
@@ -307,31 +306,21 @@ class _Search:
 
     def _score_best(self) -> None:
         """Score the most promising, in turn with the best of each family, until nothing promises to be better."""
-        families, without, is_second = iter(self._best_of_families()), 0, False
+        families, without, is_second = self._best_of_families(), 0, False
         self._look_at_rival()
-        self._score_if_time(itertools.islice(families, max(2, self.batch)))  # the best, and the best that people try
+        self._score(self._affordable(families[:2]))  # the best, and the best that people try
         while not self._is_over():
             self._look_at_rival()
-            due = list(itertools.islice((e for e in families if self._is_open(e.strategy)), self.batch))
-            self._score_if_time(due)
-            promising = self._promising() if without < self.settings.patience else []
-            promising = [estimate for estimate in promising if self._has_time_for(estimate)]
+            due = self._affordable(families)
+            self._score(due)
+            promising = self._affordable(self._promising()) if without < self.settings.patience else []
             if not promising and not due:
                 if is_second:
                     return
                 # Strategies estimated on the way may be better than a family's best at the beginning.
-                families, is_second = iter(self._best_of_families()), True
+                families, is_second = self._best_of_families(), True
             if promising and not self._is_over():
                 without = 0 if self._score(promising) else without + len(promising)
-
-    def _score_if_time(self, estimates: Iterable[Estimate]) -> None:
-        """Score each for which there is time, as many at once as workers take."""
-        if self.batch > 1:
-            self._score([estimate for estimate in estimates if self._has_time_for(estimate)])
-            return
-        for estimate in estimates:
-            if self._has_time_for(estimate) and not self._is_over():
-                self._score([estimate])
 
     def _promising(self) -> list[Estimate]:
         """Estimates to score next: the best ones, the neighbours of the best strategy so far included."""
@@ -352,12 +341,26 @@ class _Search:
         for estimate in promising:
             if estimate.step_time_s not in self.scored_estimates_s:
                 new.setdefault(estimate.step_time_s, estimate)
-        return list(new.values() or promising)[: self.batch]
+        return list(new.values() or promising)[: self.settings.batch]
 
-    def _has_time_for(self, estimate: Estimate) -> bool:
-        """Whether it can be scored in time; there has to be an answer, whatever the time, if only the rival's."""
+    def _affordable(self, estimates: Iterable[Estimate]) -> list[Estimate]:
+        """A round of them: the first that are open, together a part of the budget, unless it is one alone.
+
+        There has to be an answer, whatever the budget, if only the rival's.
+        """
         is_needed = self._best() is None and not self._is_far_behind()
-        return is_needed or self._scoring_s(estimate) < self._left_s()
+        left_s, left, taken = self._left_s(), self.budget.evaluations_left(), list[Estimate]()
+        round_s, most = self.settings.round_share * left_s, min(self.settings.batch, self.settings.round_share * left)
+        for estimate in estimates:
+            if not self._is_open(estimate.strategy):
+                continue
+            own_s = self._scoring_s(estimate)
+            if taken and (own_s > round_s or len(taken) + 1 > most):
+                break
+            if is_needed or (own_s < left_s and left >= 1):
+                taken.append(estimate)
+                round_s -= own_s
+        return taken
 
     def _left_s(self) -> float:
         """Seconds left for strategies; all that there are, once one of them has beaten the rival."""
@@ -397,11 +400,23 @@ class _Search:
         estimates = [estimate for estimate in estimates if self._is_run(estimate)]
         if not estimates:
             return False
-        self.progress(f"scoring {estimates[0].strategy}", len(self.pool.scored), len(self.pool.estimates))
         self.budget.spend(len(estimates), sum(map(self._scoring_s, estimates)))
-        found = self.score_many([estimate.strategy for estimate in estimates])
-        gains = [self._learn(estimate, each) for estimate, each in zip(estimates, found, strict=True)]
+        found = self._tried([estimate.strategy for estimate in estimates])
+        gains = [self._learn(estimate, each) for estimate, each in zip(estimates, found, strict=False)]
         return any(gains)
+
+    def _tried(self, strategies: Sequence[Strategy]) -> Iterator[Tried]:
+        """The score of each; here one after the other, until the user or the clock ends the search."""
+        self.progress(f"scoring {strategies[0]}", len(self.pool.scored), len(self.pool.estimates))
+        if self.score_many is not None:
+            yield from self.score_many(strategies)
+            return
+        for number, strategy in enumerate(strategies):
+            if number:
+                if self.budget.interrupted or self.budget.limit.is_over():
+                    return
+                self.progress(f"scoring {strategy}", len(self.pool.scored), len(self.pool.estimates))
+            yield tried(self.graph, self.cluster, strategy)
 
     def _is_run(self, estimate: Estimate) -> bool:
         """Whether the tool runs a strategy; else what it takes instead is estimated."""

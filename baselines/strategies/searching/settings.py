@@ -18,7 +18,8 @@ class SearchSettings:
         patience: strategies scored in a row without a better one, after which the search ends.
         slack: times the best: estimates that are worth scoring.
         near_memory: of a device's memory: estimates that lack no more may fit.
-        batch: strategies that workers score at once, whatever their number: the answer must not depend on it.
+        batch, round_share: strategies scored before the next are chosen, side by side where there are workers, and
+            their part of what is left: the answer must not depend on the number of workers.
         most_in_vain: refused strategies that communicate alike, after which no other one is tried.
         most_estimates: where evaluations are the only limit.
         far_behind: times the rival: above it an estimate is slower indeed, where not every mesh was estimated.
@@ -49,6 +50,7 @@ class SearchSettings:
     slack: float = 1.25
     near_memory: float = 0.15
     batch: int = 8
+    round_share: float = 0.25
     most_in_vain: int = 2
     most_estimates: int = 20_000
     far_behind: float = 1.1

@@ -173,7 +173,7 @@ class OptimizeOptions(HowToSearch, HowToScore):
         """The command line that gives the same answer."""
         how = ["method"] if self.strategy in (None, "none") else []
         how += [] if is_default(self, "strategy") else ["strategy"]
-        fields = ("cluster", *how, "for_", "first", "sweep", "price", "scorer", "workers", "limit_s", *ANSWER_FIELDS)
+        fields = ("cluster", *how, "for_", "first", "sweep", "price", "scorer", "limit_s", *ANSWER_FIELDS)
         return again("optimize", [self.graph], self, fields)
 
 
