@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baselines.strategies.devices import recomputed
-from baselines.strategies.folding import grid_of
+from baselines.strategies.folding import grid_of, why_not_folded
 from baselines.strategies.memory_order import MEMORY_ORDER, order_of
 from baselines.strategies.stage_cuts import pipeline_stages
 from env.lanes import without_lanes
@@ -234,7 +234,8 @@ def _sequences(result: Result, graph: OpGraph | None) -> tuple[tuple[StageBlock,
     else:
         from baselines.strategies.applied import applied
 
-        again = applied(graph, without_lanes(result.cluster), cut_as_found(result), folded=True)
+        cluster, cut = without_lanes(result.cluster), cut_as_found(result)
+        again = applied(graph, cluster, cut, folded=not why_not_folded(cluster, cut))
         found = () if again.rewrite is None else again.rewrite.sequences
     return tuple(tuple(_joined(blocks)) for blocks in found)
 

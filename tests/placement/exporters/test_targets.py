@@ -68,6 +68,11 @@ def test_the_default_is_every_strategy() -> None:
     assert placement.optimize(graph(), CLUSTER, strategy="dp4").kept_to is None
 
 
+@pytest.mark.parametrize("strategy", ["pp2 memory mb4", "dp2 | pp2 memory mb4"])
+def test_an_order_by_memory_is_written_before_it_is_scored(strategy: str) -> None:
+    assert tool_for("torch", graph(), CLUSTER, MODEL).refuses(placement.Strategy.parse(strategy)) is None
+
+
 def test_fsdp2_shards_its_replicas() -> None:
     lacks = tool_for("fsdp2", graph(), CLUSTER).lacks
     parse = placement.Strategy.parse
