@@ -3,10 +3,10 @@
     python benchmarks/for_targets.py [--target torch] [--models a,b] [--clusters a,b] [--every 4] [--budget-s 10]
 
 Takes the newest row of each model and cluster of docs/results/strategies.jsonl with a strategy, on GPUs, with models on
-`meta`. The recorded strategy is scored again by the code of today; the answer of the search for the target is
-exported. A loss says which strategy is faster and what the target lacks of it. Rows are appended to docs/results/for_targets.jsonl, and a run that was stopped
-goes on with what is missing; at the end docs/results/for_targets.md is written. Nothing is run:
-`benchmarks/exported_scripts.py` and the tests run scripts.
+`meta`. The recorded strategy is scored again by the code of today; the answer of the search for the target is exported.
+A loss says which strategy is faster and what the target lacks of it. Rows are appended to
+docs/results/for_targets.jsonl, and a run that was stopped goes on with what is missing; at the end
+docs/results/for_targets.md is written. Nothing is run: `benchmarks/exported_scripts.py` and the tests run scripts.
 """
 
 from __future__ import annotations
