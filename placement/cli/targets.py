@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphs.errors import ConfigurationError, UnknownNameError
+from graphs.disk import read_text
+from graphs.errors import ConfigurationError, MismatchError, StrategyError, UnknownNameError
 from placement.cli.comparing.asked import OptimizeOptions
 from placement.cli.options import parse_dims
 from placement.exporters.registry import ANY, EXPORTERS, SEARCHED, Exporter
 
 if TYPE_CHECKING:
+    from env.cluster import Cluster
     from graphs.opgraph import OpGraph
+    from placement.configurations.configuration import Configuration
     from placement.results.result import Result
 
 _SHORT = 60  # lines of a text that are shown in full
+
+
+@dataclasses.dataclass(frozen=True)
+class Handed:
+    """An answer in a tool's words.
+
+    Attributes:
+        text: of it.
+        keys: of the user's own file, which the text is with these changed: key, value before and after; "" where there
+            is none. None where GRAPH is no file of the tool.
+        note: on what became of the user's file; "" where it is as it was but for the keys.
+    """
+
+    text: str
+    keys: Sequence[tuple[str, str, str]] | None = None
+    note: str = ""
 
 
 def as_the_tool_runs(given: OptimizeOptions) -> OptimizeOptions:
@@ -27,7 +47,13 @@ def as_the_tool_runs(given: OptimizeOptions) -> OptimizeOptions:
     """
     if given.for_ not in SEARCHED:
         raise UnknownNameError("target", given.for_, SEARCHED)
+    from graphs.origin import EAGER
+
     exporter = _exporter(given)
+    own = _own_configuration(given)
+    if own is not None:
+        stack = None if own.stack == EAGER else own.stack
+        return dataclasses.replace(given, stack=given.stack or stack, optimizer=given.optimizer or own.optimizer)
     if exporter is None or (exporter.precision, exporter.stack) == (None, None):
         return given
     from graphs.zoo import MODELS
@@ -61,8 +87,10 @@ def model_for(given: OptimizeOptions) -> Any:
         return None
 
 
-def handed_over(given: OptimizeOptions, result: Result, graph: OpGraph, model: Any) -> str | None:
+def handed_over(given: OptimizeOptions, result: Result, graph: OpGraph, cluster: Cluster, model: Any) -> Handed | None:
     """The answer in the target's words, also written to `handed_to`; None where there is nothing to hand over.
+
+    A configuration of the target that GRAPH is comes back with the answer in it.
 
     Args:
         graph: before the strategy.
@@ -80,21 +108,73 @@ def handed_over(given: OptimizeOptions, result: Result, graph: OpGraph, model: A
     source = called(given.graph, parse_dims(given.dim))
     found = export(result, given.for_, **arguments(given.for_, graph, model, source))
     text = found if isinstance(found, str) else json.dumps(found, indent=1, allow_nan=False) + "\n"
+    handed = _in_own_file(given, result, graph, cluster, text)
     path = handed_to(given)
     if path is not None:
         from graphs.disk import write_atomically
 
-        write_atomically(path, text)
-    return text
+        write_atomically(path, handed.text)
+    return handed
 
 
-def target_lines(given: OptimizeOptions, result: Result, text: str | None) -> list[str]:
+def _own_configuration(given: OptimizeOptions) -> Configuration | None:
+    """The configuration of the target that GRAPH is; None where it is anything else."""
+    from placement.configurations.models import is_training_configuration
+    from placement.configurations.registry import TOOLS, read_configuration, tool_of
+
+    if given.for_ not in TOOLS or not is_training_configuration(given.graph):
+        return None
+    text = read_text(given.graph)
+    try:
+        return read_configuration(text) if tool_of(text) == given.for_ else None
+    except ConfigurationError:  # which reading the graph tells
+        return None
+
+
+def _in_own_file(given: OptimizeOptions, result: Result, graph: OpGraph, cluster: Cluster, text: str) -> Handed:
+    """The answer in the user's own file where GRAPH is one, else, and where its form has no place, by itself.
+
+    Args:
+        text: the answer by itself.
+    """
+    own = _own_configuration(given)
+    if own is None:
+        return Handed(text)
+    from placement.configurations.merging import merged
+    from placement.configurations.results import configuration_of
+    from placement.configurations.strategies import settled, strategy_of
+
+    asked = configuration_of(result, given.for_)
+    own = dataclasses.replace(
+        settled(own, cluster),
+        precision=asked.precision,
+        batch=None if own.batch is None else asked.batch,
+        sequence=None if own.sequence is None else asked.sequence,
+    )
+    try:
+        strategy = strategy_of(own, graph)
+    except (ConfigurationError, StrategyError):  # --dim gave the model another batch
+        strategy = None
+    try:
+        found = merged(read_text(given.graph), own, graph, strategy, result.strategy)
+    except MismatchError as error:
+        return Handed(text, note=f"these are our keys alone, and not {given.graph}, for {error}")
+    lost = "" if found.is_edited else f"{given.graph} was written anew, in another form and without its comments"
+    return Handed(found.text, found.keys, lost)
+
+
+def target_lines(given: OptimizeOptions, result: Result, handed: Handed | None) -> list[str]:
     """Lines for people about what `handed_over` gave, and what keeping to the target costs."""
     exporter = _exporter(given)
     if exporter is None or result.kept_to is None:
         return []
+    text = None if handed is None else handed.text
     own = tool_recipe(given, result, text)
     note = [f"{'note':<12} {own['note']}"] if own is not None and own["note"] else []
+    if handed is not None and handed.keys is not None:
+        told = ", ".join(f"{key} {f'{old} -> ' if old else '= '}{new or 'left out'}" for key, old, new in handed.keys)
+        note.append(f"{'in your file':<12} {told or 'nothing changes'}")
+    note += [f"{'note':<12} {handed.note}"] if handed is not None and handed.note else []
     left = exporter.unmodelled if text is not None else ""
     note += [f"{'left out':<12} {left}: not predicted, and not set here"] if left else []
     return [f"{given.for_:<12} {_handed(given, exporter, result, text)}", *note]

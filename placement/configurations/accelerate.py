@@ -348,6 +348,8 @@ def _unsaid(found: Configuration, kind: str) -> Iterator[str]:
         yield "there is no setting for updates on hosts, which deepspeed has"
     if kind != "MEGATRON_LM" and (found.stages > 1 or found.sequence_parallel):
         yield "only Megatron-LM has pipelines and sequence parallelism there"
+    if kind == "FSDP" and not found.zero and (found.devices or 2) > 1 and found.others.get(_VERSION) != 1:
+        yield "FSDP cuts storage among replicas, which distributed_type: MULTI_GPU does not"
     if found.recompute not in {"FSDP": (NONE, FULL), "MEGATRON_LM": (NONE, ATTENTION)}.get(kind, (NONE,)):
         yield f"{kind} has no setting for recomputing {found.recompute}"
     if found.zero and kind not in ("FSDP", "DEEPSPEED") and not (kind == "MEGATRON_LM" and found.zero == 1):

@@ -80,17 +80,18 @@ def write_toml(values: Mapping[str, Any]) -> str:
     tables: dict[str, list[str]] = {}
     for name, value in values.items():
         section, _, key = name.rpartition(".")
-        tables.setdefault(section, []).append(f"{key} = {_toml(value)}")
+        tables.setdefault(section, []).append(f"{key} = {toml_value(value)}")
     return "\n".join(
         "\n".join([*([f"[{section}]"] if section else []), *rows, ""]) for section, rows in sorted(tables.items())
     )
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML."""
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     if isinstance(value, Mapping):
-        return "{}" if not value else f"{{ {', '.join(f'{key} = {_toml(each)}' for key, each in value.items())} }}"
+        return "{}" if not value else f"{{ {', '.join(f'{key} = {toml_value(each)}' for key, each in value.items())} }}"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -191,11 +192,12 @@ def _yaml(values: Mapping[str, Any], indent: str) -> list[str]:
         if isinstance(value, Mapping) and value:
             rows += [f"{indent}{key}:\n", *_yaml(value, f"{indent}  ")]
         else:
-            rows.append(f"{indent}{key}: {_yaml_value(value)}\n")
+            rows.append(f"{indent}{key}: {yaml_value(value)}\n")
     return rows
 
 
-def _yaml_value(value: Any) -> str:
+def yaml_value(value: Any) -> str:
+    """A value as YAML, on one line."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z_/][\w./-]*", value) and value.lower() not in _YAML_WORDS:
         return value
     if isinstance(value, float):

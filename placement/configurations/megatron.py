@@ -247,18 +247,19 @@ def write_megatron(configuration: Configuration) -> str:
     told = said(FORMAT, given, found.others, (COUNT,))
     script = told.pop(SCRIPT, "pretrain_gpt.py")
     launcher = {name: told.pop(name) for name in list(told) if name.startswith(LAUNCHER)}
-    rows = [_row(name, value) for name, value in told.items()]
+    rows = [flag_row(name, value) for name, value in told.items()]
     if found.devices is None and not launcher:
         return "".join(f"{row}\n" for row in rows)
-    command = " ".join(["torchrun", *(_row(name, value) for name, value in launcher.items()), script])
+    command = " ".join(["torchrun", *(flag_row(name, value) for name, value in launcher.items()), script])
     return " \\\n    ".join([command, *rows]) + "\n"
 
 
 _CP_TYPES = {way: name for name, way in WAYS.items()}
 
 
-def _row(name: str, value: Any) -> str:
-    return name if value is True or value == "" else f"{name} {value}"
+def flag_row(name: str, value: Any, sign: str | None = None) -> str:
+    """A flag with its value, as a script has it."""
+    return name if value is True or value == "" else f"{name}{sign or ' '}{value}"
 
 
 def _chunks(found: Configuration) -> int | None:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from graphs.entry_points import imported
 from graphs.errors import ConfigurationError, UnknownNameError
@@ -72,14 +72,24 @@ def write_configuration(configuration: Configuration) -> str:
     return cast("str", imported(f"{_tool(name).module}:write_{name}")(configuration))
 
 
-def keys_of(configuration: Configuration) -> dict[str, str]:
-    """The keys of a configuration as its tool writes them, with their values as text.
+def values_of(configuration: Configuration) -> dict[str, Any]:
+    """The keys of a configuration as its tool writes them, with their values.
 
     Raises:
         MismatchError: as `write_configuration`.
     """
     entries = imported(_tool(configuration.tool).entries)(write_configuration(configuration))
-    return {name: shown(value) if value != "" else "given" for name, (value, _) in entries.items()}
+    return {name: value for name, (value, _) in entries.items()}
+
+
+def keys_of(configuration: Configuration) -> dict[str, str]:
+    """`values_of` as text."""
+    return {name: value_text(value) for name, value in values_of(configuration).items()}
+
+
+def value_text(value: Any) -> str:
+    """A value of `values_of` as text; of a flag without one, that it is given."""
+    return shown(value) if value != "" else "given"
 
 
 def tool_of(text: str) -> str:

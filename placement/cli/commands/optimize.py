@@ -56,9 +56,11 @@ def optimize(given: OptimizeOptions) -> None:
         )
     result = dataclasses.replace(result, command=given.again())
     written = list(_write(result, given, graph, cluster)) if result.feasible else []
-    text = handed_over(given, result, graph, model)
+    handed = handed_over(given, result, graph, cluster, model)
     if given.as_json:
-        more = {"handed_over": text, "tool_recipe": tool_recipe(given, result, text)}
+        text = None if handed is None else handed.text
+        more: dict[str, Any] = {"handed_over": text, "tool_recipe": tool_recipe(given, result, text)}
+        more["changed_keys"] = None if handed is None or handed.keys is None else [list(each) for each in handed.keys]
         emit_json(result.to_dict() | {name: value for name, value in more.items() if value is not None})
     elif result.feasible:
         from placement.results.advice import advice_lines
@@ -69,7 +71,7 @@ def optimize(given: OptimizeOptions) -> None:
         if result.alternatives:  # it begins with the advice itself
             lines = lines[len(advice_lines(result)) :]
         told = with_against(lines, given, result)
-        emit("\n".join([*first, *target_lines(given, result, text), *told, *written]))
+        emit("\n".join([*first, *target_lines(given, result, handed), *told, *written]))
     if not result.feasible:
         _refuse(given, result)
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from graphs.errors import ConfigurationError, StrategyError
+from graphs.errors import ConfigurationError, MismatchError, StrategyError
 from graphs.formatting import format_bytes, show, show_line
 from placement.cli.comparing.answering import answer, dim, target_of
 from placement.cli.options import parse_dims
@@ -69,7 +69,8 @@ def compare_configured(given: CompareOptions) -> None:
             evaluations=given.evaluations,
             progress=lambda word, done, _: report(word, done),
         )
-    answer(given, found, lambda: _text(found, how))
+    written = list(_merged(given, found))
+    answer(given, found, lambda: [*_text(found, how), *written])
 
 
 def _check(given: CompareOptions) -> None:
@@ -206,6 +207,25 @@ def _keys(found: ConfiguredComparison) -> Iterator[RenderableType]:
         elif step.keys:
             told = ", ".join(f"{key} {_old(step, key, old)}{new or 'left out'}" for key, old, new in step.keys)
             yield f"in your file, {number}: {told}"
+
+
+def _merged(given: CompareOptions, found: ConfiguredComparison) -> Iterator[RenderableType]:
+    """Write the user's file with all changes in it beside the results; yields a sentence about it."""
+    from graphs.disk import read_text, write_atomically
+    from placement.configurations.merging import merged
+    from placement.exporters.registry import EXPORTERS
+
+    yours, ours, tool = found.yours, found.steps[-1], found.configuration.tool
+    if given.output is None or len(found.steps) == 1 or not ours.fits:
+        return
+    path = given.output.with_suffix(f".{tool}{EXPORTERS[tool].suffix}")
+    try:
+        made = merged(read_text(str(given.config)), found.configuration, found.graph, yours.strategy, ours.strategy)
+    except MismatchError as error:
+        yield f"yours with these changes: not written, for {error}"
+        return
+    write_atomically(path, made.text)
+    yield f"yours with these changes: {path}{'' if made.is_edited else ', written anew, without its comments'}"
 
 
 def _old(step: PathStep, key: str, old: str) -> str:

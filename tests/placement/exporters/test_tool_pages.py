@@ -22,6 +22,14 @@ def make():
     model = Decoder(DecoderConfig(16, 32, 2, 32, 4, 4, 64, 128, dtype=torch.float32))
     return model, (torch.zeros((16, 32), dtype=torch.int64),)
 """
+TOML = """
+[model]
+name = "llama3"
+flavor = "debugmodel"
+[training]
+local_batch_size = 2
+seq_len = 16
+"""
 STRATEGIES = {"torch": "tp2", "megatron": "dp16 zero1"}
 
 
@@ -46,6 +54,7 @@ def test_a_command_of_the_page_does_what_it_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(MODEL)
+    Path("train.toml").write_text(TOML)
     command, _, comment = line.partition("#")
     words = ["model.py:make" if word == "llama3_8b" else word for word in shlex.split(command)[1:]]
     if words[0] == "optimize" and "--strategy" not in words:

@@ -60,7 +60,7 @@ def pieces_of(
 
 
 def several_returned(model: nn.Module, paths: Collection[str], graph: OpGraph) -> dict[str, str]:
-    """What modules return that return more than a tensor, as code of a function of the tensor that goes on.
+    """Functions, as code, from the tensor that goes on to all that a module returns, of modules that return more.
 
     Modules whose code torch.fx does not follow are taken to return one tensor.
 
