@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _Z = "zero_optimization."
 _STAGE, _OVERLAP = f"{_Z}stage", f"{_Z}overlap_comm"
-_REDUCED, _GATHERED, _PREFETCHED = (f"{_Z}{name}_bucket_size" for name in ("reduce", "allgather", "stage3_prefetch"))
+_REDUCED, _PREFETCHED = f"{_Z}reduce_bucket_size", f"{_Z}stage3_prefetch_bucket_size"
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
 _BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _OF_MODEL = "it acts in models alone that call deepspeed.checkpointing, which no configuration says"
@@ -48,7 +48,7 @@ _KEYS: dict[str, Key] = {
     _STAGE: read(int, 0, 0, 1, 2, 3),
     _OVERLAP: read(bool, auto=True),
     _REDUCED: read(int, 500_000_000, auto=True),
-    _GATHERED: inert,
+    f"{_Z}allgather_bucket_size": inert,
     _PREFETCHED: inert,
     f"{_Z}allgather_partitions": only(True, why="parameters are gathered, not broadcast"),
     f"{_Z}reduce_scatter": only(True, "auto", why="gradients are scattered, not all-reduced"),
@@ -242,7 +242,7 @@ def planned(found: Configuration) -> Configuration:
     others: dict[str, Any] = {}
     if found.zero:
         elements = max((found.bucket_bytes or 0) // _gradient_bytes(found.precision), 1)  # DeepSpeed counts numbers
-        others = {f"{_Z}contiguous_gradients": True, _PREFETCHED if found.zero == 3 else _GATHERED: elements}
+        others = {f"{_Z}contiguous_gradients": True} | ({_PREFETCHED: elements} if found.zero == 3 else {})
         found = replace(found, bucket_bytes=elements * _gradient_bytes(precision))
     else:
         found = replace(found, bucket_bytes=None)
@@ -265,4 +265,6 @@ def deepspeed_lacks(result: Result) -> Iterator[str]:
         yield "the model itself must say what it recomputes"
     if graph.origin.batch_size is None:
         yield "a batch has an unknown number of samples, and it needs parts of the same size; take another batch"
+    if strategy.zero and not strategy.bucket_bytes:
+        yield f"it divides by {_REDUCED}, so that no bucket at all is none of its settings; leave out 'bucket=0'"
     yield from uneven(graph, strategy)

@@ -115,6 +115,8 @@ def test_a_fixed_strategy_has_to_be_one_that_the_target_runs() -> None:
         ("torchtitan", "dp2 zero3 | tp2 sp", ""),
         ("torchtitan", "cp2 zero3", ""),
         ("megatron", "dp2 | pp2 1f1b mb2 | tp2", ""),
+        ("deepspeed", "dp4 zero1 | bucket=0", "divides by zero_optimization.reduce_bucket_size"),
+        ("deepspeed", "dp4 | bucket=0", ""),
     ],
 )
 def test_a_tool_lacks_what_it_would_refuse_to_start(target: str, strategy: str, words: str) -> None:
