@@ -222,7 +222,8 @@ def _check_target(question: Question) -> None:
     """Raises: MismatchError: what is asked for beside a target leaves it nothing to choose, or cannot be run by it."""
     name, strategy = question.tool.name, question.strategy
     if strategy is not None and not strategy.is_none:
-        lacks = question.tool.lacks(strategy)
+        refusal = question.tool.refuses(strategy)
+        lacks = question.tool.lacks(strategy) or ("" if refusal is None else refusal.reason.rstrip("."))
         if lacks:
             raise MismatchError(f"target {name!r} cannot run strategy {strategy.text!r}: {lacks}.")
         return

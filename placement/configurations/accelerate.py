@@ -13,6 +13,7 @@ from placement.configurations.configuration import ATTENTION, FULL, NONE, Config
 from placement.configurations.documents import nested, read_yaml, write_yaml
 from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, said
 from placement.configurations.megatron import unequal_stages
+from placement.configurations.recomputing import recompute_of
 from placement.configurations.results import (
     autocast,
     configuration_of,
@@ -245,7 +246,7 @@ def _of_deepspeed(values: FileValues, common: Configuration) -> Configuration:
         accumulation=None if is_auto else steps,
         offload=(PARAMETERS,) if on_hosts[0] else (OPTIMIZER,) if on_hosts[1] else (),
         precision=common.precision or "float32",
-        overlaps=values[f"{_D}zero_stage"] in (0, 3),
+        overlaps=values[f"{_D}zero_stage"] == 3,
     )
 
 
@@ -417,7 +418,7 @@ def accelerate_lacks(result: Result) -> Iterator[str]:
         yield f"cluster {name} has no GPU, and without MPI accelerate starts one process alone on CPUs"
     graph, strategy = result.graph, result.strategy
     yield from uneven(graph, strategy)
-    yield from _not_megatron(graph, strategy) if _is_megatron(strategy) else _not_fsdp(strategy)
+    yield from _not_megatron(graph, strategy) if _is_megatron(strategy) else _not_fsdp(graph, strategy)
     yield from _other_recipe(graph.origin.precision, strategy)
 
 
@@ -437,7 +438,7 @@ def _is_megatron(strategy: Strategy) -> bool:
     return strategy.stages > 1 or any(rule.name == "tp" and rule.size > 1 for rule in strategy.mesh)
 
 
-def _not_fsdp(strategy: Strategy) -> Iterator[str]:
+def _not_fsdp(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     yield from irregular(strategy)
     yield from not_bucketed(strategy)
     if strategy.offloads_parameters and strategy.zero != 3:
@@ -451,13 +452,8 @@ def _not_fsdp(strategy: Strategy) -> Iterator[str]:
             f"gradients are accumulated by the training script, with Accelerator(gradient_accumulation_steps="
             f"{strategy.micro_batches})"
         )
-    if strategy.recompute and ((strategy.recompute != ("*",) and not _is_all_layers(strategy)) or not strategy.zero):
+    if strategy.recompute and (recompute_of(graph, strategy) != FULL or not strategy.zero):
         yield "a configuration recomputes all layers that FSDP wraps, or none"
-
-
-def _is_all_layers(strategy: Strategy) -> bool:
-    """Whether each pattern names all of a list of modules, as ``layers.*`` does."""
-    return all(pattern.endswith(".*") and "*" not in pattern[:-1] for pattern in strategy.recompute)
 
 
 def _not_megatron(graph: OpGraph, strategy: Strategy) -> Iterator[str]:

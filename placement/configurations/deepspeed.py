@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from graphs.recipes import PRECISIONS, number_bytes
 from graphs.transforms.strategy import OPTIMIZER, PARAMETERS
-from placement.configurations.configuration import NONE, Configuration
+from placement.configurations.configuration import AFTER_ALL, NONE, Configuration
 from placement.configurations.documents import nested, read_json
 from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, refused, said
 from placement.configurations.results import configuration_of, irregular, other_weights, refuse, refuse_unsaid, uneven
 
 if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
+    from graphs.transforms.strategy import Strategy
     from placement.results.result import Result
 
 _Z = "zero_optimization."
@@ -147,7 +149,7 @@ def read_deepspeed(text: str) -> Configuration:
         optimizer=None if values["optimizer.type"] is None else values["optimizer.type"].lower(),
         offload=(PARAMETERS,) if has_parameters else (OPTIMIZER,) if is_on_hosts else (),
         bucket_bytes=values[_REDUCED] * _gradient_bytes(precision) if _REDUCED in values.given else None,
-        overlaps=zero in (0, 3) if overlaps is None else overlaps,
+        overlaps=zero == 3 if overlaps is None or not zero else overlaps,
         others=others,
         notes=tuple(_notes(zero, overlaps)),
         lines=values.lines,
@@ -191,7 +193,7 @@ def document(configuration: Configuration) -> dict[str, Any]:
         "bf16.enabled": is_narrow and not found.is_float16,
         "fp16.enabled": is_narrow and found.is_float16,
         "data_types.grad_accum_dtype": "fp32" if found.precision == "master" else None,
-        _OVERLAP: None if found.overlaps == (found.zero in (0, 3)) else found.overlaps,
+        _OVERLAP: None if not found.zero or found.overlaps == (found.zero == 3) else found.overlaps,
         _REDUCED: None if found.bucket_bytes is None else found.bucket_bytes // _gradient_bytes(found.precision),
         f"{_Z}offload_optimizer.device": "cpu" if found.offload else None,
         f"{_Z}offload_param.device": "cpu" if PARAMETERS in found.offload else None,
@@ -248,7 +250,13 @@ def planned(found: Configuration) -> Configuration:
         found = replace(found, bucket_bytes=None)
     optimizer = found.optimizer if found.optimizer in _OPTIMIZERS else None
     others |= {"optimizer.params": {"lr": 1e-3}} if optimizer else {}
-    return replace(found, precision=precision, optimizer=optimizer, overlaps=True, others=others)
+    return replace(found, precision=precision, optimizer=optimizer, overlaps=found.zero > 0, others=others)
+
+
+def reduced_at_the_end(graph: OpGraph, strategy: Strategy) -> Strategy:
+    """A strategy as DeepSpeed runs it: without ZeRO it reduces gradients after the whole backward pass."""
+    is_late = not strategy.zero and strategy.replicas > 1
+    return replace(strategy, bucket_bytes=AFTER_ALL) if is_late else strategy
 
 
 def deepspeed_lacks(result: Result) -> Iterator[str]:

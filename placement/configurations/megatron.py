@@ -368,6 +368,7 @@ def planned(found: Configuration) -> Configuration:
     runs_fsdp2 = found.zero == 3 and found.stages == 1 and found.experts == 1 and not found.is_float16
     if precision in ("mixed", "mixed-bf16-reduce") and not (runs_fsdp2 and precision == "mixed"):
         precision = "master" if precision == "mixed" else "master-bf16-reduce"
-    bucket = found.bucket_bytes if (found.shards or 1) > 1 else None
+    is_reduced = (found.shards or 1) * found.context > 1
+    bucket = max(found.bucket_bytes, 4) if is_reduced and found.bucket_bytes is not None else None  # a number at least
     optimizer = "adam" if found.optimizer == "adamw" else found.optimizer  # which Megatron-LM's is
     return replace(found, precision=precision, edge_layers=(0, 0), bucket_bytes=bucket, optimizer=optimizer)

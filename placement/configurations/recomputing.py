@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -46,20 +47,25 @@ def patterns_of(graph: OpGraph, recompute: str, virtual_stages: int = 1) -> tupl
 def recompute_of(graph: OpGraph, strategy: Strategy) -> str:
     """A strategy's patterns in the words of `Configuration.recompute`; patterns where no tool has a word for them.
 
+    A word stands for exactly what `patterns_of` makes of it, so that what is written is read as it was scored.
+
     Args:
         graph: as it was captured, or as the strategy rewrote it.
     """
     patterns = strategy.recompute
     if not patterns:
         return NONE
-    if patterns == ("*",) or all(each.endswith(".*") and "*" not in each[:-1] for each in patterns):
-        return FULL
     lists = _lists(graph)
     most = max(lists.values(), default=0)
-    words = [ATTENTION, OPS, *(f"{EVERY}{step}" for step in range(2, _MOST_STEPS + 1))]
+    words = [FULL, ATTENTION, OPS, *(f"{EVERY}{step}" for step in range(2, _MOST_STEPS + 1))]
     words += [f"{FIRST}{count}" for count in range(1, most // strategy.virtual_stages + 1)]
     found = next((w for w in words if patterns_of(graph, w, strategy.virtual_stages) == patterns), None)
     return found or "+".join(patterns)
+
+
+def layers_alone(graph: OpGraph, strategy: Strategy) -> Strategy:
+    """A strategy with all layers made again where everything is, for tools that make again layers alone."""
+    return replace(strategy, recompute=patterns_of(graph, FULL)) if strategy.recompute == ("*",) else strategy
 
 
 def layers(graph: OpGraph) -> int:

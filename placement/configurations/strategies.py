@@ -181,7 +181,7 @@ def bucket_bytes_of(found: Configuration) -> int:
     each = number_bytes(PRECISIONS[found.precision or "mixed"].gradient)
     if found.tool == "megatron" and found.zero < 2:
         return max(_MEGATRON_BUCKET, 1_000_000 * (found.replicas or 1)) * each
-    if found.tool == "deepspeed" and found.zero:
+    if found.zero and "deepspeed" in (found.tool, str(found.others.get("distributed_type")).lower()):
         return _DEEPSPEED_BUCKET * each
     return Strategy.bucket_bytes
 

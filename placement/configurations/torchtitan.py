@@ -118,7 +118,7 @@ def read_torchtitan(text: str) -> Configuration:
             raise values.error(f"{name} = 0; expected -1, or 1 or more.", name)
     stages, tensor = values[f"{_P}pipeline_parallel_degree"], values[f"{_P}tensor_parallel_degree"]
     context, groups = values[f"{_P}context_parallel_degree"], values[f"{_P}data_parallel_replicate_degree"]
-    is_sharded = shards != 1
+    is_sharded = shards != 1 or context > 1  # FSDP cuts along its context parallelism, too
     each, others = values[f"{_P}pipeline_parallel_layers_per_stage"], dict(values.others)
     micro, accumulation = values[f"{_T}local_batch_size"], None
     if stages > 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from placement.configurations.configuration import ATTENTION, EVERY, FULL, OPS
+
 
 @dataclass(frozen=True)
 class Exporter:
@@ -19,6 +21,9 @@ class Exporter:
         tool: of strategies, the tool that runs them, with the version that `lacks` was made from.
         lacks: ``"module:name"`` of a function of a result, which need not have been carried out: it yields the parts of
             the strategy that the tool cannot run, in words. A search asks it of every strategy.
+        recomputed: its words for what runs again, as of `Configuration.recompute`, from least to most.
+        nearest: ``"module:name"`` of a function of graph and strategy: the strategy that it runs in the place of one
+            for which it has no words of its own; the same where it has.
         precision, stack: in which the tool trains a model unless it is told otherwise, where that is not as captured.
         unmodelled: settings of the tool that would change time or memory and that no answer has.
         suffix: of a file that it writes.
@@ -31,6 +36,8 @@ class Exporter:
     text: str = "text"
     tool: str = ""
     lacks: str = ""
+    recomputed: tuple[str, ...] = ()
+    nearest: str = ""
     precision: str | None = None
     stack: str | None = None
     unmodelled: str = ""
@@ -66,6 +73,8 @@ EXPORTERS: Mapping[str, Exporter] = {
         text="configuration",
         tool="torchtitan 0.2",
         lacks="placement.configurations.torchtitan:torchtitan_lacks",
+        recomputed=(f"{EVERY}2", OPS, FULL),
+        nearest="placement.configurations.recomputing:layers_alone",
         precision="mixed",
         unmodelled="parallelism.enable_async_tensor_parallel, float8",
         suffix=".toml",
@@ -76,6 +85,8 @@ EXPORTERS: Mapping[str, Exporter] = {
         text="flags",
         tool="Megatron-LM",
         lacks="placement.configurations.megatron:megatron_lacks",
+        recomputed=(ATTENTION, FULL),
+        nearest="placement.configurations.recomputing:layers_alone",
         precision="master",
         stack="fused",
         unmodelled="--overlap-param-gather, --tp-comm-overlap, CUDA graphs, float8",
@@ -87,6 +98,8 @@ EXPORTERS: Mapping[str, Exporter] = {
         takes=("model",),
         tool="accelerate 1.15",
         lacks="placement.configurations.accelerate:accelerate_lacks",
+        recomputed=(FULL,),
+        nearest="placement.configurations.recomputing:layers_alone",
         precision="mixed-bf16-reduce",
         unmodelled="fsdp_forward_prefetch, float8",
         suffix=".yaml",
@@ -96,6 +109,7 @@ EXPORTERS: Mapping[str, Exporter] = {
         "configurations of DeepSpeed",
         tool="DeepSpeed 0.17",
         lacks="placement.configurations.deepspeed:deepspeed_lacks",
+        nearest="placement.configurations.deepspeed:reduced_at_the_end",
         precision="master-bf16-reduce",
         unmodelled="stage3_param_persistence_threshold, stage3_max_live_parameters, hpZ and quantised exchanges",
     ),

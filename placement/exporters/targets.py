@@ -11,6 +11,7 @@ from graphs.entry_points import imported
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
+from placement.configurations.recomputing import patterns_of
 from placement.exporters.exporting import export
 from placement.exporters.registry import ANY, EXPORTERS, SEARCHED
 from placement.solving.checked import Check, Checked
@@ -46,10 +47,17 @@ def tool_for(target: str, graph: OpGraph, cluster: Cluster, model: nn.Module | N
     lacks = imported(exporter.lacks)
     draft = without_answer(graph, cluster, 0, STRATEGY, "not carried out")
 
+    words = tuple(patterns_of(graph, word) for word in exporter.recomputed)
+
+    nearest = imported(exporter.nearest) if exporter.nearest else lambda graph, strategy: strategy
+
     def lacking(strategy: Strategy) -> str:
-        return next(lacks(dataclasses.replace(draft, strategy=strategy)), "")
+        return next(lacks(dataclasses.replace(draft, strategy=nearest(graph, strategy))), "")
 
     def refuses(strategy: Strategy) -> Refusal | None:
+        near: Strategy = nearest(graph, strategy)
+        if near != strategy:
+            return Refusal(f"what it runs is {near.text!r}", near)
         if model is None and needs_model(strategy):
             return None
         try:
@@ -59,7 +67,7 @@ def tool_for(target: str, graph: OpGraph, cluster: Cluster, model: nn.Module | N
             return Refusal(str(error), error.instead if isinstance(error.instead, Strategy) else None)
         return None
 
-    return ToolLimits(target, lacking, refuses)
+    return ToolLimits(target, lacking, tuple(filter(None, words)), refuses)
 
 
 def arguments(target: str, graph: OpGraph | None, model: nn.Module | None, source: str | None = None) -> dict[str, Any]:

@@ -61,11 +61,13 @@ class ToolLimits:
         name: empty of the one by default.
         lacks: the first part of a strategy that it has no words for; empty where it has words for all. Asked of
             every strategy before it is estimated, so it has to be quick.
+        recomputed: patterns of what runs again, as of `Strategy.recompute`, that it has words for.
         refuses: why it cannot run a strategy all the same; None where it can. Asked before a strategy is scored.
     """
 
     name: str = ""
     lacks: Callable[[Strategy], str] = lambda strategy: ""
+    recomputed: tuple[tuple[str, ...], ...] = ()
     refuses: Callable[[Strategy], Refusal | None] = lambda strategy: None
 
 

@@ -252,7 +252,7 @@ class _Search:
         levels = (0, 1, 3) if can_split and self.graph.is_training else (0,)
         more, parts = self.space.recomputations, patterns(self.graph).most_parts
         steps = savings(self.graph, self.cluster).steps[1:4:2]  # those that keep most, and about a third
-        again = (*more[:-1], *steps, *([parts] if parts else []), *more[-1:])
+        again = (*more[:-1], *steps, *([parts] if parts else []), *self.tool.recomputed, *more[-1:])
         on_hosts = offloads(self.graph, self.cluster, plain)
         for offload, recompute, zero in itertools.product(on_hosts, again, levels):
             for frugal in sharded(self.cluster, replace(plain, recompute=recompute, offload=offload), zero):
@@ -329,6 +329,8 @@ class _Search:
             self.explored.add(best.strategy)
             if self.space.has_launches and best.strategy.places > 1:
                 self._estimate(replace(best.strategy, fused_updates=not best.strategy.fused_updates))
+            for again in self.tool.recomputed:
+                self._estimate(replace(best.strategy, recompute=again))
             for _, strategy in neighbours(self.graph, self.cluster, best.strategy):
                 if self._is_over():
                     return []

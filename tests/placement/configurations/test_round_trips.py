@@ -64,7 +64,8 @@ def _common(draw: st.DrawFn, tool: str) -> Configuration:
 
 @st.composite
 def torchtitan(draw: st.DrawFn) -> dict[str, Any]:
-    stages, tensor, is_sharded = draw(_DEGREES), draw(_DEGREES), draw(st.booleans())
+    stages, tensor, context = draw(_DEGREES), draw(_DEGREES), draw(_DEGREES)
+    is_sharded = context > 1 or draw(st.booleans())
     micro = draw(st.integers(1, 8))
     return {
         "groups": draw(_DEGREES) if is_sharded else 1,
@@ -73,7 +74,7 @@ def torchtitan(draw: st.DrawFn) -> dict[str, Any]:
         "offload": draw(st.sampled_from([(), ("parameters",)])) if is_sharded else (),
         "tensor": tensor,
         "sequence_parallel": tensor > 1,
-        "context": draw(_DEGREES),
+        "context": context,
         "context_by": draw(st.sampled_from(["", "ring"])),
         "experts": draw(_DEGREES),
         "stages": stages,
@@ -146,7 +147,7 @@ def deepspeed(draw: st.DrawFn) -> dict[str, Any]:
         "optimizer": draw(st.sampled_from([None, "adam", "adamw"])),
         "offload": draw(st.sampled_from([(), ("optimizer",), ("parameters",)][: (1, 2, 2, 3)[zero]])),
         "bucket_bytes": draw(st.one_of(st.none(), st.integers(1, 10**9).map(lambda n: 4 * n))),
-        "overlaps": draw(st.booleans()),
+        "overlaps": zero > 0 and draw(st.booleans()),
     }
 
 
@@ -175,7 +176,7 @@ def accelerate(draw: st.DrawFn) -> dict[str, Any]:
     elif kind == "DEEPSPEED":
         zero = draw(st.sampled_from([0, 1, 2, 3]))
         offload = draw(st.sampled_from([(), ("optimizer",), ("parameters",)][: 3 if zero == 3 else 2]))
-        found |= {"zero": zero, "overlaps": zero in (0, 3), "offload": offload, "accumulation": draw(st.integers(1, 8))}
+        found |= {"zero": zero, "overlaps": zero == 3, "offload": offload, "accumulation": draw(st.integers(1, 8))}
     elif kind == "MEGATRON_LM":
         tensor = draw(_DEGREES)
         found |= {
