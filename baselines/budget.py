@@ -142,6 +142,9 @@ class Limits:
         return Budget(seconds, evaluations, limit=limit)
 
 
+NO_LIMITS = Limits()
+
+
 # From plans that fit, best first, to a better one. Without any the search looks for one itself and raises
 # `NotFoundError` where it finds none, another `InfeasibleError` where it has proved that there is none.
 Search = Callable[[Problem, int, Sequence[Plan], Budget], Found]

@@ -155,17 +155,16 @@ def searched(
     stages: Sequence[tuple[str, Search, float]],
     budget: Budget,
     every: bool = True,
-    known: Sequence[Candidate] = (),
 ) -> PortfolioOutcome:
-    """`improve` on the `starts` and what is known already, such as a policy's placement; of equally good ones one.
+    """`improve` on the `starts`, of equally good ones on one.
 
     Raises:
         NotFoundError: nothing was found; with the reason of the heuristic that came nearest.
         InfeasibleError: a search has proved that nothing fits.
     """
-    found, reason = list(known), ""
+    found, reason = list[Candidate](), ""
     try:
-        found += starts(problem, seed, methods, budget, every)
+        found = starts(problem, seed, methods, budget, every)
     except InfeasibleError as error:
         reason = f" {error}"
     distinct: dict[float, Candidate] = {}

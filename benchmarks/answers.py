@@ -20,6 +20,7 @@ from pathlib import Path
 
 from table import parser
 
+from baselines.budget import Limits
 from env.cluster import Cluster
 from env.objectives import LATENCY, THROUGHPUT
 from graphs.disk import write_atomically
@@ -64,7 +65,7 @@ def _rows(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
                     if not supports(method, objective) or method in SLOW or (method == AUTO and objective != LATENCY):
                         continue
                     evaluations = None if method in HEURISTICS else options.evaluations
-                    result = solver.solve(method, evaluations=evaluations)
+                    result = solver.solve(method, Limits(evaluations=evaluations))
                     answer = [result.placement, result.order, result.peak_bytes]
                     digest = hashlib.sha256(json.dumps(answer, sort_keys=True).encode()).hexdigest()[:16]
                     value = "-" if result.objective_s is None else result.objective_s.hex()

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from table import machine, parser, read_rows
 
+from baselines.budget import Limits
 from env.cluster import Cluster, Device, both_ways
 from graphs.disk import write_atomically
 from graphs.formatting import format_seconds
@@ -128,7 +129,7 @@ def _run(case: Case, budgets_s: Sequence[float], rows: dict[str, Row], rows_file
         if _key(row) in rows:
             continue
         solver = solver or Solver(case.graph(), case.cluster(), case.seed, case.objective, "longest_path")
-        result = solver.solve(method, budget_s)
+        result = solver.solve(method, Limits(budget_s))
         if result.interrupted:
             raise KeyboardInterrupt
         rows[_key(row)] = row | {

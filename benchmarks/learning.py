@@ -40,7 +40,7 @@ TASKS = {
     "nmt8": "8xK40-pcie",
 }
 SCRATCH = "hierarchical, from scratch"
-SEARCHING = ("auto", "hierarchical", "hierarchical+local_search", "seq2seq", "graph", "ppo", "pretrained")
+SEARCHING = ("auto", "hierarchical", "hierarchical+local_search", "seq2seq", "graph", "ppo", "pretrained+local_search")
 # What is drawn: policy, preset and whether it begins by imitation; `random` is what all are held against.
 CURVES = {
     "hierarchical": ("hierarchical", "default", True),
@@ -155,6 +155,7 @@ def _heft_s(problem: Any) -> float:
 
 
 def _task_row(case: Case, problem: Any) -> Row:
+    from baselines.budget import Limits
     from placement.optimization import solved
     from placement.solving.methods import HEURISTICS, supports
     from placement.solving.solver import Solver
@@ -167,7 +168,7 @@ def _task_row(case: Case, problem: Any) -> Row:
         return _curve(learner, lambda: time.monotonic() - began > case["budget_s"])
     solver = Solver(problem.graph, problem.cluster, case["seed"], "latency", "longest_path")
     if case["method"] != "heuristics":
-        found = solved(solver, case["method"], case["budget_s"])
+        found = solved(solver, case["method"], Limits(case["budget_s"]))
         return {"best_s": found.objective_s, "samples": found.evaluations, "seconds": found.solve_time_s}
     values = {name: solver.solve(name).objective_s for name in HEURISTICS if supports(name, "latency")}
     return {"best_s": min(value for value in values.values() if value is not None), "heuristics": values}

@@ -21,6 +21,7 @@ from experts import expert_device
 from table import Printer, parser
 
 import baselines
+from baselines.budget import Limits
 from env.cluster import Cluster
 from env.objectives import LATENCY, THROUGHPUT
 from env.plan import Plan
@@ -83,7 +84,7 @@ def _throughput(out: Printer, files: list[Path], seed: int, budget_s: float) -> 
         problem = _problem(path, THROUGHPUT)
         known = PUBLISHED.get(path.stem, Published(*[math.nan] * 6))
         began = time.perf_counter()
-        best = Solver(problem.graph, problem.cluster, seed, THROUGHPUT, "longest_path").solve(AUTO, budget_s)
+        best = Solver(problem.graph, problem.cluster, seed, THROUGHPUT, "longest_path").solve(AUTO, Limits(budget_s))
         taken_s = time.perf_counter() - began
         value = _ms(best.objective_s)
         rows.append(
@@ -131,7 +132,7 @@ def _latency(out: Printer, files: list[Path], seed: int, budget_s: float) -> Non
     for path in files:
         problem = _problem(path, LATENCY)
         solver = Solver(problem.graph, problem.cluster, seed, LATENCY, "longest_path")
-        results = [solver.solve("single_device"), solver.solve("heft"), solver.solve(AUTO, budget_s)]
+        results = [solver.solve("single_device"), solver.solve("heft"), solver.solve(AUTO, Limits(budget_s))]
         rows.append([path.stem, *map(_cell, results), *_bound_cells(results[-1])])
     out.table(
         "Makespan of one step, ms; no values are published to compare with",
@@ -148,7 +149,7 @@ def _profiles(out: Printer, files: list[Path], seed: int, budget_s: float) -> No
         graph = read_pipedream(path, train=True)
         solver = Solver(graph, cluster, seed, THROUGHPUT, "longest_path")
         results = [solver.solve(name) for name in ("single_device", "pipedream", "dp_linear")]
-        results.append(solver.solve(AUTO, budget_s))
+        results.append(solver.solve(AUTO, Limits(budget_s)))
         rows.append([path.stem, *map(_cell, results), *_bound_cells(results[-1])])
         out.note(f"{path.stem}: {results[1].note or results[1].reason}")
     out.table(

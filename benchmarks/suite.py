@@ -22,6 +22,7 @@ from typing import Any
 from suite_report import cluster_table, method_table, profile_plot, tables
 from table import machine, parser, read_rows
 
+from baselines.budget import Limits
 from env.cluster import Cluster
 from graphs.disk import write_atomically
 from placement.inputs.sources import read_source
@@ -91,7 +92,7 @@ def _run(options: argparse.Namespace, rows: dict[str, Row], rows_file: Path) -> 
                     continue
                 if seed not in solvers:
                     solvers[seed] = Solver(graph, cluster, seed, options.objective, "longest_path")
-                result = solved(solvers[seed], method, budget_s)
+                result = solved(solvers[seed], method, Limits(budget_s))
                 if result.interrupted:
                     raise KeyboardInterrupt
                 rows[key] = row | {

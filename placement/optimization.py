@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from baselines.budget import Limits
+from baselines.budget import NO_LIMITS, Limits
 from baselines.strategies.searching.records import ANY_TOOL, ToolLimits
 from env.cluster import Cluster
 from env.objectives import LATENCY
@@ -129,7 +129,8 @@ def optimize(
         WorkersError: workers cannot begin; the sentence says why, and what to do without them.
     """
     check_problem(graph, cluster)
-    check_options([method], seed, objective, priority, budget_s, evaluations, limit_s)
+    limits = Limits(budget_s, evaluations, limit_s)
+    check_options([method], seed, objective, priority, limits)
     asked = strategy if strategy is None or isinstance(strategy, Strategy) else Strategy.parse(strategy)
     placed = asked_for(graph, stack)
     question = Question(
@@ -139,7 +140,7 @@ def optimize(
         seed,
         objective,
         priority,
-        Limits(budget_s, evaluations, limit_s),
+        limits,
         scorer,
         asked,
         progress,
@@ -298,7 +299,7 @@ def _fixed_strategy(question: Question) -> Result:
     """
     graph, cluster, strategy = question.graph, question.cluster, question.strategy
     assert strategy is not None
-    if not (question.is_usual and question.is_simulated) or question.limits != Limits():
+    if not (question.is_usual and question.is_simulated) or question.limits != NO_LIMITS:
         raise MismatchError(
             f"strategy {strategy.text!r} says itself where and in which order ops run; leave out method, objective, "
             "priority, budgets and scorer."
@@ -328,7 +329,7 @@ def _measured(question: Question) -> Result:
         raise MismatchError(f"a scorer gives step times; expected objective {LATENCY}, got {question.objective}.")
     solver = question.solver()
     measuring = make_scorer(solver.problem)  # says at once if it is for another model
-    placed = fastest_measured(solver, _solved(solver, question), measuring)
+    placed = fastest_measured(solver, solved(solver, question.method, question.limits), measuring)
     if question.searches_strategies and isinstance(measuring, StrategyScorer):
         found = question.best_of_all()
         return fastest_strategy(question.graph, question.cluster, found, placed, measuring)
@@ -337,12 +338,7 @@ def _measured(question: Question) -> Result:
 
 def _placement(question: Question) -> Result:
     """A placement of the graph as it is, by one method."""
-    return _solved(question.solver(), question)
-
-
-def _solved(solver: Solver, question: Question) -> Result:
-    limits = question.limits
-    return solved(solver, question.method, limits.budget_s, limits.evaluations, limits.limit_s)
+    return solved(question.solver(), question.method, question.limits)
 
 
 # The first that fits is taken.
@@ -355,16 +351,10 @@ WAYS: Mapping[str, Way] = {
 }
 
 
-def solved(
-    solver: Solver,
-    method: str,
-    budget_s: float | None = None,
-    evaluations: int | None = None,
-    limit_s: float | None = None,
-) -> Result:
+def solved(solver: Solver, method: str, limits: Limits = NO_LIMITS) -> Result:
     """The result of any method by its name; policies are loaded before their time begins to count.
 
     Raises:
         PolicyFileError, MismatchError: as `placement.learning.by_name.learned`.
     """
-    return solver.solve(method, budget_s, evaluations, learned(solver.problem, method), limit_s)
+    return solver.solve(method, limits, learned(solver.problem, method))

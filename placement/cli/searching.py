@@ -119,9 +119,11 @@ def checked_search(methods: Iterable[str], how: HowToSearch) -> dict[str, Any]:
         UnknownNameError, MismatchError: as `placement.solving.methods.check_options`.
         typer.BadParameter: a number out of range.
     """
+    from baselines.budget import Limits
     from placement.solving.arguments import check_options
 
     search = {name: getattr(how, name) for name in HowToSearch.__annotations__}
     with usage_errors():
-        check_options(methods, **search, limit_s=getattr(how, "limit_s", None))
+        limits = Limits(how.budget_s, how.evaluations, getattr(how, "limit_s", None))
+        check_options(methods, how.seed, how.objective, how.priority, limits)
     return search

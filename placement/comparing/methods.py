@@ -203,27 +203,28 @@ def compare(
     asked = default_methods(objective) if methods is None else methods
     own = own_methods(methods) if isinstance(methods, Mapping) else {}
     registered = asked if isinstance(asked, str) else [name for name in asked if name not in own]
-    check_options(registered or ([AUTO] if own else []), seed, objective, priority, budget_s, evaluations)
+    limits = Limits(budget_s, evaluations)
+    check_options(registered or ([AUTO] if own else []), seed, objective, priority, limits)
     check_problem(graph, cluster)
     graph = asked_for(graph, stack)
     names = [name for name in dict.fromkeys(asked) if name in own or supports(name, objective)]
     wanted = methods is None if strategies is None else strategies
     plain = wanted and (objective, priority) == (LATENCY, Priority.LONGEST_PATH.value)
-    limits = Limits(budget_s, evaluations) if plain and has_strategies(graph) else None
+    searches = plain and has_strategies(graph)
     try:
         solver = Solver(graph, cluster, seed, objective, priority, registered, search=budget_s != 0)
     except InfeasibleError as error:
-        if limits is None:
+        if not searches:
             raise
         return _strategies_alone(graph, cluster, seed, limits, str(error))
     # Policies first: a file that cannot be used is told before the work, not after it.
     places = {name: own[name](solver.problem) if name in own else learned(solver.problem, name) for name in names}
     results: dict[str, Result] = {}
     tell = progress or (lambda *_: None)
-    steps = len(names) + (limits is not None)
+    steps = len(names) + searches
     for done, name in enumerate(names):
         tell(name, done, steps)
-        results[name] = solver.solve(name, budget_s, evaluations, places[name])
+        results[name] = solver.solve(name, limits, places[name])
         if name in known:
             results[name] = _better(results[name], known[name], solver)
         if results[name].interrupted:  # the table of what is done is what the user wants now
@@ -233,7 +234,7 @@ def compare(
     bound_s = results[prover].lower_bound_s
     ordered = ranked(result.against(bound_s, f"method {prover!r}") for result in results.values())
     overall = None
-    if limits is not None:
+    if searches:
         tell("strategies", len(names), steps)
         if any(result.interrupted for result in ordered):
             limits = Limits(0.0)  # a quick look: without it the table would be silent about the best ways

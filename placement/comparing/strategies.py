@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from baselines.budget import Limits
 from baselines.strategies.figures import StrategyFigures
 from env.cluster import Cluster
 from env.objectives import LATENCY
@@ -27,7 +28,6 @@ from placement.runtime.checking.check import check
 from placement.solving.arguments import check_options, check_problem
 from placement.solving.best_of_all import solver_or_reason
 from placement.solving.methods import AUTO, SINGLE
-from placement.solving.solver import Solver
 from placement.solving.strategy_row import StrategyRow, refused_row, strategy_row, unrewritten_row, without_answer
 
 _UNLIKE = 0.01  # share of a step by which a device differs from the mean
@@ -211,7 +211,8 @@ def compare_strategies(
     """
     from baselines.strategies.searching.bound import strategy_bounds  # loads all transforms
 
-    check_options([AUTO], seed, LATENCY, Priority.LONGEST_PATH.value, budget_s, evaluations)
+    limits = Limits(budget_s, evaluations)
+    check_options([AUTO], seed, LATENCY, Priority.LONGEST_PATH.value, limits)
     check_problem(graph, cluster)
     graph = asked_for(graph, stack)
     several = [strategies] if isinstance(strategies, str | Strategy) else strategies
@@ -226,7 +227,11 @@ def compare_strategies(
         if progress is not None:
             progress(strategy.text, done, len(asked))
         if strategy.is_none:
-            placed = _placed(graph, cluster, solver, seed, budget_s, evaluations)
+            placed = (
+                without_answer(graph, cluster, seed, AUTO, solver)
+                if isinstance(solver, str)
+                else solver.solve(AUTO, limits)
+            )
             rows.append(unrewritten_row(placed.among_strategies(bounds or {})))
             continue
         try:
@@ -273,12 +278,3 @@ def _best_checked(graph: OpGraph, cluster: Cluster, rows: list[StrategyRow]) -> 
         failed.append(refused_row(graph, cluster, rows[0].strategy, f"{found.problem}.", result.seed))
         rows = rows[1:]
     return [*rows, *failed]
-
-
-def _placed(
-    graph: OpGraph, cluster: Cluster, solver: Solver | str, seed: int, budget_s: float | None, evaluations: int | None
-) -> Result:
-    """Placement that `AUTO` finds for the graph as it is."""
-    if isinstance(solver, str):
-        return without_answer(graph, cluster, seed, AUTO, solver)
-    return solver.solve(AUTO, budget_s, evaluations)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from baselines.budget import Limits
 from env.cluster import Cluster
 from env.objectives import LATENCY
 from env.problem import Problem
@@ -159,7 +160,7 @@ def suite(
         WorkersError: as `placement.optimize`.
     """
     names = tuple(dict.fromkeys(default_methods(LATENCY) if methods is None else methods))
-    check_options(names, seed, LATENCY, "longest_path", budget_s, evaluations)
+    check_options(names, seed, LATENCY, "longest_path", Limits(budget_s, evaluations))
     for graph in graphs:
         check_graph(graph)
     for cluster in clusters:

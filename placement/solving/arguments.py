@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from baselines.budget import NO_LIMITS, Limits
 from env.cluster import Cluster
 from env.objectives import OBJECTIVES
 from env.plan import Priority
@@ -18,9 +19,7 @@ def check_options(
     seed: int,
     objective: str,
     priority: str,
-    budget_s: float | None = None,
-    evaluations: int | None = None,
-    limit_s: float | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> None:
     """Refuse what does not exist.
 
@@ -49,12 +48,11 @@ def check_options(
         )
     Priority.of(priority)
     check_count("a seed", seed)
-    if evaluations is not None:
-        check_count("a number of evaluations", evaluations)
-    if budget_s is not None:
-        check_seconds("a budget", budget_s)
-    if limit_s is not None:
-        check_seconds("a limit", limit_s)
+    if limits.evaluations is not None:
+        check_count("a number of evaluations", limits.evaluations)
+    for what, seconds in (("a budget", limits.budget_s), ("a limit", limits.limit_s)):
+        if seconds is not None:
+            check_seconds(what, seconds)
 
 
 def check_problem(graph: object, cluster: object) -> None:

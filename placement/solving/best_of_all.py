@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baselines.budget import Budget, Limits
+from baselines.budget import NO_LIMITS, Budget, Limits
 from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.searching.records import ANY_TOOL, Rival, ToolLimits
 from baselines.strategies.searching.settings import DEFAULTS
@@ -72,7 +72,7 @@ class SearchAids:
     first: bool = False
 
 
-NO_AIDS, NO_LIMITS = SearchAids(), Limits()
+NO_AIDS = SearchAids()
 
 
 def has_strategies(graph: OpGraph) -> bool:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import baselines
-from baselines.budget import Budget, Limits
+from baselines.budget import NO_LIMITS, Budget, Limits
 from baselines.portfolio import PortfolioOutcome, searched
 from env.bounds.bounds import lower_bound
 from env.bounds.memory_advice import what_would_help
@@ -140,22 +140,15 @@ class Solver:
         """Fields of results that the graph alone decides."""
         return step_size(self.problem.graph)
 
-    def solve(
-        self,
-        method: str,
-        budget_s: float | None = None,
-        evaluations: int | None = None,
-        place: Place | None = None,
-        limit_s: float | None = None,
-    ) -> Result:
-        """Run one method; the limits are for those that search (see `placement.optimize`).
+    def solve(self, method: str, limits: Limits = NO_LIMITS, place: Place | None = None) -> Result:
+        """Run one method.
 
         Args:
+            limits: for one that searches.
             place: how it places this problem; None for a name in `baselines`, and for ``"auto"``.
         """
-        compile_for(self.problem, [method], search=budget_s != 0)
-        default_s = 0.0 if method == PRETRAINED else DEFAULT_BUDGET_S
-        return self.solve_within(method, Limits(budget_s, evaluations, limit_s).budget(default_s), place)
+        compile_for(self.problem, [method], search=limits.budget_s != 0)
+        return self.solve_within(method, limits.budget(DEFAULT_BUDGET_S), place)
 
     def solve_within(self, method: str, budget: Budget, place: Place | None = None) -> Result:
         """As `solve`, within a budget, in which is noted what was spent."""
@@ -165,7 +158,7 @@ class Solver:
             found = self._found(method, budget, place)
         except InfeasibleError as error:
             found = Finding(self._failed(method, error), method)
-        if method in HEURISTICS:
+        if method in (*HEURISTICS, PRETRAINED):
             return self.result(found, Attempt(method, began_s, interrupted=budget.interrupted))
         seconds, limit_s = (each if math.isfinite(each) else None for each in (budget.seconds, budget.limit.seconds))
         return self.result(found, Attempt(method, began_s, seconds, budget.spent, budget.was_cut(), limit_s))

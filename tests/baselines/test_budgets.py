@@ -163,9 +163,9 @@ def test_auto_is_local_search_where_nothing_can_be_proved() -> None:
     """The same starts, the same seed and the same number of placements: the same answer."""
     problem = Solver(fork_join(400, seed=1, ccr=0.3), unlike(4), 0, LATENCY, "longest_path")
     assert not baselines.exact_is_tractable(problem.problem)
-    alone = problem.solve("local_search", evaluations=2000 + len(STARTS[LATENCY]))
+    alone = problem.solve("local_search", Limits(evaluations=2000 + len(STARTS[LATENCY])))
     slow = len(heuristics_for(problem.problem)) - len(STARTS[LATENCY])
-    auto = problem.solve("auto", evaluations=2000 + len(STARTS[LATENCY]) + slow)
+    auto = problem.solve("auto", Limits(evaluations=2000 + len(STARTS[LATENCY]) + slow))
     assert auto.objective_s is not None
     assert alone.objective_s is not None
     assert auto.objective_s <= alone.objective_s * (1 + 1e-12)
@@ -191,7 +191,7 @@ def test_a_bound_above_the_value_is_an_error_that_names_the_method(monkeypatch: 
     monkeypatch.setattr(baselines, "SEARCHES", {**baselines.SEARCHES, "exact": liar})
     for method in ("exact", "auto"):
         with pytest.raises(BoundError, match=r"method 'exact' gave a lower bound of 1e\+09 s"):
-            solver.solve(method, evaluations=200)
+            solver.solve(method, Limits(evaluations=200))
 
 
 def test_rounding_is_no_error() -> None:
@@ -233,7 +233,7 @@ def test_neither_limit_given_is_the_default_and_one_leaves_the_other_open() -> N
     assert Limits(3.0).budget(7.0).evaluations == math.inf
 
 
-@pytest.mark.parametrize("method", ["auto", "local_search", "exact", "milp_contiguous", "pretrained"])
+@pytest.mark.parametrize("method", ["auto", "local_search", "exact", "milp_contiguous", "pretrained+local_search"])
 def test_the_same_seconds_find_the_same(method: str) -> None:
     """Seconds are work, so two runs are equal, however long they take; the second one beside a busy thread."""
     objective = "throughput" if method == "milp_contiguous" else LATENCY
@@ -244,7 +244,7 @@ def test_the_same_seconds_find_the_same(method: str) -> None:
         if is_busy:
             busy.start()
         solver = Solver(layered(60, 0), Cluster.preset("4xV100-pcie"), 0, objective, "longest_path")
-        result = solved(solver, method, 0.1)
+        result = solved(solver, method, Limits(0.1))
         ended.set()
         found.append((result.placement, result.order, result.evaluations, result.lower_bound_s))
     assert found[0] == found[1]
@@ -252,7 +252,7 @@ def test_the_same_seconds_find_the_same(method: str) -> None:
 
 def test_a_search_that_the_clock_ends_says_so() -> None:
     solver = Solver(layered(400, 0), Cluster.preset("4xV100-pcie"), 0, LATENCY, "longest_path")
-    result = solver.solve("auto", 3600.0, limit_s=0.05)
+    result = solver.solve("auto", Limits(3600.0, limit_s=0.05))
     assert result.interrupted
     assert result.feasible
     assert "its limit of 0.05 s: the best found so far, not the final answer" in result.summary()

@@ -7,7 +7,7 @@ import math
 import pytest
 from tight_problems import best_of_all_s, planted, tight_graph
 
-from baselines.budget import Budget
+from baselines.budget import Budget, Limits
 from baselines.enumeration import best_of_few
 from baselines.exact.exact import exact
 from baselines.fitting import fitting, nearest_to_fitting
@@ -28,7 +28,7 @@ SEEDS = {LATENCY: (5, 43, 105, 2, 8), THROUGHPUT: (2, 9, 12, 43)}
 def test_what_fits_is_found_and_what_does_not_is_said(objective: str, seed: int, method: str) -> None:
     graph, cluster = tight_graph(seed)
     best_s = best_of_all_s(Problem(graph, cluster, objective))
-    result = Solver(graph, cluster, 0, objective, "longest_path").solve(method, evaluations=2000)
+    result = Solver(graph, cluster, 0, objective, "longest_path").solve(method, Limits(evaluations=2000))
     assert result.feasible == (best_s < math.inf)
     if result.feasible:
         assert result.reason is None
@@ -45,7 +45,7 @@ def test_nothing_is_worse_than_the_best_of_few_placements(seed: int, method: str
     """Seven ops on two devices: schedules that wait for memory led constraint programming away from these."""
     graph, cluster = tight_graph(seed)
     best_s = best_of_all_s(Problem(graph, cluster))
-    result = Solver(graph, cluster, 0, LATENCY, "longest_path").solve(method, evaluations=2000)
+    result = Solver(graph, cluster, 0, LATENCY, "longest_path").solve(method, Limits(evaluations=2000))
     assert result.objective_s is not None
     assert result.objective_s <= best_s * (1 + 1e-9) < math.inf
 

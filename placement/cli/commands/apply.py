@@ -154,6 +154,7 @@ def _loaded(given: ApplyOptions, file: Path) -> Result:
 def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
     """A placement found now, of op times measured now; compiled, of those of the cost model."""
     with progress(f"measuring {given.model}") as bar:
+        from baselines.budget import Limits
         from env.objectives import LATENCY
         from env.plan import Priority
         from graphs.errors import InfeasibleError
@@ -169,7 +170,7 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
             check_runnable(given.stack)
         method = given.method or AUTO
         with usage_errors():
-            check_options([method], given.seed, LATENCY, Priority.LONGEST_PATH.value, given.budget_s)
+            check_options([method], given.seed, LATENCY, Priority.LONGEST_PATH.value, Limits(given.budget_s))
         strategy = NONE if given.strategy is None else Strategy.parse(given.strategy)
         name = given.cluster or LOCAL
         named = None if name == LOCAL else read_cluster(name)

@@ -13,7 +13,7 @@ import torch
 import baselines
 from baselines import prices
 from baselines.budget import Budget
-from baselines.portfolio import Candidate, candidates, searched
+from baselines.portfolio import Candidate, candidates
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.scoring import Scorer
@@ -22,7 +22,6 @@ from graphs.errors import InfeasibleError, PolicyFileError
 from placement.learning.policies.graph_policy import GraphPolicy
 from placement.learning.policies.policy import Proposals
 from placement.learning.policies.policy_file import load_policy
-from placement.solving.methods import heuristics_for, searches_of_auto
 
 PRETRAINED = Path(__file__).with_name("pretrained.zip")
 _NAME = "pretrained"
@@ -52,24 +51,23 @@ def load_pretrained(path: str | os.PathLike[str] = PRETRAINED) -> GraphPolicy:
 def propose_pretrained(problem: Problem, seed: int, budget: Budget) -> Plan:
     """Place a problem by the policy that comes with the package.
 
-    Without a budget (0 seconds, or 0 evaluations) that is the best of the greedy placement, of earliest finish, of as
-    many samples as take about 0.3 s, and of the heuristics that take milliseconds, one device among them. With one,
-    `baselines.portfolio.searched` goes on as for `auto`, from the best of these, too. The plan depends on the seed and
-    the budget only. Ctrl-C ends it with the best so far.
+    The best of the greedy placement, of earliest finish, of as many samples as take about 0.3 s, and of the heuristics
+    that take milliseconds, one device among them. The plan depends on the seed only.
+
+    Args:
+        budget: has that work counted.
 
     Raises:
         InfeasibleError: nothing fits.
         PolicyFileError: as `load_pretrained`.
     """
     found = _zero_shot(problem, seed, load_pretrained(), budget)
-    if budget.over() or (found and budget.reached(found[0].value_s)):
-        if not found:
-            raise InfeasibleError(
-                f"no placement of graph {problem.graph.name!r} that the policy proposes fits cluster "
-                f"{problem.cluster.name!r}; try method auto, or devices with more memory."
-            )
-        return found[0].plan
-    return searched(problem, seed, heuristics_for(problem), searches_of_auto(problem), budget, known=found).best.plan
+    if not found:
+        raise InfeasibleError(
+            f"no placement of graph {problem.graph.name!r} that the policy proposes fits cluster "
+            f"{problem.cluster.name!r}; try method auto, or devices with more memory."
+        )
+    return found[0].plan
 
 
 def _zero_shot(problem: Problem, seed: int, policy: GraphPolicy, budget: Budget) -> list[Candidate]:

@@ -255,14 +255,12 @@ def test_zero_shot_is_near_heft_or_better() -> None:
     assert max(ratios) < 1.05
 
 
-def test_more_evaluations_are_never_worse_and_repeatable() -> None:
+def test_the_plan_depends_on_the_seed_only() -> None:
     problem = Problem(layered(200, 2_000_100, 1.0), _devices(4))
-    quick = propose_pretrained(problem, 3, Budget(seconds=0))
-    budgets = [Budget(evaluations=500) for _ in range(2)]
-    longer, again = (propose_pretrained(problem, 3, budget) for budget in budgets)
-    assert _value(problem, longer) <= _value(problem, quick)
-    assert (longer.device == again.device).all()
-    assert budgets[0].spent == budgets[1].spent
+    budgets = Budget(seconds=0), Budget(evaluations=500)
+    first, again = (propose_pretrained(problem, 3, budget) for budget in budgets)
+    assert (first.device == again.device).all()
+    assert budgets[0].spent == budgets[1].spent > 0
 
 
 def test_what_fits_nowhere_is_said() -> None:
