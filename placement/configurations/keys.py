@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from graphs.errors import ConfigurationError, UnknownNameError
 from graphs.formatting import show
 
 READ, INERT, ONLY = "read", "inert", "only"
+_NEAR = 0.85  # of 1, that an unknown key is like a known one for which it may be meant
 _WORDS = {int: "a whole number", bool: "true or false", str: "a text", list: "a list"}
 
 
@@ -95,12 +97,10 @@ class Format:
         """
         given: dict[str, Any] = {}
         others: dict[str, Any] = {}
+        if unknown := {name: line for name, (_, line) in entries.items() if self.key(name) is None}:
+            raise ConfigurationError(self._unknown(unknown))
         for name, (value, line) in entries.items():
-            key = self.key(name)
-            if key is None:
-                known = [each for each in self.keys if not each.endswith("*")]
-                error = UnknownNameError(f"key of {self.label}", name, known, f"Known: {self.version}")
-                raise ConfigurationError(f"line {line}: {error}")
+            key = self.key(name) or inert
             if key.use == INERT or (key.may_be_auto and value == "auto"):
                 others[name] = value
             elif key.use == ONLY:
@@ -113,6 +113,14 @@ class Format:
             else:
                 given[name] = _of_kind(self.label, key, name, value, line)
         return FileValues(self, given, others, {name: line for name, (_, line) in entries.items()})
+
+    def _unknown(self, lines: Mapping[str, int]) -> str:
+        """A sentence about all keys that are unknown, by their lines; only a near name is offered for one."""
+        name, line = next(iter(lines.items()))
+        known = get_close_matches(name, [each for each in self.keys if not each.endswith("*")], 1, _NEAR)
+        more = ", ".join(f"{each!r} on line {at}" for each, at in lines.items() if each != name)
+        listed = f"{f'Unknown, too: {more}. ' if more else ''}Known: {self.version}"
+        return f"line {line}: {UnknownNameError(f'key of {self.label}', name, known, listed)}"
 
 
 @dataclass(frozen=True)

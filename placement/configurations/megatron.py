@@ -115,9 +115,10 @@ def entries(text: str) -> Entries:
     found: Entries = {}
     for name, (given, word) in flags_of(text).items():
         key = FORMAT.key(name)
-        if key is not None and key.use != "inert" and word.in_branch:
+        if key is not None and key.use != "inert" and word.branch:
+            what = "stands" if word.branch == word.line else f"has a value that is set on line {word.branch}"
             raise ConfigurationError(
-                f"line {word.line}: {name} stands in a branch of the script, which is not followed; give the arguments "
+                f"line {word.line}: {name} {what} in a branch of the script, which is not followed; give the arguments "
                 "of one run."
             )
         found[name] = (_value(name, key, given, word.line), word.line)

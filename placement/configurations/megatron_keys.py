@@ -101,7 +101,7 @@ _OF_THE_MODEL = """
     --apply-layernorm-1p --no-position-* --make-vocab-size-divisible-by --vocab-* --multi-latent-attention
     --q-lora-rank --v-head-dim --kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim
     --apply-query-key-layer-scaling --apply-residual-connection-post-layernorm --attention-softmax-in-fp32
-    --no-rope-* --mscale*
+    --no-rope-* --mscale* --use-rope-scaling
 """
 # Training, data and files.
 _OF_TRAINING = """
@@ -113,6 +113,8 @@ _OF_TRAINING = """
     --use-dist-ckpt* --async-save --async-* --auto-detect-ckpt-format --use-checkpoint-args
     --exit-on-missing-checkpoint --log-* --tensorboard-* --wandb-* --timing-* --profile* --use-pytorch-profiler
     --record-memory-* --one-logger-* --enable-one-logger --app-tag-* --memory-snapshot-path --skip-train
+    --decoupled-lr --decoupled-min-lr --tiktoken-* --logging-level --no-log-* --barrier-with-L1-time
+    --adlr-autoresume* --non-persistent-* --inference-*
 """
 # Processes and kernels.
 _OF_PROCESSES = """

@@ -26,6 +26,8 @@ _ASSIGNED = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)", re.
 _USED = re.compile(r"\$\(\((?P<sum>.*?)\)\)|\$\{(?P<braced>[^}]*)\}|\$(?P<plain>[A-Za-z_]\w*|[0-9@*#?])", re.DOTALL)
 _QUOTED = re.compile(r"\"((?:\\.|[^\"\\])*)\"|'([^']*)'|\\(.)", re.DOTALL)
 _OPENS, _CLOSES = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
+_LAUNCHERS = {"torchrun", "python", "python3"}
+_TESTS = {"[", "[[", "test"}
 _MOST_DEPTH = 20
 _SKIPPED = {"export", "declare", "local", "readonly", "then", "else", "do", "srun", "exec"}
 
@@ -37,13 +39,13 @@ class Word:
     Attributes:
         text: without its quotes.
         line: on which it begins.
-        in_branch: it stands in a branch or loop of the script.
+        branch: the line on which it, or the value of a variable in it, stands in a branch or loop; 0 for none.
         ends: it ends a command.
     """
 
     text: str
     line: int
-    in_branch: bool = False
+    branch: int = 0
     ends: bool = False
 
 
@@ -60,25 +62,39 @@ def flags_of(text: str) -> dict[str, tuple[Any, Word]]:
     words = [each for word in command for each in _expanded(word, variables, 0)]
     if not any(word.text.startswith("--") for word in words):
         words = [each for several in variables.values() for word in several for each in _expanded(word, variables, 0)]
-    return _collected(words)
+    return _collected(_launched(words))
+
+
+def _launched(words: Sequence[Word]) -> list[Word]:
+    """Words without those of a command that stand before the launcher, such as srun's own flags."""
+    found: list[Word] = []
+    begin = 0
+    for word in words:
+        if word.text.rpartition("/")[2] in _LAUNCHERS:
+            del found[begin:]
+        found.append(word)
+        begin = len(found) if word.ends else begin
+    return found
 
 
 def _words(text: str, line: int) -> Iterator[Word]:
     """Words, and ends of commands, with their lines; a bracket is a word."""
     depth = 0
-    first = True
+    first, is_asked = True, False  # whether a test says if what follows runs
     for match in _TOKEN.finditer(text):
         kind, found = match.lastgroup, match[0]
         if kind in ("word", "open", "close", "other"):
             if first and found in _OPENS:
                 depth += 1
-            yield Word(found, line, depth > 0)
+            is_asked = is_asked or (first and found in _TESTS)
+            is_set = first and _ASSIGNED.fullmatch(found) is not None
+            yield Word(found, line, line if depth or (is_asked and is_set) else 0)
             if first and found in _CLOSES:
                 depth -= 1
             first = first and found in _SKIPPED
         elif kind == "end":
-            yield Word(found, line, depth > 0, ends=True)
-            first = True
+            yield Word(found, line, line if depth else 0, ends=True)
+            first, is_asked = True, is_asked and found in ("&&", "||")
         line += found.count("\n")
 
 
@@ -113,16 +129,16 @@ def _expanded(word: Word, variables: dict[str, list[Word]], depth: int) -> Itera
     whole = re.fullmatch(r"\$\{?(\w+)(?:\[[@*]\])?\}?", bare)
     if whole is not None and whole[1] in variables:
         for each in variables[whole[1]]:
-            yield from _expanded(replace(each, in_branch=each.in_branch or word.in_branch), variables, depth + 1)
+            yield from _expanded(replace(each, branch=each.branch or word.branch), variables, depth + 1)
         return
     text = _unquoted(word.text)
     if text != word.text and re.search(r"(?:^|\s)--\w", text) and re.search(r"\s", text):
         first = word.line
         for inside in _words(text.replace("\\\n", " \n"), first):
             if not inside.ends:
-                yield from _expanded(replace(inside, in_branch=word.in_branch), variables, depth + 1)
+                yield from _expanded(replace(inside, branch=word.branch), variables, depth + 1)
         return
-    yield replace(word, text=_filled(text, variables, depth))
+    yield replace(word, text=_filled(text, variables, depth), branch=word.branch or _branch(text, variables, depth))
 
 
 def _unquoted(text: str) -> str:
@@ -146,6 +162,15 @@ def _filled(text: str, variables: dict[str, list[Word]], depth: int) -> str:
         return _filled(_unquoted(default), variables, depth + 1) if default else found[0]
 
     return _USED.sub(value, text)
+
+
+def _branch(text: str, variables: dict[str, list[Word]], depth: int) -> int:
+    """The line of a branch in which a variable of a word, or one in its value, is set; 0 where none is."""
+    names = re.findall(r"\$\{?([A-Za-z_]\w*)", text) if depth <= _MOST_DEPTH else []
+    names += [name for each in re.findall(r"\$\(\((.*?)\)\)", text) for name in re.findall(r"[A-Za-z_]\w*", each)]
+    words = [word for name in names for word in variables.get(name, ())]
+    others = {name: value for name, value in variables.items() if name not in names}
+    return next((line for word in words if (line := word.branch or _branch(word.text, others, depth + 1))), 0)
 
 
 def _sum(text: str) -> int | None:
@@ -175,6 +200,7 @@ def _number(node: ast.expr) -> int:
 def _collected(words: Sequence[Word]) -> dict[str, tuple[Any, Word]]:
     found: dict[str, tuple[list[str], Word]] = {}
     values: list[str] | None = None
+    name: str | None = None
     for word in words:
         if word.ends:
             values = None
@@ -188,8 +214,10 @@ def _collected(words: Sequence[Word]) -> dict[str, tuple[Any, Word]]:
         elif word.text.endswith(".py"):
             found.setdefault(SCRIPT, ([word.text], word))
             values = None
-        elif values is not None:
+        elif values is not None and name is not None:
             values.append(word.text)
+            if word.branch and not found[name][1].branch:
+                found[name] = (values, replace(found[name][1], branch=word.branch))
     for name, (given, word) in list(found.items()):
         if "#" in name:
             flag = name.partition("#")[0]

@@ -57,6 +57,17 @@ FSDP = "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_auto_wrap
             "A=(--bf16)\nif [ $X ]; then\n A+=(--num-layers 2)\nfi\npython x.py ${A[@]}",
             "line 3: .* in a branch",
         ),
+        (
+            "megatron",
+            "TP=2\nif [ $BIG ]; then\n TP=4\nfi\ntorchrun x.py --tensor-model-parallel-size $((TP * 1))",
+            "line 5: --tensor-model-parallel-size has a value that is set on line 3 in a branch",
+        ),
+        (
+            "megatron",
+            "TP=2\n[ $BIG ] && TP=4\ntorchrun x.py --bf16 --tensor-model-parallel-size $TP",
+            "set on line 2 in a branch",
+        ),
+        ("megatron", "--qx 1\n--bf16\n--fnord", "line 1: .*'--qx'. Unknown, too: '--fnord' on line 3"),
         ("megatron", "--recompute-granularity full", "line 1: .* needs --recompute-method"),
         (
             "megatron",
@@ -102,6 +113,11 @@ def test_one_sentence_with_the_line(tool: str, text: str, sentence: str) -> None
         read_configuration(text, tool)
     assert re.search(sentence.replace("expected 'no'", "expected '?no'?"), str(raised.value)), str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_flags_of_the_launcher_s_launcher_are_none_of_the_tool() -> None:
+    text = "srun --nodes 2 --ntasks 16 \\\n torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py --bf16"
+    assert read_configuration(text, "megatron").devices == 16
 
 
 def test_text_of_no_tool() -> None:
