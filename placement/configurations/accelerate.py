@@ -50,7 +50,7 @@ _KINDS = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 _SHARDINGS = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
 _NUMBERED = dict(enumerate(_SHARDINGS, 1))
 _AS_FSDP2 = "FSDP of version 1 is predicted as version 2 gathers and scatters"
-_ELSEWHERE = "what it says is in that file; give it to compare in the place of this one"
+DEEPSPEED_FILE = f"{_D}deepspeed_config_file"
 
 _KEYS: dict[str, Key] = {
     "compute_environment": only("LOCAL_MACHINE", why="other environments have other keys"),
@@ -99,7 +99,7 @@ _KEYS: dict[str, Key] = {
     f"{_D}gradient_accumulation_steps": read(int, 1, auto=True),
     f"{_D}offload_optimizer_device": read(str, "none", "none", "cpu"),
     f"{_D}offload_param_device": read(str, "none", "none", "cpu"),
-    f"{_D}deepspeed_config_file": only("none", None, why=_ELSEWHERE),
+    DEEPSPEED_FILE: only("none", None, why="what it says is in that file, which compare reads in the place of this"),
     f"{_D}deepspeed_moe_layer_cls_names": inert,
     **inert_keys(
         "gradient_clipping zero3_init_flag zero3_save_16bit_model deepspeed_hostfile "

@@ -151,7 +151,7 @@ def read_deepspeed(text: str) -> Configuration:
         bucket_bytes=values[_REDUCED] * _gradient_bytes(precision) if _REDUCED in values.given else None,
         overlaps=zero == 3 if overlaps is None or not zero else overlaps,
         others=others,
-        notes=tuple(_notes(zero, overlaps)),
+        notes=tuple(_notes(values, zero, overlaps)),
         lines=values.lines,
     )
 
@@ -167,7 +167,21 @@ def _gradient_bytes(precision: str | None) -> int:
     return number_bytes(PRECISIONS[precision or "bfloat16"].gradient)
 
 
-def _notes(zero: int, overlaps: bool | None) -> Iterator[str]:
+# Values that the trainer gives in the place of "auto", as Hugging Face's accelerate and transformers do.
+_ASSUMED = {
+    _BATCH: "that of the model",
+    _STEPS: "1 unless the batch says otherwise",
+    "bf16.enabled": "true unless --precision says otherwise",
+    "fp16.enabled": "the opposite of bf16.enabled",
+    _OVERLAP: "the default of the stage",
+    _REDUCED: "the square of the width of the layers",
+}
+
+
+def _notes(values: FileValues, zero: int, overlaps: bool | None) -> Iterator[str]:
+    told = [f"{name} as {words}" for name, words in _ASSUMED.items() if values.others.get(name) == "auto"]
+    if told:
+        yield f"auto leaves to the trainer, and here are predicted: {', '.join(told)}"
     if zero == 2 and not overlaps:
         yield "without overlap_comm gradients are reduced while nothing computes, so the step is slower than told"
     yield "a configuration of DeepSpeed does not say what the model recomputes: nothing, as it is predicted"

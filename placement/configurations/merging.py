@@ -57,8 +57,11 @@ def merged(text: str, found: Configuration, graph: OpGraph, own: Strategy | None
     Raises:
         MismatchError: the tool has no words for one of the two.
     """
-    if read_configuration(text, found.tool).devices is None:
+    own_file = read_configuration(text, found.tool)
+    if own_file.devices is None:
         found = replace(found, devices=None)
+    if own_file.precision is None:
+        found = replace(found, precision=None)
     after = with_strategy(found, graph, other)
     new, written = values_of(after), write_configuration(after)
     # Keys that the strategy changes; of a file that leaves numbers to follow, all that differ.

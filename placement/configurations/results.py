@@ -112,14 +112,14 @@ def with_strategy(configuration: Configuration, graph: OpGraph, strategy: Strate
         from placement.configurations.megatron import demanded
 
         made = replace(made, others={**demanded(made), **made.others})
-    return replace(made, bucket_bytes=_bucket_bytes(made, strategy))
+    return replace(made, bucket_bytes=_bucket_bytes(made, graph, strategy))
 
 
-def _bucket_bytes(made: Configuration, strategy: Strategy) -> int | None:
+def _bucket_bytes(made: Configuration, graph: OpGraph, strategy: Strategy) -> int | None:
     """Buckets of a strategy in a user's file; those that the file or the tool has already are not told anew."""
     is_told = made.tool == "megatron" or (made.tool == "deepspeed" and strategy.zero > 0)
     wanted = strategy.bucket_bytes
-    if not is_told or wanted == AFTER_ALL or wanted == bucket_bytes_of(replace(made, overlaps=True)):
+    if not is_told or wanted == AFTER_ALL or wanted == bucket_bytes_of(replace(made, overlaps=True), graph):
         return made.bucket_bytes
     # Tools count numbers; the fewest is one, with which each gradient is sent by itself.
     return max(wanted, number_bytes(PRECISIONS[made.precision or "mixed"].gradient))

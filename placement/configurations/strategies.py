@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from baselines.strategies.searching.patterns import layers_of
@@ -17,6 +18,7 @@ from placement.configurations.recomputing import patterns_of
 
 _MEGATRON_BUCKET = 40_000_000  # numbers, or a million for each replica (megatron/core/distributed)
 _DEEPSPEED_BUCKET = 500_000_000  # numbers
+_REDUCED = "zero_optimization.reduce_bucket_size"
 _BATCH_KEYS = (
     *("training.global_batch_size", "--global-batch-size", "train_batch_size", "training.local_batch_size"),
     *("--micro-batch-size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
@@ -96,7 +98,7 @@ def strategy_of(found: Configuration, graph: OpGraph) -> Strategy:
         zero=zero,
         recompute=patterns_of(graph, found.recompute, virtual),
         offload=found.offload,
-        bucket_bytes=bucket_bytes_of(found),
+        bucket_bytes=bucket_bytes_of(found, graph),
         fused_updates=found.tool != "accelerate" or replicas * found.groups * found.model_parallel == 1,
         cuts=tuple(_cuts(found, graph, virtual)) if virtual > 1 else (),
     )
@@ -172,7 +174,7 @@ def _micro_batches(found: Configuration, graph: OpGraph) -> int:
     return max(batch // (found.micro_batch * (found.replicas or 1)), 1)
 
 
-def bucket_bytes_of(found: Configuration) -> int:
+def bucket_bytes_of(found: Configuration, graph: OpGraph) -> int:
     """Bytes of gradients that are reduced together; those that nothing hides are reduced after all others."""
     if not found.overlaps and found.zero < 2:
         return AFTER_ALL
@@ -182,8 +184,23 @@ def bucket_bytes_of(found: Configuration) -> int:
     if found.tool == "megatron" and found.zero < 2:
         return max(_MEGATRON_BUCKET, 1_000_000 * (found.replicas or 1)) * each
     if found.zero and "deepspeed" in (found.tool, str(found.others.get("distributed_type")).lower()):
-        return _DEEPSPEED_BUCKET * each
+        width = _width(graph) if found.others.get(_REDUCED) == "auto" else None  # accelerate's _prepare_deepspeed
+        return (width * width if width else _DEEPSPEED_BUCKET) * each
     return Strategy.bucket_bytes
+
+
+def _width(graph: OpGraph) -> int | None:
+    """Width of the layers, the length of most vectors of parameters in them; None where there are no layers."""
+    lists = layers_of(graph)
+    name = max(lists, key=lambda each: lists[each], default=None)
+    if name is None:
+        return None
+    index = {op: k for k, op in enumerate(graph.op_names)}
+    own = [state for state in graph.states if graph.modules[index[state.users[0]]].startswith(f"{name}.")]
+    each = number_bytes(PRECISIONS[graph.origin.precision or "float32"].parameter)
+    counts = Counter(state.parameter_bytes // each for state in own)
+    vectors = [n for n, count in counts.items() if count >= 2 * lists[name] and n * n <= max(counts)]
+    return max(vectors, default=None)
 
 
 # -- stages ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from placement.comparing.configured import ConfiguredComparison, PathStep
     from placement.configurations.configuration import Configuration
 
+_OF_TRAINERS = "master-bf16-reduce"  # bf16 of DeepSpeed
 _PARTS = ("parameters", "gradients", "optimizer", "activations")
 _OTHERS = (
     "methods",
@@ -46,13 +48,19 @@ _OTHERS = (
 def compare_configured(given: CompareOptions) -> None:
     """Read the configuration, score it, search, and show the path from it to the best."""
     _check(given)
+    given, processes, narrow = _file_of_deepspeed(given)
     configuration = _read(given)
+    if processes is not None:
+        configuration = dataclasses.replace(configuration, devices=processes)
     with progress("importing"):
         from placement.comparing.configured import compare_configuration
         from placement.configurations.strategies import batch_of, settled
         from placement.inputs.sources import cluster_at
     with _in_file(given):
         configuration = settled(configuration, cluster_at(given.cluster or "", given.rates))
+        if configuration.precision is None and configuration.tool == "deepspeed":  # which its trainer says
+            assumed = "float32" if narrow in ("no", False) else _OF_TRAINERS
+            configuration = dataclasses.replace(configuration, precision=given.precision or assumed)
         batch = batch_of(configuration)
     how = _as_configured(given, configuration, batch)
     source = read_graph(how.graph, how)
@@ -88,6 +96,30 @@ def _read(given: CompareOptions) -> Configuration:
 
     with _in_file(given):
         return read_configuration(read_text(str(given.config)), given.format)
+
+
+def _file_of_deepspeed(given: CompareOptions) -> tuple[CompareOptions, int | None, str | None]:
+    """The options with the file of DeepSpeed that one of accelerate names, its processes and its mixed precision."""
+    from graphs.disk import read_text
+    from placement.configurations.accelerate import DEEPSPEED_FILE
+    from placement.configurations.documents import read_yaml
+    from placement.configurations.registry import tool_of
+
+    with _in_file(given):
+        text = read_text(str(given.config))
+        entries = read_yaml(text) if (given.format or tool_of(text)) == "accelerate" else {}
+        named, line = entries.get(DEEPSPEED_FILE, (None, 0))
+        if named in (None, "none"):
+            return given, None, None
+        places = (Path(str(given.config)).parent, Path())
+        path = next((folder / str(named) for folder in places if (folder / str(named)).is_file()), None)
+        if path is None:
+            raise ConfigurationError(
+                f"line {line}: {DEEPSPEED_FILE} is {named}, and there is no such file beside this one or in the "
+                "working folder."
+            )
+    processes, narrow = (entries.get(name, (None, 0))[0] for name in ("num_processes", "mixed_precision"))
+    return dataclasses.replace(given, config=path, format="deepspeed"), processes, narrow
 
 
 @contextmanager

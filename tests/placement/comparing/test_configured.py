@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -268,6 +269,37 @@ def test_a_saved_graph_is_compared_as_it_is(tmp_path: Path, capsys: pytest.Captu
     save_graph(inference, saved)
     assert run(words) != 0
     assert "capture a training step of the model" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_the_file_of_deepspeed_beside_one_of_accelerate_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.yaml"
+    words = ["compare", model_file(tmp_path), "--cluster", "8xH100-nvswitch", "--config", str(file)]
+    kept = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"
+    file.write_text(kept, encoding="utf-8")
+    assert run(words) != 0
+    assert "config.yaml: line 4: deepspeed_config.deepspeed_config_file is ds.json" in capsys.readouterr().err
+    (tmp_path / "ds.json").write_text('{"bf16": {"enabled": "auto"},\n"zero": 1}', encoding="utf-8")
+    assert run(words) != 0
+    assert "ds.json: line 2: unknown key of DeepSpeed 'zero'" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(("zero", "wanted"), [(0, 10**12), (2, 2 * 64 * 64), (3, 2 * 64 * 64)])
+def test_what_is_auto_is_told_and_buckets_are_those_of_the_width(zero: int, wanted: int) -> None:
+    storage = {"stage": zero, "reduce_bucket_size": "auto"}
+    text = json.dumps({"bf16": {"enabled": "auto"}, "zero_optimization": storage})
+    found = read_configuration(text, "deepspeed")
+    assert found.precision is None
+    assert "bf16.enabled as true unless --precision" in found.notes[0]
+    as_bf16 = settled(dataclasses.replace(found, precision="master-bf16-reduce"), CLUSTER)
+    assert strategy_of(as_bf16, with_precision("master-bf16-reduce")).bucket_bytes == wanted
+
+
+def test_an_inline_configuration_has_buckets_of_deepspeed() -> None:
+    text = "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config:\n  zero_stage: 3\n"
+    found = settled(read_configuration(text, "accelerate"), CLUSTER)
+    assert strategy_of(found, with_precision("master-bf16-reduce")).bucket_bytes == 10**9
 
 
 def test_shards_are_told_by_replicas() -> None:
