@@ -22,6 +22,21 @@ from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE
 _HALVINGS = 50
 
 
+@dataclass(frozen=True)
+class Moving:
+    """Seconds of one more kernel, which moves bytes: its launch, and each byte.
+
+    Attributes:
+        launch_s, byte_s: on the device where it costs least at prices.
+        least_launch_s, least_byte_s: on the device where it takes least.
+    """
+
+    launch_s: float
+    byte_s: float
+    least_launch_s: float
+    least_byte_s: float
+
+
 @dataclass(frozen=True, eq=False)
 class Costs:
     """Seconds of ops, launches apart from what is divided among parts; the floor of kernels where there are rates.
@@ -34,6 +49,7 @@ class Costs:
         adds, added_s: float64 [n], launches and seconds of adding what an op makes for one more micro-batch to what it
             made for those before, at these prices.
         least_adds, least_added_s: the same on the device where it takes least.
+        moving: a kernel beside those of ops.
     """
 
     launch_s: FloatArray
@@ -45,6 +61,7 @@ class Costs:
     added_s: FloatArray
     least_adds: FloatArray
     least_added_s: FloatArray
+    moving: Moving
 
     @staticmethod
     def of(problem: Problem, devices: IntArray, added: FloatArray) -> Costs:
@@ -58,7 +75,7 @@ class Costs:
         ops = OpWork.of(graph)
         parts = [_parts_s(ops, problem, int(d)) for d in devices[one_of].tolist()]
         both, among = np.unique(np.stack(parts, axis=-1), axis=-1, return_inverse=True)
-        (launch_s, rest_s), (adds, added_s) = both[:, :-1], both[:, -1]
+        (launch_s, rest_s), (begun_s, moved_s) = both[:, :-1], both[:, -1]
         columns, kind = launch_s + rest_s, among.reshape(-1)[of.reshape(-1)]
         size = np.bincount(kind, minlength=columns.shape[1])
         work = WorkByClass(columns, size.astype(np.float64), np.arange(graph.n_ops), graph.n_ops)
@@ -67,16 +84,18 @@ class Costs:
         launch_s[graph.phase == Phase.UPDATE] = 0.0  # many updates may share one
         each = np.sort(price[kind])[::-1]
         priced = (launch_s * price).min(axis=1), (rest_s * price).min(axis=1)
-        count, moved_bytes = added
+        moving = Moving(*(float(each.min()) for each in (begun_s * price, moved_s * price, begun_s, moved_s)))
+        count, added_bytes = added[0], added[1] * ADD_BYTES_PER_BYTE
         return Costs(
             *priced,
             least_launch_s=launch_s.min(axis=1),
             least_work_s=rest_s.min(axis=1),
             price_sum=np.cumsum(each),
-            adds=count * float((adds * price).min()),
-            added_s=moved_bytes * float((added_s * price).min()),
-            least_adds=count * float(adds.min()),
-            least_added_s=moved_bytes * float(added_s.min()),
+            adds=count * moving.launch_s,
+            added_s=added_bytes * moving.byte_s,
+            least_adds=count * moving.least_launch_s,
+            least_added_s=added_bytes * moving.least_byte_s,
+            moving=moving,
         )
 
     def area_s(self, parts: FloatArray, places: IntArray) -> FloatArray:
@@ -174,13 +193,13 @@ class Staged:
 def _parts_s(ops: OpWork, problem: Problem, device: int) -> FloatArray:
     """float64 [2, n + 1]: what each part of an op takes in full on a device, and the time of which it takes its share.
 
-    Last comes an add of two tensors of a byte, as gradients of micro-batches are added up.
+    Last comes a kernel that moves a byte.
     """
     kind = problem.cluster.devices[device]
     once_s, work_s = least_seconds(ops, kind, measured_seconds(problem.graph, kind))
     launch_s = launch_seconds(kind)
-    add_s = moving_seconds(kind, ADD_BYTES_PER_BYTE) - launch_s
-    return np.stack([np.append(once_s, launch_s), np.append(work_s, add_s)])
+    byte_s = moving_seconds(kind, 1.0, kernels=0)
+    return np.stack([np.append(once_s, launch_s), np.append(work_s, byte_s)])
 
 
 def waiting_readers(graph: OpGraph) -> Readers:

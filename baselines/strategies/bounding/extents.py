@@ -33,6 +33,7 @@ class Extents:
         is_chunked: bool [n], whether each micro-batch certainly has an own copy, of a part of `along` the batch.
         micro_batches: so many at most.
         keeps_states: whether states are certainly whole in every replica, as none is cut with the batch.
+        keeps_batch: no strategy cuts the batch in time, since ops work with its statistics.
         added: float64 [2, n], number and bytes of the gradients that an op makes for updates, and that are certainly
             added up over micro-batches, for each one after the first.
     """
@@ -42,6 +43,7 @@ class Extents:
     is_chunked: BoolArray
     micro_batches: int
     keeps_states: bool
+    keeps_batch: bool
     added: FloatArray
 
     @staticmethod
@@ -74,12 +76,11 @@ class Extents:
         keeps_states = bool(is_stateless.all()) and not leaks
         is_chunked = (batch >= limit) & is_clear & (limit > 1 and keeps_states)
         has_statistics = op_with_statistics(graph.kinds, graph.split_rows) is not None
-        if keeps_statistics and graph.is_training and has_statistics:
-            limit = 1.0
+        keeps_batch = keeps_statistics and graph.is_training and has_statistics
+        limit = 1.0 if keeps_batch else limit
         added = np.where(is_chunked, _summed(graph), 0.0)
-        return Extents(
-            most, dict.fromkeys(along, most) if leaks else along, is_chunked, int(limit), keeps_states, added
-        )
+        along = dict.fromkeys(along, most) if leaks else along
+        return Extents(most, along, is_chunked, int(limit), keeps_states, keeps_batch, added)
 
 
 @dataclass(frozen=True)

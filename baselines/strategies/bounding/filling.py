@@ -19,6 +19,7 @@ from baselines.strategies.bounding.copies import Costs, Staged, waiting_readers
 from baselines.strategies.bounding.extents import Extents
 from baselines.strategies.bounding.line import Line
 from baselines.strategies.bounding.placed import Placed
+from baselines.strategies.bounding.serial import Serial
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.splitting.splitter import BATCH
@@ -83,6 +84,8 @@ class Filling:
                 break
             copies, stages = self._copies(k, m), devices // k[0]
             base_s = max(base_s, self._queued_s(copies, stages * (2 if is_v else 1)))
+            if m[1] == 1:
+                base_s = max(base_s, self._serial.least_s(copies.all_s, stages * (2 if is_v else 1)))
             if base_s < best_s:
                 if (k, m) not in self._placed:  # of which straight and V-shaped orders have the same
                     self._placed[k, m] = self._placed_s(copies, k[1], stages)
@@ -169,6 +172,10 @@ class Filling:
         is_late = tail_s[mirror] >= until_s[mirrored]
         np.add.at(held_s, mirrored[is_late], copies.all_s[mirror[is_late]])
         return held_s, until_s
+
+    @cached_property
+    def _serial(self) -> Serial:
+        return Serial(self.graph, *self._loose, self.staged.paths[0])
 
     @staticmethod
     def _filled_s(line: Line, devices: int, is_v: bool, base_s: float, most_s: float) -> float:

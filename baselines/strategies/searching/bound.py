@@ -25,6 +25,7 @@ from baselines.strategies.bounding.copies import Costs, Staged
 from baselines.strategies.bounding.extents import Extents
 from baselines.strategies.bounding.filling import Filling
 from baselines.strategies.bounding.placed import Placed
+from baselines.strategies.bounding.synchronised import Synchronised
 from baselines.strategies.searching.families import FAMILIES, HYBRID
 from env.bounds.bounds import lower_bound
 from env.cluster import LANE, Cluster
@@ -140,12 +141,19 @@ def _families(problem: Problem, devices: IntArray, extents: Extents, placed: Pla
     limits = {axis.family: (_parts(axis.family, extents, anyhow), room.shared(places)) for axis in AXES.values()}
     limits["dp"] = along["batch"], replicas[0]
     limits |= {f"zero{k}": (np.where(is_update, np.inf, along["batch"]), replicas[k]) for k in (1, 2, 3)}
-    result = {name: _least(costs.area_s(parts, places), fits) for name, (parts, fits) in limits.items()}
     staged = Staged.of(graph, costs, anyhow, extents)
+    paths = staged.paths if extents.keeps_batch else ()
+    exchanged_s = Synchronised.of(problem, devices, costs, anyhow, paths).least_s(places)
+
+    def flat_s(parts: FloatArray, fits: BoolArray) -> float:
+        """Of meshes without stages."""
+        return _least(np.maximum(costs.area_s(parts, places), exchanged_s), fits)
+
+    result = {name: flat_s(parts, fits) for name, (parts, fits) in limits.items()}
     filling = Filling(graph, costs, extents, anyhow, staged, placed)
     result |= _pipelines(filling, room, count)
     # Without stages: two axes, or one that cuts the batch in some modules and weights in others.
-    result[HYBRID] = _least(costs.area_s(anyhow, places), room.shared(places))
+    result[HYBRID] = flat_s(anyhow, room.shared(places))
     if count >= 4 and room.shared(np.array([count])).all():
         k = np.concatenate([np.full(count // places - 1, places) for places in range(2, count // 2 + 1)])
         p = np.concatenate([np.arange(2, count // places + 1) for places in range(2, count // 2 + 1)])

@@ -1,0 +1,180 @@
+"""Norms with statistics of the batch, in a mesh without stages: what their parts read and exchange beside their work.
+
+A batch norm that is cut along the batch, or along an image, adds up its part first, an op of its own, and waits for the
+sums of all parts. One that is cut along its channels does without; but then convolutions before it, which need all
+channels, are done as a whole or exchange theirs. So with whatever axes a mesh has, on a path from one norm to the next
+
+* the later norm's parts put their statistics together; or
+* they do not, and those of the one before do: then something is exchanged between them; or
+* neither does: then something that comes whole, or summed up, is exchanged; or two tensors are; or one, and the norm
+  before is whole along some axis; or along every axis that norm is whole, with what comes after it until there is an op
+  that can make cut tensors of whole ones. Axes of sizes a, b .. of K places make that (a - 1 + b - 1 ..) / K, and so
+  log2(K) / K, of these ops' work at least.
+
+Statistics and whole ops cost seconds of devices. All of it costs seconds on the path: where parts wait for each other,
+the path goes on at the next place of the group that exchanges, so that the mean over all places holds as without. The
+cheapest choices for all norms of a path together count, as if one device's work and the path were all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from baselines.strategies.bounding.copies import Costs
+from baselines.strategies.bounding.stretches import Stretches
+from env.problem import Problem
+from env.routes import TABLE_DEVICES, pairs_among
+from graphs.arrays import FloatArray, IntArray
+
+_WEIGHTS = np.linspace(1.0, 0.0, 9)
+_MOST_PLACES = 128  # of more the area alone counts
+
+
+@dataclass(frozen=True)
+class Hop:
+    """The least that an exchange takes, from one place to another.
+
+    Attributes:
+        begin_s: until the first byte arrives.
+        link_s, fused_s: per byte, over one route, and in a collective that has figures.
+    """
+
+    begin_s: float
+    link_s: float
+    fused_s: float
+
+    @staticmethod
+    def of(problem: Problem, devices: IntArray) -> Hop:
+        """The quickest of all; nothing where transfers or collectives were measured."""
+        cluster = problem.cluster
+        is_measured = bool(cluster.collectives) or not np.isnan(problem.graph.tensor_transfer_s).all()
+        if is_measured or cluster.n_devices > TABLE_DEVICES:
+            return Hop(0.0, 0.0, 0.0)
+        latency_s, bandwidth = cluster.routes.figures_of(*pairs_among(devices))
+        protocols = () if cluster.fabric is None else cluster.fabric.protocols
+        return Hop(
+            min([float(latency_s.min()), *(each.base_s for each in protocols)]),
+            1.0 / float(bandwidth.max()),
+            min((1.0 / each.bus_bytes_per_s for each in protocols), default=np.inf),
+        )
+
+    def seconds(self, moved: FloatArray, places: int, evenness: FloatArray | None = None) -> FloatArray:
+        """float64 [w]: for tensors of so many bytes, float64 [w], of which each place has a part.
+
+        It gets that of the next one, or gives its own. Where it is cut along another dimension, `evenness` says how:
+        among a <= K ranks each gets from the next one an a-th of a K-th, or less if the new parts are uneven. A
+        collective that is fused moves half of a K-th at least. Parts are rounded: a byte may be missing.
+        """
+        of_next = moved / places if evenness is None else moved * evenness / places**2
+        over_links = np.maximum(of_next - 2, 0) * self.link_s
+        result: FloatArray = self.begin_s + np.minimum(over_links, moved / (2 * places) * self.fused_s)
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class Synchronised:
+    """Meshes without stages of a graph whose norms keep the statistics of the batch.
+
+    Attributes:
+        costs: seconds of ops.
+        parts: float64 [n], into how many parts each op may go at most.
+        paths: long ones, and what is on them.
+        hop: an exchange.
+    """
+
+    costs: Costs
+    parts: FloatArray
+    paths: tuple[Stretches, ...]
+    hop: Hop
+
+    @staticmethod
+    def of(
+        problem: Problem, devices: IntArray, costs: Costs, parts: FloatArray, paths: Sequence[IntArray]
+    ) -> Synchronised:
+        """Of some paths through the graph."""
+        found = (Stretches.of(problem.graph, path, costs, parts) for path in paths)
+        return Synchronised(costs, parts, tuple(each for each in found if len(each.read)), Hop.of(problem, devices))
+
+    def least_s(self, places: IntArray) -> FloatArray:
+        """float64 [k]: seconds of meshes of so many places, int64 [k]."""
+        result = np.zeros(len(places))
+        for i, k in enumerate(places.tolist() if len(places) <= _MOST_PLACES else ()):
+            result[i] = max((self._of_path_s(each, k) for each in self.paths), default=0.0)
+        return result
+
+    def _of_path_s(self, on: Stretches, k: int) -> float:
+        costs, price = self.costs, self.costs.price_sum[k - 1]
+        (path, of_path), (ops, of_op) = on.path, on.ops
+        share = np.minimum(k, self.parts)
+        path_s = np.bincount(of_path, costs.least_launch_s[path] + costs.least_work_s[path] / share[path])
+        area_s = np.bincount(of_op, costs.launch_s[ops] + costs.work_s[ops] / share[ops], len(path_s)) * k / price
+        extra = self._extra(on, k)
+        # Of weights of the path against the work, the best for each block alone, and the path where it makes no
+        # difference: any are right.
+        block = of_path[on.place[1] - 1]
+        alone_s = [
+            (1 - t) * area_s + t * path_s + np.bincount(block, np.minimum(extra.read(t), t * extra.one_s), len(path_s))
+            for t in _WEIGHTS
+        ]
+        weight = _WEIGHTS[np.argmax(np.array(alone_s) >= np.max(alone_s, axis=0) * (1 - 1e-9), axis=0)]
+        return float(((1 - weight) * area_s + weight * path_s).sum()) + extra.least_s(weight[of_path], on)
+
+    def _extra(self, on: Stretches, k: int) -> _Extra:
+        moving, price, hop = self.costs.moving, self.costs.price_sum[k - 1], self.hop
+        read = np.maximum(on.read - k, 0)
+        is_divided = np.where(on.parts >= k, 1.0, 0.0)
+        one_s = hop.seconds(on.moved, k, on.evenness(k))
+        return _Extra(
+            (k * moving.launch_s + read * moving.byte_s) / price,
+            moving.least_launch_s + read / k * moving.least_byte_s + hop.begin_s,
+            one_s,
+            np.where(on.is_once, one_s, np.minimum(2 * one_s, hop.seconds(on.moved, k))),
+            is_divided * on.work_s / price,
+            is_divided * on.least_work_s / k,
+            float(np.log2(k)),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Extra:
+    """Seconds beside those of ops, of each stretch in a mesh of K places (w of them).
+
+    Attributes:
+        read_s, read_path_s: float64 [w], of a norm that puts statistics together: work, and on the path.
+        one_s, apart_s: float64 [w], on the path: of an exchange, and of what is exchanged between norms neither of
+            which puts statistics together.
+        whole_s, whole_path_s: float64 [2, w], of a K-th of the ops that may be whole instead, and of the norm before.
+        times: so many K-ths of them at least, where they are whole along every axis.
+    """
+
+    read_s: FloatArray
+    read_path_s: FloatArray
+    one_s: FloatArray
+    apart_s: FloatArray
+    whole_s: FloatArray
+    whole_path_s: FloatArray
+    times: float
+
+    def read(self, weight: FloatArray | float) -> FloatArray:
+        """float64 [w], at a weight of the path against the work."""
+        result: FloatArray = (1 - weight) * self.read_s + weight * self.read_path_s
+        return result
+
+    def least_s(self, weight: FloatArray, on: Stretches) -> float:
+        """Seconds at weights of the path against the work, float64 [path], with the cheapest choices for all norms."""
+        first, last = on.place
+        bounds = np.stack([first, last + 1], axis=1).ravel()[:-1]
+        least, most = np.minimum.reduceat(weight, bounds)[::2], np.maximum.reduceat(weight, bounds)[::2]
+        whole_s, norm_s = (1 - most) * self.whole_s + least * self.whole_path_s
+        one_s, apart_s = least * self.one_s, least * self.apart_s
+        neither_s = np.minimum(np.minimum(self.times * whole_s, one_s + norm_s), apart_s)
+        columns = self.read(weight[last - 1]), one_s, neither_s, np.append(True, first[1:] != last[:-1])
+        together = alone = 0.0  # least so far if the last norm puts statistics together, and if it does not
+        for again, once, neither, is_new in zip(*(each.tolist() for each in columns), strict=True):
+            if is_new:
+                together = alone = min(together, alone)
+            together, alone = min(together, alone) + again, min(together + once, alone + neither)
+        return min(together, alone)
