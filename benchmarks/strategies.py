@@ -9,8 +9,8 @@ with --whole-grid all of it is scored. A row is appended to OUT/strategies.jsonl
 was stopped goes on with what is missing: rows that are not there, or that had a smaller budget (`--losses` takes
 only rows that are worse than the grid, to tell whether time was the cause). Where the search is worse than `auto`,
 that runs once more, to tell how far two runs of the same differ. At the end OUT/strategies.md is written; --render
-does only that, and --bounds before it works out the bounds of all rows anew, and writes OUT/strategies.jsonl with
-these alone changed. Losses and ties are printed like wins.
+does only that, and --bounds before it works out the bounds of all rows anew, and what their strategies take today, and
+writes OUT/strategies.jsonl with these alone changed. Losses and ties are printed like wins.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from graphs.disk import write_atomically
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.formatting import format_bytes, format_seconds
 from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import Strategy
 from graphs.zoo import MODELS
 from placement.inputs.sources import read_source
 from placement.optimization import optimize
@@ -100,22 +101,33 @@ def _options() -> argparse.Namespace:
 
 
 def _with_bounds(rows: dict[str, Row], model: str) -> dict[str, Row]:
-    """The rows, those of a model with bounds of this commit."""
+    """The rows, those of a model with bounds of this commit, and steps of their strategies; placements are not kept."""
     graph: OpGraph | None = None
     found = dict(rows)
     for key, row in rows.items():
         if row["model"] != model or row["search_s"] is None or row.get("bound_commit") == commit():
             continue
         graph = graph or read_source(model, train=True).graph
-        bound_s = strategy_bounds(graph, Cluster.preset(row["cluster"], rates="peak"))[ALL]
-        found[key] = row | {"bound_s": bound_s, "bound_commit": commit()}
+        cluster = Cluster.preset(row["cluster"], rates="peak")
+        bound_s = strategy_bounds(graph, cluster)[ALL]
+        again_s = None if row["strategy"] == "none" else _again_s(graph, cluster, row["strategy"])
+        found[key] = row | {"bound_s": bound_s, "bound_commit": commit(), "again_s": again_s}
         print(f"{key}: {_gap(row):.1%} before, {_gap(found[key]):.1%} now", flush=True)
     return found
 
 
+def _again_s(graph: OpGraph, cluster: Cluster, strategy: str) -> float | None:
+    """The step of a recorded strategy by this commit; None where it does not fit."""
+    try:
+        found = scored(graph, cluster, Strategy.parse(strategy))
+    except (StrategyError, InfeasibleError):
+        return None
+    return found.step_time_s if found.fits else None
+
+
 def _gap(row: Row) -> float:
-    """(step time - bound) / step time."""
-    return max(0.0, 1 - row["bound_s"] / row["search_s"])
+    """(step time - bound) / step time, both of one commit where they are known."""
+    return float(max(0.0, 1 - row["bound_s"] / (row.get("again_s") or row["search_s"])))
 
 
 def _key(row: Row) -> str:
@@ -262,7 +274,7 @@ def _page(rows: list[Row], command: str) -> str:
         f"Worse than pure placement with the same budget on {len(behind)} of {len(against)}{extent}.{again}",
         "",
         "x: times as fast as one device. Budget: seconds of the search, and of the placement. "
-        "Gap: at most so far from optimal, among all strategies. Grid: "
+        "Gap: so much of the step is not proved, among all strategies. Grid: "
         f"all of it estimated, scored from the best on, until the rest is estimated at {MARGIN:g} times the best, or "
         f"for {GRID_S:g} s ({NOTHING_FITS_S:g} s where none fits); its replicas fuse updates like those of the search.",
         "",
@@ -277,7 +289,7 @@ def _page(rows: list[Row], command: str) -> str:
     for row in sorted(rows, key=lambda row: (row["cluster"], row["model"])):
         ours, one = row["search_s"], row["one_s"]
         times = f"{one / ours:.2f}" if ours and one else "–"
-        gap = f"{100 * (ours / row['bound_s'] - 1):.0f} %" if ours and row.get("bound_s") else "–"
+        gap = f"{_gap(row):.1%}" if ours and row.get("bound_s") else "–"
         peak = format_bytes(row["peak"]) if row.get("peak") else "–"
         cells = [row["model"], row["cluster"], f"{row['budget_s']:g} s", _time(one), _time(row["auto_s"])]
         cells.append(f"`{_cell(row.get('strategy'))}`")
@@ -299,7 +311,8 @@ def _gaps(rows: list[Row]) -> list[str]:
     made = Counter(row.get("bound_commit") for row in rows)
     commits = ", ".join(f"{n} by {name or 'the code of their rows'}" for name, n in made.most_common())
     lines = [
-        f"How much of a step is not proved, (step time - bound) / step time; bounds were worked out {commits}:",
+        "How much of a step is not proved, (step time - bound) / step time; bounds, and the steps of strategies beside "
+        f"them, were worked out {commits}:",
         "",
         "| cluster | answers | median | proved within 3 % | within 10 % |",
         "|---|---|---|---|---|",

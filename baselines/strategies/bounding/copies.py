@@ -22,21 +22,6 @@ from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE
 _HALVINGS = 50
 
 
-@dataclass(frozen=True)
-class Moving:
-    """Seconds of one more kernel, which moves bytes: its launch, and each byte.
-
-    Attributes:
-        launch_s, byte_s: on the device where it costs least at prices.
-        least_launch_s, least_byte_s: on the device where it takes least.
-    """
-
-    launch_s: float
-    byte_s: float
-    least_launch_s: float
-    least_byte_s: float
-
-
 @dataclass(frozen=True, eq=False)
 class Costs:
     """Seconds of ops, launches apart from what is divided among parts; the floor of kernels where there are rates.
@@ -49,7 +34,7 @@ class Costs:
         adds, added_s: float64 [n], launches and seconds of adding what an op makes for one more micro-batch to what it
             made for those before, at these prices.
         least_adds, least_added_s: the same on the device where it takes least.
-        moving: a kernel beside those of ops.
+        kernel_s: launch of a kernel, and seconds of each byte that it moves, on the device where they take least.
     """
 
     launch_s: FloatArray
@@ -61,7 +46,7 @@ class Costs:
     added_s: FloatArray
     least_adds: FloatArray
     least_added_s: FloatArray
-    moving: Moving
+    kernel_s: tuple[float, float]
 
     @staticmethod
     def of(problem: Problem, devices: IntArray, added: FloatArray) -> Costs:
@@ -84,18 +69,18 @@ class Costs:
         launch_s[graph.phase == Phase.UPDATE] = 0.0  # many updates may share one
         each = np.sort(price[kind])[::-1]
         priced = (launch_s * price).min(axis=1), (rest_s * price).min(axis=1)
-        moving = Moving(*(float(each.min()) for each in (begun_s * price, moved_s * price, begun_s, moved_s)))
+        kernel_s = float(begun_s.min()), float(moved_s.min())
         count, added_bytes = added[0], added[1] * ADD_BYTES_PER_BYTE
         return Costs(
             *priced,
             least_launch_s=launch_s.min(axis=1),
             least_work_s=rest_s.min(axis=1),
             price_sum=np.cumsum(each),
-            adds=count * moving.launch_s,
-            added_s=added_bytes * moving.byte_s,
-            least_adds=count * moving.least_launch_s,
-            least_added_s=added_bytes * moving.least_byte_s,
-            moving=moving,
+            adds=count * float((begun_s * price).min()),
+            added_s=added_bytes * float((moved_s * price).min()),
+            least_adds=count * kernel_s[0],
+            least_added_s=added_bytes * kernel_s[1],
+            kernel_s=kernel_s,
         )
 
     def area_s(self, parts: FloatArray, places: IntArray) -> FloatArray:

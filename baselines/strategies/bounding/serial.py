@@ -1,9 +1,9 @@
 """Stages whose batch is not cut in time: one has nothing to do while another works, but near the borders between them.
 
 Stages are stretches of a line, the forward ops in topological order, and each does the backward ops that mirror its
-own. Take an op of a path near each border, and its gradient on the path. What comes after the one and before the next
-is done between them, by one device; so is, on the way back, what comes between their gradients. The step takes as long
-as all of this one after the other. Left out are ops that neither wait for the op near the border nor come before it:
+own. Take an op of a path near each border, and its gradient on the path. All that comes after the one and before the
+next is done between them, by one device; so is, on the way back, all between their gradients. The step takes as long as
+all of this one after the other. Left out are ops that neither wait for the op near the border nor come before it:
 branches beside it, and gradients of weights, which no other gradient waits for.
 """
 
@@ -40,7 +40,7 @@ class Serial:
 
     def least_s(self, op_s: FloatArray, stretches: int) -> float:
         """Seconds of stages that are so many stretches of the line, where ops take float64 [n] at a place."""
-        near, is_lost = self._near
+        near, is_lost, is_loose = self._near
         if not len(near):
             return 0.0
         position = self._position
@@ -48,11 +48,12 @@ class Serial:
         np.add.at(each_s, position[self.mirrored], op_s[self.mirror])
         done_s = np.concatenate([[0.0], np.cumsum(each_s)])
         lost_s = is_lost @ np.concatenate([op_s[self.line], op_s[self.mirror]])
+        loose_s = is_loose @ op_s[self.mirror]
         # To a border between two of these ops belongs one before or after it, and what lies between is lost as well.
         after = np.minimum.accumulate((lost_s + done_s[near])[::-1])[::-1] - np.insert(done_s[near[:-1] + 1], 0, 0.0)
         before = np.minimum.accumulate(lost_s - done_s[near + 1]) + np.append(done_s[near[1:]], done_s[-1])
         between = np.minimum(np.append(after, np.inf), np.insert(before, 0, np.inf))
-        return float(done_s[-1] - np.sort(between)[::-1][: stretches - 1].sum())
+        return float(done_s[-1] - loose_s.max() - np.sort(between)[::-1][: stretches - 1].sum())
 
     @cached_property
     def _position(self) -> IntArray:
@@ -61,10 +62,11 @@ class Serial:
         return result
 
     @cached_property
-    def _near(self) -> tuple[IntArray, BoolArray]:
+    def _near(self) -> tuple[IntArray, BoolArray, BoolArray]:
         """``(positions in the line, int64 [r], what is left out at each)``: ops of the path whose gradients are on it.
 
-        The latter of the line's ops, and then of those that mirror them.
+        The latter once of the line's ops and then of those that mirror them, and once of mirrors for which nothing of
+        the path waits: those that one of the ops leaves out, the ops before it do as well.
         """
         at = np.full(self.graph.n_ops, -1)
         at[self.path] = np.arange(len(self.path))
@@ -74,7 +76,7 @@ class Serial:
         pairs = pairs[pairs[:, 1] < np.concatenate([[len(self.path)], np.minimum.accumulate(pairs[:, 1])[:-1]])]
         pairs = pairs[np.unique(np.linspace(0, len(pairs) - 1, min(len(pairs), _NEAR)).astype(np.int64))]
         if not len(pairs):
-            return pairs[:, 0], np.zeros((0, 0), dtype=np.bool_)
+            return pairs[:, 0], *np.zeros((2, 0, 0), dtype=np.bool_)
         op, gradient = pairs[:, :1], pairs[:, 1:]
         since, until = beside(self.graph, self.path)
         u, b = self.line, self.mirror
@@ -82,7 +84,8 @@ class Serial:
         is_between = (since[b] >= op) & (until[b] <= gradient)
         kept_there = np.where(there > here, is_between, (there < here) & (since[b] >= gradient)) | (at[b] == gradient)
         kept_here = (until[u] <= op) | ((since[u] >= op) & (until[u] <= gradient))
-        return here[:, 0], ~np.concatenate([kept_here, kept_there], axis=1)
+        is_loose = ~kept_there & (until[b] == len(self.path)) & (there >= here)
+        return here[:, 0], ~np.concatenate([kept_here, kept_there | is_loose], axis=1), is_loose
 
 
 def beside(graph: OpGraph, path: IntArray) -> tuple[IntArray, IntArray]:

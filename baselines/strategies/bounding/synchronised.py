@@ -13,7 +13,7 @@ channels, are done as a whole or exchange theirs. So with whatever axes a mesh h
 
 Statistics and whole ops cost seconds of devices. All of it costs seconds on the path: where parts wait for each other,
 the path goes on at the next place of the group that exchanges, so that the mean over all places holds as without. The
-cheapest choices for all norms of a path together count, as if one device's work and the path were all there is.
+cheapest choices for all norms of a path together count, each on the device where it takes least.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from baselines.strategies.bounding.copies import Costs
-from baselines.strategies.bounding.stretches import Stretches
+from baselines.strategies.bounding.path_norms import PathNorms
 from env.problem import Problem
 from env.routes import TABLE_DEVICES, pairs_among
 from graphs.arrays import FloatArray, IntArray
@@ -87,15 +87,15 @@ class Synchronised:
 
     costs: Costs
     parts: FloatArray
-    paths: tuple[Stretches, ...]
+    paths: tuple[PathNorms, ...]
     hop: Hop
 
     @staticmethod
     def of(
         problem: Problem, devices: IntArray, costs: Costs, parts: FloatArray, paths: Sequence[IntArray]
     ) -> Synchronised:
-        """Of some paths through the graph."""
-        found = (Stretches.of(problem.graph, path, costs, parts) for path in paths)
+        """Those with stretches, among some paths through the graph."""
+        found = (PathNorms.of(problem.graph, path, costs, parts) for path in paths)
         return Synchronised(costs, parts, tuple(each for each in found if len(each.read)), Hop.of(problem, devices))
 
     def least_s(self, places: IntArray) -> FloatArray:
@@ -105,15 +105,14 @@ class Synchronised:
             result[i] = max((self._of_path_s(each, k) for each in self.paths), default=0.0)
         return result
 
-    def _of_path_s(self, on: Stretches, k: int) -> float:
-        costs, price = self.costs, self.costs.price_sum[k - 1]
+    def _of_path_s(self, on: PathNorms, k: int) -> float:
         (path, of_path), (ops, of_op) = on.path, on.ops
-        share = np.minimum(k, self.parts)
-        path_s = np.bincount(of_path, costs.least_launch_s[path] + costs.least_work_s[path] / share[path])
-        area_s = np.bincount(of_op, costs.launch_s[ops] + costs.work_s[ops] / share[ops], len(path_s)) * k / price
+        op_s = self.costs.least_launch_s + self.costs.least_work_s / np.minimum(k, self.parts)
+        path_s = np.bincount(of_path, op_s[path])
+        area_s = np.bincount(of_op, op_s[ops], len(path_s))
         extra = self._extra(on, k)
-        # Of weights of the path against the work, the best for each block alone, and the path where it makes no
-        # difference: any are right.
+        # Any weights of the path against the work are right: the best for each block alone, and all on the path where
+        # it makes no difference.
         block = of_path[on.place[1] - 1]
         alone_s = [
             (1 - t) * area_s + t * path_s + np.bincount(block, np.minimum(extra.read(t), t * extra.one_s), len(path_s))
@@ -122,18 +121,15 @@ class Synchronised:
         weight = _WEIGHTS[np.argmax(np.array(alone_s) >= np.max(alone_s, axis=0) * (1 - 1e-9), axis=0)]
         return float(((1 - weight) * area_s + weight * path_s).sum()) + extra.least_s(weight[of_path], on)
 
-    def _extra(self, on: Stretches, k: int) -> _Extra:
-        moving, price, hop = self.costs.moving, self.costs.price_sum[k - 1], self.hop
-        read = np.maximum(on.read - k, 0)
-        is_divided = np.where(on.parts >= k, 1.0, 0.0)
-        one_s = hop.seconds(on.moved, k, on.evenness(k))
+    def _extra(self, on: PathNorms, k: int) -> _Extra:
+        launch_s, byte_s = self.costs.kernel_s
+        one_s = self.hop.seconds(on.moved, k, on.evenness(k))
         return _Extra(
-            (k * moving.launch_s + read * moving.byte_s) / price,
-            moving.least_launch_s + read / k * moving.least_byte_s + hop.begin_s,
+            launch_s + np.maximum(on.read / k - 1, 0) * byte_s,
+            self.hop.begin_s,
             one_s,
-            np.where(on.is_once, one_s, np.minimum(2 * one_s, hop.seconds(on.moved, k))),
-            is_divided * on.work_s / price,
-            is_divided * on.least_work_s / k,
+            np.where(on.is_once, one_s, np.minimum(2 * one_s, self.hop.seconds(on.moved, k))),
+            np.where(on.parts >= k, 1.0, 0.0) * on.work_s / k,
             float(np.log2(k)),
         )
 
@@ -143,32 +139,31 @@ class _Extra:
     """Seconds beside those of ops, of each stretch in a mesh of K places (w of them).
 
     Attributes:
-        read_s, read_path_s: float64 [w], of a norm that puts statistics together: work, and on the path.
-        one_s, apart_s: float64 [w], on the path: of an exchange, and of what is exchanged between norms neither of
-            which puts statistics together.
-        whole_s, whole_path_s: float64 [2, w], of a K-th of the ops that may be whole instead, and of the norm before.
+        read_s: float64 [w], of a norm that puts statistics together; and it waits.
+        wait_s: on the path.
+        one_s, apart_s: float64 [w], on the path: of an exchange, and of those between norms neither of which puts
+            statistics together.
+        whole_s: float64 [2, w], of a K-th of the ops that may be whole instead, and of the norm before.
         times: so many K-ths of them at least, where they are whole along every axis.
     """
 
     read_s: FloatArray
-    read_path_s: FloatArray
+    wait_s: float
     one_s: FloatArray
     apart_s: FloatArray
     whole_s: FloatArray
-    whole_path_s: FloatArray
     times: float
 
     def read(self, weight: FloatArray | float) -> FloatArray:
         """float64 [w], at a weight of the path against the work."""
-        result: FloatArray = (1 - weight) * self.read_s + weight * self.read_path_s
+        result: FloatArray = self.read_s + weight * self.wait_s
         return result
 
-    def least_s(self, weight: FloatArray, on: Stretches) -> float:
+    def least_s(self, weight: FloatArray, on: PathNorms) -> float:
         """Seconds at weights of the path against the work, float64 [path], with the cheapest choices for all norms."""
         first, last = on.place
-        bounds = np.stack([first, last + 1], axis=1).ravel()[:-1]
-        least, most = np.minimum.reduceat(weight, bounds)[::2], np.maximum.reduceat(weight, bounds)[::2]
-        whole_s, norm_s = (1 - most) * self.whole_s + least * self.whole_path_s
+        least = np.minimum.reduceat(weight, np.stack([first, last + 1], axis=1).ravel()[:-1])[::2]
+        whole_s, norm_s = self.whole_s
         one_s, apart_s = least * self.one_s, least * self.apart_s
         neither_s = np.minimum(np.minimum(self.times * whole_s, one_s + norm_s), apart_s)
         columns = self.read(weight[last - 1]), one_s, neither_s, np.append(True, first[1:] != last[:-1])

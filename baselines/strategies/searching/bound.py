@@ -146,7 +146,7 @@ def _families(problem: Problem, devices: IntArray, extents: Extents, placed: Pla
     exchanged_s = Synchronised.of(problem, devices, costs, anyhow, paths).least_s(places)
 
     def flat_s(parts: FloatArray, fits: BoolArray) -> float:
-        """Of meshes without stages."""
+        """Seconds of meshes without stages."""
         return _least(np.maximum(costs.area_s(parts, places), exchanged_s), fits)
 
     result = {name: flat_s(parts, fits) for name, (parts, fits) in limits.items()}

@@ -59,7 +59,15 @@ def network(hosts: int, each: int, bandwidth: float, latency_s: float, launch_s:
 
 
 def strategies(count: int) -> list[Strategy]:
-    texts = ["dp{0}", "dp{0} zero3", "tp{0}", "dp{0} tp on *first*", "tp{0} on *.norm", "hp{0}", "dp{0} tp on model.0.*"]
+    texts = [
+        "dp{0}",
+        "dp{0} zero3",
+        "tp{0}",
+        "dp{0} tp on *first*",
+        "tp{0} on *.norm",
+        "hp{0}",
+        "dp{0} tp on model.0.*",
+    ]
     found = [text.format(count) for text in texts]
     flat = [Strategy(mesh, statistics="sync") for mesh in list(meshes(count))[::2]]
     staged = [Strategy.parse(f"pp{count} {order} mb1") for order in ("1f1b", "zbv")]

@@ -19,7 +19,7 @@ _WHOLE, _SUM = -2, -1  # of a tensor's forms; others are the dimension along whi
 
 
 @dataclass(frozen=True, eq=False)
-class Stretches:
+class PathNorms:
     """Stretches of one path, each from a norm to the next (w of them), and blocks of it.
 
     A block is what comes between two ops of the path of which all other ops come either before or after. A place does
@@ -33,8 +33,7 @@ class Stretches:
         moved: float64 [w], of the smallest tensor that could be exchanged.
         extents: w arrays, of the dimensions other than the batch that are cut.
         parts: float64 [w], into which every op may be cut.
-        work_s, least_work_s: float64 [2, w], of ops that may be whole instead, and of the norm before, at prices and on
-            the path.
+        work_s: float64 [2, w], of ops that may be whole instead, and of the norm before.
         is_once: bool [w], whether to exchange one cut tensor for another is enough where no statistics are.
         place: int64 [2, w], places on the path of both norms.
     """
@@ -46,12 +45,11 @@ class Stretches:
     extents: tuple[IntArray, ...]
     parts: FloatArray
     work_s: FloatArray
-    least_work_s: FloatArray
     is_once: BoolArray
     place: IntArray
 
     @staticmethod
-    def of(graph: OpGraph, path: IntArray, costs: Costs, parts: FloatArray) -> Stretches:
+    def of(graph: OpGraph, path: IntArray, costs: Costs, parts: FloatArray) -> PathNorms:
         """Those of a path, a list of ops each of which reads the one before."""
         of_path, ops, of_op = _blocks(graph, path)
         norms = [i for i, op in enumerate(path.tolist()) if op_kind(graph.kinds[op]).has_statistics]
@@ -59,19 +57,15 @@ class Stretches:
         closed = [(i, j, each) for i, j, each in all_of_them if each.is_closed()]
         some, places = [each for _, _, each in closed], [(i, j) for i, j, _ in closed]
         whole = [each.whole() for each in some]
-        work = [
-            np.array([[(each[o] * w).sum(), each[o[0]] * w[0]] for o, w in whole]).reshape(-1, 2).T
-            for each in (costs.work_s, costs.least_work_s)
-        ]
-        return Stretches(
+        work_s = [[(costs.least_work_s[o] * w).sum(), costs.least_work_s[o[0]] * w[0]] for o, w in whole]
+        return PathNorms(
             (path, of_path),
             (ops, of_op),
             np.array([each.read_again() for each in some]),
             np.array([graph.tensor_bytes[each.edges].min() for each in some], dtype=np.float64),
             tuple(each.extents() for each in some),
             np.array([parts[each.ops].min() for each in some]),
-            work[0],
-            work[1],
+            np.array(work_s).reshape(-1, 2).T,
             np.array([each.is_once() for each in some], dtype=np.bool_),
             np.array(places, dtype=np.int64).reshape(-1, 2).T,
         )
@@ -154,7 +148,7 @@ class _Stretch:
         """Ops that are whole along an axis where nothing is exchanged and the later norm keeps its statistics, and
         weights: a norm may be so for the stretch before it and for the one after.
 
-        What is cut would have to be put together for an op that is whole, so all ops before that are whole as well.
+        Cut tensors would have to be put together for an op that is whole, so all ops before it are whole as well.
         """
         weight = np.array([0.5, *(1.0 for _ in self.ops[1:-1]), 0.5])
         last = next(
