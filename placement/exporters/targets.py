@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from baselines.strategies.searching.records import ANY_TOOL, Refusal, ToolLimits
 from env.cluster import Cluster
 from graphs.entry_points import imported
-from graphs.errors import MismatchError, UnknownNameError
+from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.configurations.recomputing import patterns_of
@@ -65,6 +65,8 @@ def tool_for(target: str, graph: OpGraph, cluster: Cluster, model: nn.Module | N
             imported(exporter.function)(drafted, **arguments(target, graph, model))
         except MismatchError as error:
             return Refusal(str(error), error.instead if isinstance(error.instead, Strategy) else None)
+        except InfeasibleError:
+            return None  # no order of its pipeline fits: its score says so
         return None
 
     return ToolLimits(target, lacking, tuple(filter(None, words)), refuses)

@@ -73,6 +73,11 @@ def test_an_order_by_memory_is_written_before_it_is_scored(strategy: str) -> Non
     assert tool_for("torch", graph(), CLUSTER, MODEL).refuses(placement.Strategy.parse(strategy)) is None
 
 
+def test_an_order_that_no_memory_allows_does_not_end_the_search() -> None:
+    tight = TWO.with_memory_fraction(1e-5)
+    assert tool_for("torch", graph(), tight, MODEL).refuses(placement.Strategy.parse("pp2 memory mb4")) is None
+
+
 def test_fsdp2_shards_its_replicas() -> None:
     lacks = tool_for("fsdp2", graph(), CLUSTER).lacks
     parse = placement.Strategy.parse
