@@ -48,7 +48,6 @@ class DecoderConfig:
         tied: the last product has the weights of the embedding.
         head_norms: queries and keys are normalised, each head by itself.
         dropout: share that is dropped of the embedding and of what each layer adds; 0: no dropout.
-        attention_dropout: share that is dropped of the weights of attention.
         shared_width: of a network that every token asks beside its experts; 0: there is none.
         dense_layers: the first ones, that have one network of `dense_width` and no experts.
 
@@ -83,7 +82,6 @@ class DecoderConfig:
     tied: bool = False
     head_norms: bool = False
     dropout: float = 0.0
-    attention_dropout: float = 0.0
     shared_width: int = 0
     dense_layers: int = 0
     dense_width: int = 0
@@ -156,7 +154,7 @@ class GroupedAttention(nn.Module):
         super().__init__()
         head, biases = config.numbers_of_head, config.biases or config.input_biases
         self.heads, self.key_value_heads = config.heads, config.key_value_heads
-        self.is_rotary, self.dropped = config.positions == "rotary", config.attention_dropout
+        self.is_rotary = config.positions == "rotary"
         self.query = nn.Linear(config.width, config.heads * head, bias=biases)
         self.key = nn.Linear(config.width, config.key_value_heads * head, bias=biases)
         self.value = nn.Linear(config.width, config.key_value_heads * head, bias=biases)
@@ -170,8 +168,7 @@ class GroupedAttention(nn.Module):
         key = self.key_norm(split_heads(self.key(x), self.key_value_heads))
         key = rotate(key, cosine, sine) if self.is_rotary else key
         value = split_heads(self.value(x), self.key_value_heads)
-        dropped = self.dropped if self.training else 0.0
-        attended = F.scaled_dot_product_attention(query, key, value, None, dropped, is_causal=True, enable_gqa=True)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         result: Tensor = self.project(attended.transpose(1, 2).flatten(2))
         return result
 

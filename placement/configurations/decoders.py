@@ -89,6 +89,11 @@ def decoder_of(text: str, tool: str, batch: int, sequence: int, vocabulary: int 
 
 
 def _flavor(values: Entries) -> dict[str, Any]:
+    if not {"model.name", "model.flavor"} & values.keys():
+        raise ConfigurationError(
+            "the file has no [model], and without one torchtitan trains its debug model; add it, with such a name as "
+            "'llama3' and a flavor as '8B', or give the model itself as file.py:function."
+        )
     name, line = values.get("model.name", ("llama3", 1))
     flavor, line_of_flavor = values.get("model.flavor", ("debugmodel", line))
     if name not in _FLAVORS:
@@ -132,7 +137,6 @@ def _arguments(values: Entries) -> dict[str, Any]:
         "tied": not given.has("--untie-embeddings-and-output-weights"),
         "head_norms": given.has("--qk-layernorm") and not is_latent,
         "dropout": given.number("--hidden-dropout", 0.1),
-        "attention_dropout": given.number("--attention-dropout", 0.1),
         "is_latent": is_latent,
     }
     if given.has("--vocab-size"):

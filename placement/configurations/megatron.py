@@ -204,6 +204,8 @@ def _recompute(values: FileValues) -> str:
 def _notes(values: FileValues) -> Iterator[str]:
     if values["--tp-comm-overlap"]:
         yield "exchanges of tensor parallelism are predicted without the overlap of Transformer Engine"
+    if str(values.others.get("--attention-dropout", 0.1)) not in ("0", "0.0"):
+        yield "attention is predicted without its dropout, which its kernels do inside: scores are not kept"
 
 
 # -- written -----------------------------------------------------------------------------------------------------

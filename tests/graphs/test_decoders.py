@@ -49,7 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "biases": True,
         "tied": True,
     },
-    "dropout": {"dropout": 0.1, "attention_dropout": 0.1},
+    "dropout": {"dropout": 0.1},
     "nemotron": {"gated": False, "activation": "squared_relu", "head_width": 8},
     "qwen": {"head_norms": True, "input_biases": True, "head_width": 8},
     "no positions": {"positions": "none"},

@@ -12,6 +12,7 @@ from graphs.errors import ConfigurationError, UnknownNameError
 from graphs.zoo.decoders import DecoderConfig, decoder
 from placement.configurations.decoders import decoder_of
 from placement.configurations.models import graph_of_configuration
+from placement.configurations.registry import read_configuration
 
 TOML = """[model]
 name = "llama3"
@@ -102,8 +103,18 @@ def test_a_graph_has_the_batch_of_all_replicas_and_the_precision_of_the_file(tmp
     assert more.flops.sum() < toml.flops.sum()
 
 
+def test_attention_drops_inside_of_its_kernels(tmp_path: Path) -> None:
+    text = MEGATRON.replace("--attention-dropout 0.0", "--attention-dropout 0.1")
+    graph = graph_of_configuration(written(tmp_path, text, "pretrain.sh"), {})
+    assert any("scaled_dot_product" in kind for kind in graph.kinds)
+    assert not any("dropout" in kind for kind in graph.kinds)
+    assert "without its dropout" in read_configuration(text).notes[0]
+    assert not read_configuration(MEGATRON).notes
+
+
 REFUSED = {
     "another model": (TOML.replace("llama3", "flux"), "train.toml", r"line 2: model.name = 'flux'.*llama3, qwen3"),
+    "no [model]": (TOML[TOML.index("[training]") :], "train.toml", "trains its debug model; add it"),
     "another flavor": (TOML.replace("debugmodel", "7B"), "train.toml", r"line 3: model.flavor = '7B'.*8B, 70B, 405B"),
     "replicas": (TOML.replace("degree = 4", "degree = -1"), "train.toml", "--dim batch=SAMPLES"),
     "no size": (MEGATRON.replace("--num-layers 2", ""), "run.sh", "has no --num-layers"),
