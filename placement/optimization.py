@@ -133,6 +133,7 @@ def optimize(
     check_options([method], seed, objective, priority, limits)
     asked = strategy if strategy is None or isinstance(strategy, Strategy) else Strategy.parse(strategy)
     placed = asked_for(graph, stack)
+    tool = tool_for(target, placed, cluster, model)
     question = Question(
         placed,
         cluster,
@@ -142,10 +143,10 @@ def optimize(
         priority,
         limits,
         scorer,
-        asked,
+        None if asked is None else tool.cut(asked),
         progress,
         None if workers is None and address is None else (1 if workers is None else workers, address),
-        tool_for(target, placed, cluster, model),
+        tool,
         model,
         first,
     )

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baselines.strategies.estimating.estimate import Figures
+from baselines.strategies.estimating.estimator import Estimator
+from baselines.strategies.searching.records import ToolLimits
 from env.cluster import Cluster
 from graphs.errors import InfeasibleError, MismatchError, PlacementError
 from graphs.formatting import format_bytes, format_seconds
@@ -21,6 +23,7 @@ from placement.configurations.megatron import CONNECTIONS, connections
 from placement.configurations.registry import TOOLS, keys_of
 from placement.configurations.results import with_strategy
 from placement.configurations.strategies import notes_on, strategy_of
+from placement.exporters.targets import tool_for
 from placement.optimization import optimize
 from placement.results.result import Result, versions
 from placement.solving.strategy_row import StrategyRow, strategy_row
@@ -184,14 +187,12 @@ def compare_configuration(
         ConfigurationError: sizes that contradict the graph.
         StrategyError: a strategy that graph or cluster do not allow.
     """
-    from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
-
     begin = strategy_of(configuration, graph)
-    scorer = _Scorer(graph, cluster, configuration, seed, Estimator(graph, cluster).estimate)
+    target = target_of(configuration)
+    scorer = _Scorer(graph, cluster, configuration, seed, Estimator(graph, cluster), tool_for(target, graph, cluster))
     if progress is not None:
         progress("scoring your configuration", 0, 1)
     yours, row = scorer.step(None, begin)
-    target = target_of(configuration)
     search: dict[str, Any] = {"seed": seed, "budget_s": budget_s, "evaluations": evaluations, "progress": progress}
     ours = optimize(graph, cluster, target=target, **search)
     if not ours.feasible:  # the tool can run nothing that fits
@@ -313,13 +314,19 @@ class _Scorer:
     cluster: Cluster
     configuration: Configuration
     seed: int
-    estimate: Callable[[Strategy], Figures]
+    estimator: Estimator
+    tool: ToolLimits
     rows: dict[Strategy, StrategyRow | None] = field(default_factory=dict)
+
+    def estimate(self, strategy: Strategy) -> Figures:
+        """Time and memory of a strategy, with stages as the tool cuts them."""
+        return self.estimator.estimate(self.tool.cut(strategy))
 
     def step(
         self, change: Change | None, strategy: Strategy, before: Strategy | None = None
     ) -> tuple[PathStep, StrategyRow | None]:
         """A strategy simulated, or estimated where it does not fit."""
+        strategy = self.tool.cut(strategy)
         row = self._row(strategy)
         if row is None and change is None:
             strategy_row(self.graph, self.cluster, strategy, self.seed, {})  # which says why
@@ -352,6 +359,7 @@ class _Scorer:
 
     def _row(self, strategy: Strategy) -> StrategyRow | None:
         """A strategy simulated; None where it cannot be."""
+        strategy = self.tool.cut(strategy)
         if strategy not in self.rows:
             try:
                 self.rows[strategy] = strategy_row(self.graph, self.cluster, strategy, self.seed, {})

@@ -48,6 +48,7 @@ from placement.configurations.results import (
     uneven,
 )
 from placement.configurations.shell import SCRIPT, flags_of
+from placement.configurations.strategies import OWN_EDGES, own_cuts
 from placement.exporters.hosts import hosts_of
 
 if TYPE_CHECKING:
@@ -360,8 +361,9 @@ def megatron_lacks(result: Result) -> Iterator[str]:
 def unequal_stages(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     """A reason of Megatron-LM, whose stages have equally many layers."""
     count, virtual = layers_in(graph), strategy.virtual_stages
-    if strategy.stages > 1 and (strategy.cuts or count % virtual):
-        has = "" if strategy.cuts or not count else f", and {count} do not make {virtual} such stages"
+    is_other = bool(strategy.cuts) and strategy.cuts != own_cuts("megatron", graph, virtual)
+    if strategy.stages > 1 and (is_other or count % virtual):
+        has = "" if is_other or not count else f", and {count} do not make {virtual} such stages"
         yield f"Megatron-LM runs stages of equally many layers{has}"
 
 
@@ -374,4 +376,5 @@ def planned(found: Configuration) -> Configuration:
     is_reduced = (found.shards or 1) * found.context > 1
     bucket = max(found.bucket_bytes, 4) if is_reduced and found.bucket_bytes is not None else None  # a number at least
     optimizer = "adam" if found.optimizer == "adamw" else found.optimizer  # which Megatron-LM's is
-    return replace(found, precision=precision, edge_layers=(0, 0), bucket_bytes=bucket, optimizer=optimizer)
+    edges = OWN_EDGES["megatron"]
+    return replace(found, precision=precision, edge_layers=edges, bucket_bytes=bucket, optimizer=optimizer)

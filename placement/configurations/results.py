@@ -18,7 +18,7 @@ from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.strategy import Strategy
 from placement.configurations.configuration import AFTER_ALL, LAYERS_PER_STAGE, Configuration
 from placement.configurations.recomputing import recompute_of
-from placement.configurations.strategies import bucket_bytes_of
+from placement.configurations.strategies import OWN_EDGES, bucket_bytes_of, own_cuts
 from placement.exporters.whole_batch import no_mean_of_parts
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def with_strategy(configuration: Configuration, graph: OpGraph, strategy: Strate
     is_same = strategy.stages * strategy.chunks == before
     is_plain = found.tool == "accelerate" and not any(rule.name != "dp" and rule.size > 1 for rule in strategy.mesh)
     degrees = _degrees(graph, strategy)
+    degrees["edge_layers"] = _edges(found, graph, strategy)
     made = replace(
         found,
         **{**degrees, "shards": None if is_plain else degrees["shards"]},
@@ -113,6 +114,14 @@ def with_strategy(configuration: Configuration, graph: OpGraph, strategy: Strate
 
         made = replace(made, others={**demanded(made), **made.others})
     return replace(made, bucket_bytes=_bucket_bytes(made, graph, strategy))
+
+
+def _edges(found: Configuration, graph: OpGraph, strategy: Strategy) -> tuple[int, int] | None:
+    """How the tool counts layers of stages so that it cuts as a strategy says: as the file has it, or by default."""
+    if found.edge_layers is None or not strategy.cuts:
+        return found.edge_layers
+    is_same = own_cuts(found.tool, graph, strategy.virtual_stages, found.edge_layers) == strategy.cuts
+    return found.edge_layers if is_same else OWN_EDGES[found.tool]
 
 
 def _bucket_bytes(made: Configuration, graph: OpGraph, strategy: Strategy) -> int | None:

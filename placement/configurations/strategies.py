@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 from baselines.strategies.searching.patterns import layers_of
 from env.cluster import Cluster
@@ -31,6 +33,8 @@ _STAGE_KEYS = (
     *("--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-size"),
     "parallelism.pipeline_parallel_degree",
 )
+OWN_EDGES = {"torchtitan": (1, 1), "megatron": (0, 0), "accelerate": (0, 0)}  # `Configuration.edge_layers` by default
+_COPY = re.compile(r"(@[\w.]+)?( mb\d+)?$")  # that the name of a captured op has more where it is cut
 _ACTIVATIONS = ("gelu", "silu", "relu")
 _ACTIVATION_FLAGS = {"--swiglu": "silu", "--squared-relu": "relu"}
 _SEQUENCE_KEYS = ("training.seq_len", "--seq-length")
@@ -242,12 +246,21 @@ def _cuts(found: Configuration, graph: OpGraph, virtual: int) -> Iterator[str]:
         yield begins[layer]
 
 
-def own_cuts(found: Configuration, graph: OpGraph, virtual: int) -> tuple[str, ...]:
-    """The cuts that the tool makes by itself; none where its layers are too few, or not known."""
+@lru_cache(maxsize=16)
+def own_cuts(tool: str, graph: OpGraph, virtual: int, edge_layers: tuple[int, int] | None = None) -> tuple[str, ...]:
+    """The cuts that a tool makes by itself; none where its layers are too few, or not known.
+
+    Args:
+        tool: one of `OWN_EDGES`.
+        graph: as it was captured, or as a strategy rewrote it.
+        virtual: stages of all devices.
+        edge_layers: as of `Configuration`; None for the tool's default.
+    """
     try:
-        return tuple(_cuts(found, graph, virtual))
+        found = tuple(_cuts(Configuration(tool, edge_layers=edge_layers or OWN_EDGES[tool]), graph, virtual))
     except ConfigurationError:
         return ()
+    return tuple(_COPY.sub("", name) for name in found)
 
 
 def _begins(graph: OpGraph, name: str) -> dict[int, str]:

@@ -302,7 +302,7 @@ def torchtitan_lacks(result: Result) -> Iterator[str]:
     found, layers = configuration_of(result, "torchtitan"), layers_in(graph)
     if strategy.stages > 1 and 0 < layers + 2 < strategy.virtual_stages:
         yield f"{layers} layers, embedding and output do not make {strategy.virtual_stages} stages"
-    if strategy.cuts and strategy.cuts != own_cuts(replace(found, edge_layers=(1, 1)), graph, strategy.virtual_stages):
+    if strategy.cuts and strategy.cuts != own_cuts("torchtitan", graph, strategy.virtual_stages):
         yield "its stages are whole layers, as many as it counts itself; leave 'cuts=' out"
     if found.context > 1 and not found.zero:
         yield "FSDP always cuts along its context parallelism, too; take zero2 or zero3"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from placement.configurations.configuration import ATTENTION, EVERY, FULL, OPS
-
 
 @dataclass(frozen=True)
 class Exporter:
@@ -26,6 +24,8 @@ class Exporter:
             for which it has no words of its own; the same where it has.
         precision, stack: in which the tool trains a model unless it is told otherwise, where that is not as captured.
         unmodelled: settings of the tool that would change time or memory and that no answer has.
+        cuts: of a tool that cuts stages by itself, ``"module:name"`` of a function from this target, a graph and a
+            number of stages to the cuts; "" where it has no stages, or cuts as it is told.
         suffix: of a file that it writes.
     """
 
@@ -41,8 +41,11 @@ class Exporter:
     precision: str | None = None
     stack: str | None = None
     unmodelled: str = ""
+    cuts: str = ""
     suffix: str = ".json"
 
+
+_OWN_CUTS = "placement.configurations.strategies:own_cuts"
 
 EXPORTERS: Mapping[str, Exporter] = {
     "device_map": Exporter(
@@ -73,10 +76,11 @@ EXPORTERS: Mapping[str, Exporter] = {
         text="configuration",
         tool="torchtitan 0.2",
         lacks="placement.configurations.torchtitan:torchtitan_lacks",
-        recomputed=(f"{EVERY}2", OPS, FULL),
+        recomputed=("every 2", "ops", "full"),
         nearest="placement.configurations.recomputing:layers_alone",
         precision="mixed",
         unmodelled="parallelism.enable_async_tensor_parallel, float8",
+        cuts=_OWN_CUTS,
         suffix=".toml",
     ),
     "megatron": Exporter(
@@ -85,11 +89,12 @@ EXPORTERS: Mapping[str, Exporter] = {
         text="flags",
         tool="Megatron-LM",
         lacks="placement.configurations.megatron:megatron_lacks",
-        recomputed=(ATTENTION, FULL),
+        recomputed=("attention", "full"),
         nearest="placement.configurations.recomputing:layers_alone",
         precision="master",
         stack="fused",
         unmodelled="--overlap-param-gather, --tp-comm-overlap, CUDA graphs, float8",
+        cuts=_OWN_CUTS,
         suffix=".sh",
     ),
     "accelerate": Exporter(
@@ -98,10 +103,11 @@ EXPORTERS: Mapping[str, Exporter] = {
         takes=("model",),
         tool="accelerate 1.15",
         lacks="placement.configurations.accelerate:accelerate_lacks",
-        recomputed=(FULL,),
+        recomputed=("full",),
         nearest="placement.configurations.recomputing:layers_alone",
         precision="mixed-bf16-reduce",
         unmodelled="fsdp_forward_prefetch, float8",
+        cuts=_OWN_CUTS,  # of its Megatron-LM
         suffix=".yaml",
     ),
     "deepspeed": Exporter(

@@ -11,7 +11,6 @@ from graphs.entry_points import imported
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.configurations.recomputing import patterns_of
 from placement.exporters.exporting import export
 from placement.exporters.registry import ANY, EXPORTERS, SEARCHED
 from placement.solving.checked import Check, Checked
@@ -47,15 +46,20 @@ def tool_for(target: str, graph: OpGraph, cluster: Cluster, model: nn.Module | N
     lacks = imported(exporter.lacks)
     draft = without_answer(graph, cluster, 0, STRATEGY, "not carried out")
 
+    patterns_of = imported("placement.configurations.recomputing:patterns_of")
     words = tuple(patterns_of(graph, word) for word in exporter.recomputed)
-
     nearest = imported(exporter.nearest) if exporter.nearest else lambda graph, strategy: strategy
 
     def lacking(strategy: Strategy) -> str:
         return next(lacks(dataclasses.replace(draft, strategy=nearest(graph, strategy))), "")
 
+    def cut(strategy: Strategy) -> Strategy:
+        if not exporter.cuts or strategy.stages == 1 or strategy.cuts:
+            return strategy
+        return dataclasses.replace(strategy, cuts=imported(exporter.cuts)(target, graph, strategy.virtual_stages))
+
     def refuses(strategy: Strategy) -> Refusal | None:
-        near: Strategy = nearest(graph, strategy)
+        near = cut(nearest(graph, strategy))
         if near != strategy:
             return Refusal(f"what it runs is {near.text!r}", near)
         if model is None and needs_model(strategy):
@@ -69,7 +73,7 @@ def tool_for(target: str, graph: OpGraph, cluster: Cluster, model: nn.Module | N
             return None  # no order of its pipeline fits: its score says so
         return None
 
-    return ToolLimits(target, lacking, tuple(filter(None, words)), refuses)
+    return ToolLimits(target, lacking, tuple(filter(None, words)), refuses, cut)
 
 
 def arguments(target: str, graph: OpGraph | None, model: nn.Module | None, source: str | None = None) -> dict[str, Any]:

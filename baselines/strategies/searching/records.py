@@ -63,12 +63,14 @@ class ToolLimits:
             every strategy before it is estimated, so it has to be quick.
         recomputed: patterns of what runs again, as of `Strategy.recompute`, that it has words for.
         refuses: why it cannot run a strategy all the same; None where it can. Asked before a strategy is scored.
+        cut: a strategy with the cuts between stages that the tool makes, where it names none.
     """
 
     name: str = ""
     lacks: Callable[[Strategy], str] = lambda strategy: ""
     recomputed: tuple[tuple[str, ...], ...] = ()
     refuses: Callable[[Strategy], Refusal | None] = lambda strategy: None
+    cut: Callable[[Strategy], Strategy] = lambda strategy: strategy
 
 
 ANY_TOOL = ToolLimits()

@@ -144,6 +144,15 @@ def test_bad_questions_are_refused(asked: dict[str, str], error: type[Exception]
         placement.optimize(graph(), CLUSTER, **asked)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("target", "strategy"), [("torchtitan", "dp2 zero2 | pp2 gpipe mb2"), ("megatron", "dp2 | pp2 1f1b mb2")]
+)
+def test_stages_are_those_that_the_tool_cuts(target: str, strategy: str) -> None:
+    found = placement.optimize(mixed_graph(), CLUSTER, strategy=strategy, target=target)
+    assert [cut.rpartition(".")[0] for cut in found.strategy.cuts] == ["layers.1"]
+    assert "pipeline" in str(placement.export(found, target))
+
+
 def test_inference_is_refused() -> None:
     captured = placement.capture(*exported_models.decoder()[:2])
     with pytest.raises(MismatchError, match="no training step; capture it with train=True"):
