@@ -52,7 +52,8 @@ def main() -> None:
             equal, total = equal + all(same), total + 1
             words = " | ".join("equal" if each else "NOT equal" for each in same)
             shown = "-" if alone.step_time_s is None else format_seconds(alone.step_time_s)
-            lines.append(f"| {model} on {name} | {alone.strategy.text} | {shown} | {words} |")
+            strategy = alone.strategy.text.replace("|", r"\|")
+            lines.append(f"| {model} on {name} | `{strategy}` | {shown} | {words} |")
             print(lines[-1], flush=True)
     command = shlex.join(["python", "benchmarks/repeatable.py", *sys.argv[1:]])
     head = [
