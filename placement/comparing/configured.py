@@ -20,7 +20,7 @@ from placement.comparing.changes import PARTS, Change, changes_between, together
 from placement.comparing.rows import AsJson, names_of
 from placement.configurations.configuration import Configuration
 from placement.configurations.megatron import CONNECTIONS, connections
-from placement.configurations.registry import TOOLS, keys_of
+from placement.configurations.registry import TOOLS, keys_of, spelled
 from placement.configurations.results import with_strategy
 from placement.configurations.strategies import notes_on, strategy_of
 from placement.exporters.targets import tool_for
@@ -204,10 +204,13 @@ def compare_configuration(
         if progress is not None:
             progress("scoring changes", done, len(path))
         steps.append(scorer.step(change, change.after, steps[-1].strategy)[0])
+    notes, devices = [*configuration.notes, *notes_on(configuration, graph)], len(cluster.compute_devices)
+    if configuration.devices is not None and configuration.devices < devices:
+        notes.append(f"your file uses {configuration.devices} of {devices} devices, and ours may use all")
     return ConfiguredComparison(
         graph=graph,
         cluster=cluster,
-        configuration=replace(configuration, notes=(*configuration.notes, *notes_on(configuration, graph))),
+        configuration=replace(configuration, notes=tuple(notes)),
         seed=seed,
         steps=_joined(_worthwhile(steps), scorer),
         room_bytes=None if row is None or row.figures is None else row.figures.room_bytes,
@@ -236,13 +239,17 @@ def keys_between(
     except MismatchError as error:
         return (), str(error)
     names = sorted(old.keys() | new.keys())
-    keys = [(n, old.get(n, ""), new.get(n, "")) for n in names if old.get(n, "") != new.get(n, "")]
+    pairs = ((n, old.get(n, ""), new.get(n, "")) for n in names if old.get(n, "") != new.get(n, ""))
+    keys = list(spelled(pairs, configuration))
     if configuration.tool == "megatron":
         had, has = (connections(with_strategy(configuration, graph, strategy)) for strategy in (before, after))
         keys += [(CONNECTIONS, had, has)] if has not in ("", had) else []
     if configuration.tool == "accelerate" and before.fused_updates != after.fused_updates:
         keys.append((_FUSED, str(before.fused_updates), str(after.fused_updates)))
-    return tuple(keys), "" if keys else f"no key of {TOOLS[configuration.tool].label} says it"
+    unsaid = f"no key of {TOOLS[configuration.tool].label} says it"
+    if configuration.tool == "accelerate" and before.micro_batches != after.micro_batches:
+        unsaid += f"; in the training script, Accelerator(gradient_accumulation_steps={after.micro_batches}) does"
+    return tuple(keys), "" if keys else unsaid
 
 
 def _best_strategy(found: Result) -> Strategy | None:

@@ -17,7 +17,14 @@ from placement.configurations.documents import toml_value, yaml_value
 from placement.configurations.keys import READ, inert
 from placement.configurations.megatron import CONNECTIONS, connections, flag_row
 from placement.configurations.megatron_keys import BATCH, FORMAT, LAUNCHER, MICRO
-from placement.configurations.registry import TOOLS, read_configuration, value_text, values_of, write_configuration
+from placement.configurations.registry import (
+    TOOLS,
+    read_configuration,
+    spelled,
+    value_text,
+    values_of,
+    write_configuration,
+)
 from placement.configurations.results import with_strategy
 from placement.configurations.shell import SCRIPT
 
@@ -69,8 +76,8 @@ def merged(text: str, found: Configuration, graph: OpGraph, own: Strategy | None
         changes = _changes(values_of(before), new)
         edited = _edited(text, found.tool, {name: value for name, (_, value) in changes.items()})
         if edited is not None and _says_the_same(edited, written, found.tool, other.devices):
-            return Merged(_connected(edited, after), tuple(_told(changes, text, found.tool)), True)
-    told = _told(_changes(values_of(found), new), text, found.tool)
+            return Merged(_connected(edited, after), tuple(spelled(_told(changes, text, found.tool), found)), True)
+    told = spelled(_told(_changes(values_of(found), new), text, found.tool), found)
     return Merged(_connected(written, after), tuple(told), False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +15,7 @@ from placement.configurations.keys import shown
 if TYPE_CHECKING:
     from placement.configurations.configuration import Configuration
 
+_ALSO_CALLED = {("--recompute-granularity", "selective"): "--recompute-activations"}
 _FLOAT16 = "float16 is predicted as bfloat16, which is as large and as fast"
 
 
@@ -85,6 +86,18 @@ def values_of(configuration: Configuration) -> dict[str, Any]:
 def keys_of(configuration: Configuration) -> dict[str, str]:
     """`values_of` as text."""
     return {name: value_text(value) for name, value in values_of(configuration).items()}
+
+
+def spelled(keys: Iterable[tuple[str, str, str]], found: Configuration) -> Iterator[tuple[str, str, str]]:
+    """Keys with values before and after, by the names that the file has where a tool has two for one."""
+    for name, old, new in keys:
+        other = _ALSO_CALLED.get((name, old))
+        if other is None or name in found.lines or other not in found.lines:
+            yield name, old, new
+            continue
+        yield other, "given", ""
+        if new:
+            yield name, "", new
 
 
 def value_text(value: Any) -> str:

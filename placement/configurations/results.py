@@ -18,7 +18,7 @@ from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.strategy import Strategy
 from placement.configurations.configuration import AFTER_ALL, LAYERS_PER_STAGE, Configuration
 from placement.configurations.recomputing import recompute_of
-from placement.configurations.strategies import OWN_EDGES, bucket_bytes_of, own_cuts
+from placement.configurations.strategies import OWN_EDGES, bucket_bytes_of, chunks_of, own_cuts
 from placement.exporters.whole_batch import no_mean_of_parts
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def with_strategy(configuration: Configuration, graph: OpGraph, strategy: Strate
         configuration: with all degrees known.
         graph: as it was captured, of the configuration's batch.
     """
-    found, before = configuration, configuration.stages * configuration.chunks
+    found, before = configuration, configuration.stages * chunks_of(configuration, graph)
     batch, parts = found.batch or graph.origin.batch_size, samples_apart(strategy)
     has_micro_batch = found.micro_batch is not None and batch is not None and batch % parts == 0
     counts_steps = found.tool in ("deepspeed", "accelerate") or (found.tool == "torchtitan" and strategy.stages > 1)

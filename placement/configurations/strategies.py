@@ -91,7 +91,7 @@ def strategy_of(found: Configuration, graph: OpGraph) -> Strategy:
         MeshRule("cp", found.context, by_heads=found.context_by == "ulysses", is_ring=found.context_by == "ring"),
         MeshRule("tp", found.tensor, sequence=found.sequence_parallel),
     ]
-    stages, chunks = found.stages, _chunks(found, graph)
+    stages, chunks = found.stages, chunks_of(found, graph)
     virtual = stages * (2 if chunks == 1 and found.order in VIRTUAL else chunks) if stages > 1 else 1
     return Strategy(
         mesh=tuple(rule for rule in mesh if rule.size > 1),
@@ -210,7 +210,7 @@ def _width(graph: OpGraph) -> int | None:
 # -- stages ------------------------------------------------------------------------------------------------------
 
 
-def _chunks(found: Configuration, graph: OpGraph) -> int:
+def chunks_of(found: Configuration, graph: OpGraph) -> int:
     """Stages of each device."""
     each = found.sizes.get(LAYERS_PER_STAGE)
     if each is None or found.stages == 1:

@@ -25,7 +25,7 @@ from placement.results.utilisation import basis
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from placement.cli.comparing.asked import CompareOptions
-    from placement.comparing.configured import ConfiguredComparison, PathStep
+    from placement.comparing.configured import ConfiguredComparison
     from placement.configurations.configuration import Configuration
 
 _OF_TRAINERS = "master-bf16-reduce"  # bf16 of DeepSpeed
@@ -195,7 +195,7 @@ def _text(found: ConfiguredComparison, how: CompareOptions) -> list[RenderableTy
         *dim("vs yours: beside your own configuration; exposed: time in which a device only communicates", *notes),
         *dim(basis(graph, cluster)),
         *_memory(found),
-        *_keys(found),
+        *_keys(found, how),
         *_do_it(found, how),
     ]
 
@@ -231,13 +231,20 @@ def _memory(found: ConfiguredComparison) -> Iterator[RenderableType]:
             yield f"memory of {name}: {parts}{room}"
 
 
-def _keys(found: ConfiguredComparison) -> Iterator[RenderableType]:
-    """Lines of the file that change, change by change."""
+def _keys(found: ConfiguredComparison, given: CompareOptions) -> Iterator[RenderableType]:
+    """Lines of the file that change, change by change; a value that the file has stands there as it has it."""
+    from graphs.disk import read_text
+    from graphs.entry_points import imported
+    from placement.configurations.registry import TOOLS, value_text
+
+    entries = imported(TOOLS[found.configuration.tool].entries)(read_text(str(given.config)))
+    first = {name: value_text(value) for name, (value, _) in entries.items()}
     for number, step in enumerate(found.steps[1:], 1):
         if step.unsaid:
             yield Text(f"in your file, {number}: {show_line(step.unsaid)}", style="dim")
         elif step.keys:
-            told = ", ".join(f"{key} {_old(step, key, old)}{new or 'left out'}" for key, old, new in step.keys)
+            keys = ((key, first.pop(key, old), new) for key, old, new in step.keys)
+            told = ", ".join(f"{key} {f'{old} -> ' if old else '= '}{new or 'left out'}" for key, old, new in keys)
             yield f"in your file, {number}: {told}"
 
 
@@ -258,10 +265,6 @@ def _merged(given: CompareOptions, found: ConfiguredComparison) -> Iterator[Rend
         return
     write_atomically(path, made.text)
     yield f"yours with these changes: {path}{'' if made.is_edited else ', written anew, without its comments'}"
-
-
-def _old(step: PathStep, key: str, old: str) -> str:
-    return f"{old} -> " if old else "= "
 
 
 def _do_it(found: ConfiguredComparison, how: CompareOptions) -> Iterator[RenderableType]:

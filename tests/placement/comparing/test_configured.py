@@ -229,6 +229,13 @@ def test_flags_that_megatron_asserts_are_told_with_a_change() -> None:
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in keys
 
 
+def test_flags_are_told_by_the_names_that_the_file_has() -> None:
+    configuration = settled(read_configuration(f"{MEGATRON} --recompute-activations"), CLUSTER)
+    one, other = Strategy.parse("dp4 zero1 | tp2 sp | recompute=kind:*scaled_dot_product*"), Strategy.parse("dp8 zero1")
+    keys = keys_between(configuration, with_precision("master"), one, other)[0]
+    assert [key for key in keys if "recompute" in key[0]] == [("--recompute-activations", "given", "")]
+
+
 def model_file(folder: Path) -> str:
     path = folder / "model.py"
     path.write_text(
