@@ -145,7 +145,7 @@ class Cluster:
 
     @staticmethod
     def from_topology(path: str | Path) -> Cluster:
-        """Read what ``(nvidia-smi -L; nvidia-smi topo -m)`` prints: the GPUs of one host and how they are joined.
+        """Read what ``(nvidia-smi -L; nvidia-smi topo -m)`` prints: the GPUs of a host, or several, and their links.
 
         Raises:
             ClusterError: unreadable, or no such output (`env.presets.topology`); the message names the file.

@@ -8,7 +8,8 @@ between them.
 * PIX (one PCIe bridge), PXB (several), PHB (the host bridge of a CPU), NODE (host bridges of one NUMA node) and SYS
   (from socket to socket) are a tree of switches: GPUs are below one switch as far as the matrix puts them there, and
   each switch below the next one.
-* Columns of network adapters say nothing of their rates and are not read: the cluster is one host.
+* Columns of network adapters say nothing of their rates and are not read. The outputs of several hosts, one behind the
+  other, are a cluster where a line says what joins them: ``network 8 x 400 Gb/s``, adapters of each host.
 
 Rates: NVLink and PCIe as in `env.presets.parts`; from socket to socket 6 GB/s beside PCIe 3.0 (Broadwell's QPI), 16
 beside PCIe 4.0 (AMD Rome and Milan), 22 beside PCIe 5.0 (Sapphire Rapids): NCCL 2.27, src/graph/topo.h. The matrix
@@ -20,7 +21,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import networkx as nx
@@ -28,11 +29,14 @@ import networkx as nx
 from env.device import Device, Link
 from env.gpus import A100_SXM4, A100_SXM4_40, B200, H100, H100_HBM2E, H200, V100_SXM2, V100_SXM2_32
 from env.presets.known import known_device
-from env.presets.machines import GPUS, Gpu
+from env.presets.machines import GPUS, MOST_HOSTS, Gpu
 from env.presets.parts import (
     A100_PORT_BYTES_PER_S,
     B200_PORT_BYTES_PER_S,
+    GBIT_BYTES_PER_S,
     H100_PORT_BYTES_PER_S,
+    INFINIBAND_PORT_S,
+    INFINIBAND_REACHED,
     NVLINK2_BYTES_PER_S,
     NVLINK_REACHED,
     NVLINK_S,
@@ -44,6 +48,7 @@ from env.presets.parts import (
     QPI_BYTES_PER_S,
     Port,
     Preset,
+    adapters_of,
     numbered,
     switched_host,
 )
@@ -56,6 +61,7 @@ _HEAD = re.compile(r"^\s*(GPU\d+\s+)+")
 _GPU = re.compile(r"GPU\d+")
 _LISTED = re.compile(r"^\s*GPU (\d+): (.+?)(?: \(UUID: .*)?\s*$")
 _NVLINKS = re.compile(r"NV(\d+)")
+_NETWORK = re.compile(r"^\s*network:?\s+(\d+)\s*x\s*(\d+(?:\.\d+)?)\s*Gb(?:it)?/s\s*$", re.IGNORECASE | re.MULTILINE)
 _PCIE = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
 _OLD = {"SOC": "SYS"}  # as drivers before 2018 call it
 _SWITCHES = ("pcie", "bridge", "hostbridge", "socket")  # by which those of each class but the last are joined
@@ -163,14 +169,56 @@ def _check(gpus: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
 
 
 def preset_of(text: str, name: str) -> Preset:
-    """The host that a text of ``nvidia-smi -L`` and ``nvidia-smi topo -m`` is about.
+    """The hosts that a text of ``nvidia-smi -L`` and ``nvidia-smi topo -m`` is about, one behind the other.
 
     Args:
         name: of the cluster.
 
     Raises:
-        ClusterError: as of `topology_of`; no names of GPUs, or one without figures; NVLinks that such a GPU has not.
+        ClusterError: as of `topology_of`; no names of GPUs, or one without figures; NVLinks that such a GPU has not;
+            several hosts and no line that says what joins them.
     """
+    hosts = [_host(each, name) for each in _texts(text)]
+    if len(hosts) == 1:
+        return hosts[0]
+    if len(hosts) > MOST_HOSTS:
+        raise ClusterError(f"there are {len(hosts)} hosts; expected at most {MOST_HOSTS}.")
+    network = _NETWORK.search(text)
+    if network is None or not int(network[1]):
+        raise ClusterError(
+            f"there are matrices of {len(hosts)} hosts, and nothing says what joins these; add a line with the "
+            "adapters of each host, such as 'network 8 x 400 Gb/s'."
+        )
+    adapter = Port(float(network[2]) * GBIT_BYTES_PER_S, INFINIBAND_REACHED, INFINIBAND_PORT_S)
+    devices, links = list[Device](), list[Link]()
+    for number, host in enumerate(hosts):
+        before = f"host{number}/"
+        own = [replace(device, name=f"{before}{device.name}") for device in host.devices]
+        devices += own
+        links += [replace(link, src=f"{before}{link.src}", dst=f"{before}{link.dst}") for link in host.links]
+        links += adapters_of(own, int(network[1]), adapter, before, "network")
+    kinds = Counter(host.summary for host in hosts)
+    inside = "; ".join(f"{count} hosts of {kind}" for kind, count in kinds.items())
+    summary = f"{inside}; between them {network[1]} adapters of {network[2]} Gbit/s a host"
+    source = f"{hosts[0].source}; network as given, reached and latency as of InfiniBand"
+    fabrics = {id(host.fabric): host.fabric for host in hosts}
+    return Preset(name, tuple(devices), tuple(links), summary, source, hosts[0].fabric if len(fabrics) == 1 else None)
+
+
+def _texts(text: str) -> list[str]:
+    """The part of a text that is about each host: all up to the last row of its matrix."""
+    lines, found, begin = _COLOURS.sub("", text).splitlines(), list[str](), 0
+    while (head := next((k for k in range(begin, len(lines)) if _HEAD.match(lines[k])), None)) is not None:
+        gpus = [word for word in lines[head].split() if _GPU.fullmatch(word)]
+        rows = [k for k in range(head + 1, len(lines)) if lines[k].split()[:1] in ([gpu] for gpu in gpus)]
+        end = rows[: len(gpus)][-1] + 1 if rows else len(lines)
+        found.append("\n".join(lines[begin:end]))
+        begin = end
+    return found if len(found) > 1 else [text]
+
+
+def _host(text: str, name: str) -> Preset:
+    """One host; arguments and errors as of `preset_of`."""
     found = topology_of(text)
     models = _models(found)
     _check_nvlinks(found, models)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,25 @@ def test_an_nvswitch_is_that_of_the_preset(tmp_path: Path) -> None:
     assert (found.name, found.hash) == ("host", Cluster.preset("8xH100-nvswitch").hash)
     assert found.summary == "8 x H100-SXM5-80GB, joined by NV18"
     assert topology_of(HGX_H100).affinities[::4] == ("0-47,96-143", "48-95,144-191")
+
+
+def test_hosts_one_behind_the_other_are_joined_by_a_network(tmp_path: Path) -> None:
+    host = listed("NVIDIA H100 80GB HBM3", 8) + HGX_H100 + LEGEND
+    found = read(f"{host}{host}network 8 x 400 Gb/s\n", tmp_path)
+    preset = Cluster.preset("2x8xH100-ib")
+    assert found.devices == preset.devices
+    links = {replace(link, src=name(link.src), dst=name(link.dst)) for link in found.links}
+    assert links == set(preset.links)
+    assert found.fabric == preset.fabric
+    few = read(f"{listed('NVIDIA L40S', 4)}{CARDS}{host}network: 2 x 25 Gb/s", tmp_path)
+    assert [device.name for device in few.devices][3:5] == ["host0/gpu3", "host1/gpu0"]
+    assert "4 x L40S" in few.summary
+    with pytest.raises(ClusterError, match="matrices of 2 hosts, and nothing says what joins these"):
+        read(host + host, tmp_path)
+
+
+def name(end: str) -> str:
+    return "infiniband" if end == "network" else end
 
 
 def test_an_uneven_mesh_has_the_links_of_each_pair(tmp_path: Path) -> None:
