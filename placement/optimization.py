@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -66,6 +66,7 @@ def optimize(
     model: nn.Module | None = None,
     first: bool = False,
     limit_s: float | None = None,
+    own: Sequence[str | Strategy] = (),
 ) -> Result:
     """Find out how to run `graph` on `cluster`: which strategy, and which op on which device.
 
@@ -111,6 +112,8 @@ def optimize(
         first: stop at the first advice: after `FIRST_S` seconds of search over strategies, without a check by computing
             and without what ``"compiled"`` would bring.
         limit_s: seconds by the clock, on top: a search that they end returns the best so far, `Result.interrupted`.
+        own: strategies of your own, such as that of your configuration, which a search scores before all others: its
+            answer is no worse.
 
     Returns:
         The result; `Result.feasible` is False, with the reason, where nothing that fits was found. After a search over
@@ -149,6 +152,7 @@ def optimize(
         tool,
         model,
         first,
+        tuple(each if isinstance(each, Strategy) else Strategy.parse(each) for each in own),
     )
     if question.tool.name:
         _check_target(question)
@@ -169,6 +173,7 @@ class Question:
         tool: runs the answer.
         model: of the graph, where it was given.
         first: whether the first advice is enough.
+        own: strategies of the user's own.
     """
 
     graph: OpGraph
@@ -185,6 +190,7 @@ class Question:
     tool: ToolLimits = ANY_TOOL
     model: nn.Module | None = None
     first: bool = False
+    own: tuple[Strategy, ...] = ()
 
     @property
     def is_simulated(self) -> bool:
@@ -216,7 +222,7 @@ class Question:
         return Solver(self.graph, self.cluster, self.seed, self.objective, self.priority)
 
     def best_of_all(self, score_many: ScoreMany | None = None) -> Result:
-        aids = SearchAids(self.check, score_many, self.tool, self.first)
+        aids = SearchAids(self.check, score_many, self.tool, self.first, self.own)
         return best_of_all(self.graph, self.cluster, self.seed, self.limits, self.progress, aids)
 
 

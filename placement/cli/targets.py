@@ -17,6 +17,7 @@ from placement.exporters.registry import ANY, EXPORTERS, SEARCHED, Exporter
 if TYPE_CHECKING:
     from env.cluster import Cluster
     from graphs.opgraph import OpGraph
+    from graphs.transforms.strategy import Strategy
     from placement.configurations.configuration import Configuration
     from placement.results.result import Result
 
@@ -131,6 +132,27 @@ def _own_configuration(given: OptimizeOptions) -> Configuration | None:
         return None
 
 
+def own_strategies(given: OptimizeOptions, graph: OpGraph, cluster: Cluster) -> tuple[Strategy, ...]:
+    """The strategy of the configuration of the target that GRAPH is; none where it is anything else."""
+    from placement.configurations.strategies import settled
+
+    own = _own_configuration(given)
+    if own is None or given.strategy is not None:
+        return ()
+    found = _strategy_of(settled(own, cluster), graph)
+    return () if found is None else (found,)
+
+
+def _strategy_of(own: Configuration, graph: OpGraph) -> Strategy | None:
+    """The strategy of a configuration; None where --dim gave the model another batch."""
+    from placement.configurations.strategies import strategy_of
+
+    try:
+        return strategy_of(own, graph)
+    except (ConfigurationError, StrategyError):
+        return None
+
+
 def _in_own_file(given: OptimizeOptions, result: Result, graph: OpGraph, cluster: Cluster, text: str) -> Handed:
     """The answer in the user's own file where GRAPH is one, else, and where its form has no place, by itself.
 
@@ -142,7 +164,7 @@ def _in_own_file(given: OptimizeOptions, result: Result, graph: OpGraph, cluster
         return Handed(text)
     from placement.configurations.merging import merged
     from placement.configurations.results import configuration_of
-    from placement.configurations.strategies import settled, strategy_of
+    from placement.configurations.strategies import settled
 
     asked = configuration_of(result, given.for_)
     own = dataclasses.replace(
@@ -152,11 +174,7 @@ def _in_own_file(given: OptimizeOptions, result: Result, graph: OpGraph, cluster
         sequence=None if own.sequence is None else asked.sequence,
     )
     try:
-        strategy = strategy_of(own, graph)
-    except (ConfigurationError, StrategyError):  # --dim gave the model another batch
-        strategy = None
-    try:
-        found = merged(read_text(given.graph), own, graph, strategy, result.strategy)
+        found = merged(read_text(given.graph), own, graph, _strategy_of(own, graph), result.strategy)
     except MismatchError as error:
         return Handed(text, note=f"these are our keys alone, and not {given.graph}, for {error}")
     lost = "" if found.is_edited else f"{given.graph} was written anew, in another form and without its comments"

@@ -194,7 +194,7 @@ def compare_configuration(
         progress("scoring your configuration", 0, 1)
     yours, row = scorer.step(None, begin)
     search: dict[str, Any] = {"seed": seed, "budget_s": budget_s, "evaluations": evaluations, "progress": progress}
-    ours = optimize(graph, cluster, target=target, **search)
+    ours = optimize(graph, cluster, target=target, own=(begin,), **search)
     if not ours.feasible:  # the tool can run nothing that fits
         ours = optimize(graph, cluster, **search)
     end = _best_strategy(ours)

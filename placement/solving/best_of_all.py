@@ -64,12 +64,14 @@ class SearchAids:
         score_many: scores strategies side by side, by workers; None: this process does, one after the other.
         tool: runs the answer; one that is named runs strategies and one device, so nothing else is placed.
         first: whether to stop at the first advice.
+        own: strategies of the user's own, which are scored before all others.
     """
 
     check: Check = unchecked
     score_many: ScoreMany | None = None
     tool: ToolLimits = ANY_TOOL
     first: bool = False
+    own: tuple[Strategy, ...] = ()
 
 
 NO_AIDS = SearchAids()
@@ -119,7 +121,7 @@ def best_of_all(
 
     def searched(rival: Rival) -> StrategyOutcome:
         part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
-        outcome = find_strategies(graph, cluster, part, progress, aids.score_many, rival, aids.tool)
+        outcome = find_strategies(graph, cluster, part, progress, aids.score_many, rival, aids.tool, aids.own)
         budget.absorb(part)
         return outcome
 
@@ -185,6 +187,7 @@ def find_strategies(
     score_many: ScoreMany | None = None,
     rival: Rival | None = None,
     tool: ToolLimits = ANY_TOOL,
+    users: Sequence[Strategy] = (),
 ) -> StrategyOutcome:
     """Outcome of the search over strategies within a budget of placements; Ctrl-C ends it with its best."""
     from baselines.strategies.searching.search import NO_RIVAL, search_strategies  # loads transforms and simulator
@@ -200,7 +203,7 @@ def find_strategies(
         own.interrupted = True
 
     with on_interrupt(stop):
-        outcome = search_strategies(graph, cluster, own, progress, begin, score_many, rival, tool)
+        outcome = search_strategies(graph, cluster, own, progress, begin, score_many, rival, tool, users)
     budget.spend(0, own.worked_s)
     budget.interrupted |= own.interrupted or outcome.interrupted
     return outcome

@@ -15,7 +15,15 @@ from placement.cli.output import check_outputs, emit, emit_json, progress, reaso
 from placement.cli.reading import read_graph
 from placement.cli.records import is_default, option_of
 from placement.cli.searching import checked_search, first_lines, with_against
-from placement.cli.targets import as_the_tool_runs, handed_over, handed_to, model_for, target_lines, tool_recipe
+from placement.cli.targets import (
+    as_the_tool_runs,
+    handed_over,
+    handed_to,
+    model_for,
+    own_strategies,
+    target_lines,
+    tool_recipe,
+)
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -52,6 +60,7 @@ def optimize(given: OptimizeOptions) -> None:
             model=model,
             first=given.first,
             limit_s=given.limit_s,
+            own=own_strategies(given, graph, cluster),
             **search,
         )
     result = dataclasses.replace(result, command=given.again())
