@@ -293,7 +293,7 @@ def beyond(result: Result) -> str:
     if kept is None or result.answer is None or not result.alternatives:
         return ""
     if kept.faster_s is None:
-        return f"nothing faster was found that {kept.tool} cannot run"
+        return f"nothing faster that {kept.tool} cannot run was found in the tenth of the time that looks for it"
     gain = 1 - kept.faster_s / result.answer.objective_s
     lacks = f"which {kept.tool} cannot run: {kept.lacks.rstrip('.')}"
     return f"without --for {format_seconds(kept.faster_s)}, {gain:.1%} faster, takes {kept.faster!r}, {lacks}"

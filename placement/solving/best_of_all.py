@@ -253,7 +253,7 @@ def fastest(
             break
         left_out[found.strategy.text] = checked.problem
     if best is None:
-        nothing = nothing_fits(graph, cluster, seed, single if placed is None else placed, outcome)
+        nothing = nothing_fits(graph, cluster, seed, single if placed is None else placed, outcome, tool)
         best = StrategyRow(without_answer(graph, cluster, seed, AUTO, nothing), None)
     elif not best.result.bounds:
         best = dataclasses.replace(best, result=best.result.among_strategies(bounds))
@@ -387,17 +387,38 @@ def starts(graph: OpGraph, cluster: Cluster) -> Iterator[Strategy]:
         yield space.strategy({"tp": n}, device_names=names)
 
 
-def nothing_fits(graph: OpGraph, cluster: Cluster, seed: int, placed: Result, outcome: StrategyOutcome) -> str:
-    """The reason why nothing fits: bytes that the most frugal strategy lacks, and how many devices would do."""
+def nothing_fits(
+    graph: OpGraph, cluster: Cluster, seed: int, placed: Result, outcome: StrategyOutcome, tool: ToolLimits = ANY_TOOL
+) -> str:
+    """The reason why nothing fits: bytes that the most frugal strategy lacks, and how many devices would do.
+
+    Of a tool, what fits that it cannot run, instead of devices.
+    """
     if outcome.frugal is None:
         return placed.reason or f"graph {graph.name!r} allows no strategy on cluster {cluster.name!r}."
     frugal = strategy_row(graph, cluster, outcome.frugal.strategy, seed, {}).result
     missing, n = outcome.frugal.missing_bytes, len(cluster.compute_devices)
     lacking = f"lacks {format_bytes(missing)} on the fullest device" if missing else "nearly fits"
+    if tool.name:
+        more = _fits_elsewhere(cluster, tool, outcome)
+    else:
+        more = enough_devices(graph, cluster, _MORE_DEVICES * n, n, _ENOUGH_S).headline()
+    who = f" that {tool.name} can run" if tool.name else ""
     return (
-        f"the most frugal strategy, {frugal.strategy.text!r}, {lacking}: {frugal.reason or 'by estimate.'} The step "
-        f"keeps {kept_words(graph)}. {enough_devices(graph, cluster, _MORE_DEVICES * n, n, _ENOUGH_S).headline()}"
+        f"the most frugal strategy{who}, {frugal.strategy.text!r}, {lacking}: {frugal.reason or 'by estimate.'} The "
+        f"step keeps {kept_words(graph)}. {more}"
     )
+
+
+def _fits_elsewhere(cluster: Cluster, tool: ToolLimits, outcome: StrategyOutcome) -> str:
+    """Sentences about what would fit that a tool cannot run, and about the memory of hosts."""
+    if outcome.beyond is not None:
+        found, lacks = outcome.beyond
+        said = f"The reason is {tool.name}: {found.strategy.text!r} fits, which it cannot run: {lacks.rstrip('.')}."
+    else:
+        said = f"Of what {tool.name} cannot run, nothing that fits was found either; more devices may do."
+    has_hosts = any(device.kind == "cpu" for device in cluster.devices)
+    return said if has_hosts else f"{said} With hosts in the cluster, as a preset has with +host, it may offload."
 
 
 def solver_or_reason(graph: OpGraph, cluster: Cluster, seed: int) -> Solver | str:

@@ -153,6 +153,15 @@ def test_stages_are_those_that_the_tool_cuts(target: str, strategy: str) -> None
     assert "pipeline" in str(placement.export(found, target))
 
 
+def test_a_tool_that_is_the_reason_why_nothing_fits_is_named() -> None:
+    two = placement.Cluster.preset("2xH100-nvswitch")
+    devices = [dataclasses.replace(each, memory_bytes=620_000, reserved_bytes=0) for each in two.devices]
+    small = dataclasses.replace(two, name="small", devices=tuple(devices))
+    result = placement.optimize(mixed_graph(), small, target="accelerate", evaluations=FEW, seed=0)
+    assert "The reason is accelerate: 'dp2 zero3" in (result.reason or "")
+    assert "which it cannot run: a configuration recomputes all layers" in (result.reason or "")
+
+
 def test_inference_is_refused() -> None:
     captured = placement.capture(*exported_models.decoder()[:2])
     with pytest.raises(MismatchError, match="no training step; capture it with train=True"):
