@@ -71,11 +71,19 @@ def advice(result: Result) -> str:
     alone = on_one_device(result.alternatives)
     is_alone = alone is not None and alone.strategy == result.strategy and not result.strategy.is_none
     gain = _gain(None if is_alone else answer.speedup(one_s), _time(result, answer.objective_s))
-    head = f"{_best(result)}: {gain}, fits in {peak}"
+    head = f"{_within(_best(result), FIRST_LINE - len(f': {gain}'))}: {gain}, fits in {peak}"
     rest = [one for one in others if not _is_same(one, result)]
     return "; ".join(
         [head, *(_told(one, one_s) for one in rest[:_OTHERS]), *([] if is_alone else [_one_device(result, which)])]
     )
+
+
+def _within(words: str, room: int) -> str:
+    """The first of several words with commas between them, so that what follows stands on the first line."""
+    if len(words) <= room:
+        return words
+    at = words.rfind(", ", 0, max(room - len(", ..."), 0))
+    return f"{words[:at]}, ..." if at > 0 else words
 
 
 def _is_same(one: Alternative, result: Result) -> bool:

@@ -226,7 +226,8 @@ def _memory(found: ConfiguredComparison) -> Iterator[RenderableType]:
     ends = {"yours": found.yours, "ours": found.steps[-1]}
     for name, step in ends.items():
         if step.peak_parts and not (name == "ours" and step is found.yours):
-            parts = ", ".join(f"{part} {format_bytes(step.peak_parts[part])}" for part in _PARTS)
+            each = step.peak_parts
+            parts = ", ".join(f"{p} {format_bytes(each[p]) if each[p] else 'none yet at the peak'}" for p in _PARTS)
             room = "" if found.room_bytes is None else f", of {format_bytes(found.room_bytes)}"
             yield f"memory of {name}: {parts}{room}"
 

@@ -14,7 +14,7 @@ from graphs.origin import Origin
 from graphs.transforms.strategy import Strategy
 from placement.cli.comparing.asked import OptimizeOptions
 from placement.cli.searching import with_against
-from placement.results.advice import advice, tied, ties
+from placement.results.advice import advice, advice_lines, tied, ties
 from placement.results.alternatives import ONE_DEVICE, Alternative
 from placement.results.utilisation import BEST_CASE, basis, uncertainty
 
@@ -66,3 +66,11 @@ def test_what_lies_within_the_error_is_a_tie() -> None:
     assert lines[2] == "against      placement optimize gpt2 --cluster 2xH100-nvswitch --strategy dp2 --seed 0 --train"
     assert with_against(["note"], given, replace(result, alternatives=others[1:])) == ["note"]
     assert ties(replace(result, cluster=H100.at_peak(), alternatives=others)) == ""
+
+
+def test_the_time_stands_on_the_first_line_however_long_the_strategy_is() -> None:
+    text = "dp2 zero3 | tp2 sp | pp2 interleaved v2 mb8 | recompute=layers.* | offload=optimizer | updates=fused"
+    fixed = placement.optimize(step(), H100, strategy="none", seed=0)
+    first = advice_lines(replace(fixed, strategy=Strategy.parse(text)))[0]
+    assert ", ...: " in first
+    assert format_seconds(fixed.answered().objective_s) in first
