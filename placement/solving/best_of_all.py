@@ -113,7 +113,7 @@ def best_of_all(
     began_s = time.perf_counter()
     few = cluster if cluster.n_devices <= TABLE_DEVICES else part_of(cluster, cluster.compute_devices[:PLACED_DEVICES])
     solver = solver_or_reason(graph, few, seed)
-    compile_for_strategies()
+    compile_for_strategies(places=not aids.tool.name)  # no tool runs placements
     if isinstance(solver, Solver):
         compile_for(solver.problem, [SINGLE if aids.tool.name else AUTO])
     # It begins here: compiling takes longer than it, once.

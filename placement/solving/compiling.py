@@ -50,13 +50,18 @@ def compile_for(problem: Problem, methods: Sequence[str], search: bool = True) -
 
 
 @functools.cache
-def compile_for_strategies() -> None:
-    """Have all compiled, or loaded, that estimates and scores strategies, and places their graphs."""
+def compile_for_strategies(places: bool = True) -> None:
+    """Have all compiled, or loaded, that estimates and scores strategies.
+
+    Args:
+        places: also what places their graphs.
+    """
     from baselines.strategies.searching.search import search_strategies  # loads transforms and simulator
 
     graph, cluster = small_step()
     search_strategies(graph, cluster, Budget(evaluations=4))
-    for method in STARTS[LATENCY]:  # on times of a cost model, whose arrays are not those of measured times
+    # On times of a cost model, whose arrays are not those of measured times.
+    for method in STARTS[LATENCY] if places else ():
         baselines.METHODS[method](Problem(graph, cluster), 0)
 
 
