@@ -186,6 +186,8 @@ def target_lines(given: OptimizeOptions, result: Result, handed: Handed | None) 
     exporter = _exporter(given)
     if exporter is None or result.kept_to is None:
         return []
+    from placement.configurations.configuration import UPDATES_LATE
+
     text = None if handed is None else handed.text
     own = tool_recipe(given, result, text)
     note = [f"{'note':<12} {own['note']}"] if own is not None and own["note"] else []
@@ -193,6 +195,7 @@ def target_lines(given: OptimizeOptions, result: Result, handed: Handed | None) 
         told = ", ".join(f"{key} {f'{old} -> ' if old else '= '}{new or 'left out'}" for key, old, new in handed.keys)
         note.append(f"{'in your file':<12} {told or 'nothing changes'}")
     note += [f"{'note':<12} {handed.note}"] if handed is not None and handed.note else []
+    note += [f"{'note':<12} {UPDATES_LATE}"] if text is not None and result.strategy.offloads_optimizer else []
     left = exporter.unmodelled if text is not None else ""
     note += [f"{'left out':<12} {left}: not predicted, and not set here"] if left else []
     return [f"{given.for_:<12} {_handed(given, exporter, result, text)}", *note]

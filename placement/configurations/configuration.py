@@ -11,6 +11,10 @@ from graphs.errors import ConfigurationError
 NONE, FULL, ATTENTION, OPS = "none", "full", "attention", "ops"
 EVERY, FIRST = "every ", "first "  # before a number of layers
 AFTER_ALL = 10**12  # bytes of a bucket that is full when all gradients are there
+UPDATES_LATE = (
+    "updates on hosts are predicted beside the backward pass, and tools make them after it: the step may be longer by "
+    "what they take"
+)
 LAYERS_PER_STAGE = "layers of a stage"  # a key of `Configuration.sizes`
 
 

@@ -14,8 +14,8 @@ from graphs.opgraph import OpGraph
 from graphs.recipes import PRECISIONS, number_bytes
 from graphs.records import Phase
 from graphs.transforms.axes import GROUPS
-from graphs.transforms.strategy import VIRTUAL, MeshRule, Strategy
-from placement.configurations.configuration import AFTER_ALL, LAYERS_PER_STAGE, Configuration
+from graphs.transforms.strategy import OPTIMIZER, PARAMETERS, VIRTUAL, MeshRule, Strategy
+from placement.configurations.configuration import AFTER_ALL, LAYERS_PER_STAGE, UPDATES_LATE, Configuration
 from placement.configurations.recomputing import patterns_of
 
 _MEGATRON_BUCKET = 40_000_000  # numbers, or a million for each replica (megatron/core/distributed)
@@ -131,15 +131,16 @@ def check_sizes(found: Configuration, graph: OpGraph) -> None:
 
 
 def notes_on(found: Configuration, graph: OpGraph) -> tuple[str, ...]:
-    """Sentences on how a graph's layers are others than the file says, where it is the graph that is predicted."""
+    """Sentences on what is predicted otherwise than the file has it, such as the layers of the graph."""
+    late = (UPDATES_LATE,) if {OPTIMIZER, PARAMETERS} & set(found.offload) else ()
     if found.tool != "megatron":
-        return ()
+        return late
     has = {name for name in _ACTIVATIONS if any(kind.endswith(f".{name}") for kind in graph.kinds)}
     flag, said = next(((f, a) for f, a in _ACTIVATION_FLAGS.items() if f in found.others), ("no --swiglu", "gelu"))
     if not has or said in has:
-        return ()
+        return late
     told = f"the file has {flag}, layers with {said}, and the model {' and '.join(sorted(has))}"
-    return (f"{told}: the model that was given is predicted",)
+    return (f"{told}: the model that was given is predicted", *late)
 
 
 def _check_width(found: Configuration, graph: OpGraph) -> None:

@@ -26,7 +26,7 @@ from placement.comparing.changes import changes_between, parts_of, strategy_with
 from placement.comparing.configured import ConfiguredComparison, compare_configuration, keys_between
 from placement.configurations.registry import keys_of, read_configuration, write_configuration
 from placement.configurations.results import with_strategy
-from placement.configurations.strategies import settled, strategy_of
+from placement.configurations.strategies import notes_on, settled, strategy_of
 from placement.solving.checked import unchecked
 
 CLUSTER = Cluster.preset("8xH100-nvswitch")
@@ -301,6 +301,11 @@ def test_what_is_auto_is_told_and_buckets_are_those_of_the_width(zero: int, want
     assert "bf16.enabled as true unless --precision" in found.notes[0]
     as_bf16 = settled(dataclasses.replace(found, precision="master-bf16-reduce"), CLUSTER)
     assert strategy_of(as_bf16, with_precision("master-bf16-reduce")).bucket_bytes == wanted
+
+
+def test_updates_on_hosts_are_told_to_come_later() -> None:
+    text = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'
+    assert "after it" in notes_on(read_configuration(text), with_precision("master-bf16-reduce"))[0]
 
 
 def test_an_inline_configuration_has_buckets_of_deepspeed() -> None:
