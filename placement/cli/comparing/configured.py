@@ -48,6 +48,7 @@ _OTHERS = (
 def compare_configured(given: CompareOptions) -> None:
     """Read the configuration, score it, search, and show the path from it to the best."""
     _check(given)
+    asked = given
     given, processes, narrow = _file_of_deepspeed(given)
     configuration = _read(given)
     if processes is not None:
@@ -78,7 +79,7 @@ def compare_configured(given: CompareOptions) -> None:
             progress=lambda word, done, _: report(word, done),
         )
     written = list(_merged(given, found))
-    answer(given, found, lambda: [*_text(found, how), *written])
+    answer(asked, found, lambda: [*_text(found, how), *written])
 
 
 def _check(given: CompareOptions) -> None:
@@ -227,7 +228,7 @@ def _memory(found: ConfiguredComparison) -> Iterator[RenderableType]:
     for name, step in ends.items():
         if step.peak_parts and not (name == "ours" and step is found.yours):
             each = step.peak_parts
-            parts = ", ".join(f"{p} {format_bytes(each[p]) if each[p] else 'none yet at the peak'}" for p in _PARTS)
+            parts = ", ".join(f"{p} {format_bytes(each[p]) if each[p] else 'none at the peak'}" for p in _PARTS)
             room = "" if found.room_bytes is None else f", of {format_bytes(found.room_bytes)}"
             yield f"memory of {name}: {parts}{room}"
 
