@@ -93,7 +93,8 @@ def _told(changes: Mapping[str, tuple[Any, Any]], text: str, tool: str) -> Itera
     for name, (old, new) in changes.items():
         before = entries[name][0] if name in entries else old
         first, second = ("" if value is _ABSENT else value_text(value) for value in (before, new))
-        yield name, first, second
+        if first != second:  # a default that the file says, too
+            yield name, first, second
 
 
 def _says_the_same(edited: str, written: str, tool: str, devices: int) -> bool:

@@ -245,8 +245,10 @@ def _keys(found: ConfiguredComparison, given: CompareOptions) -> Iterator[Render
         if step.unsaid:
             yield Text(f"in your file, {number}: {show_line(step.unsaid)}", style="dim")
         elif step.keys:
-            keys = ((key, first.pop(key, old), new) for key, old, new in step.keys)
-            told = ", ".join(f"{key} {f'{old} -> ' if old else '= '}{new or 'left out'}" for key, old, new in keys)
+            keys = [(key, first.pop(key, old), new) for key, old, new in step.keys]
+            told = ", ".join(
+                f"{key} {f'{old} -> ' if old else '= '}{new or 'left out'}" for key, old, new in keys if old != new
+            )
             yield f"in your file, {number}: {told}"
 
 
