@@ -6,10 +6,9 @@ channels, are done as a whole or exchange theirs. So with whatever axes a mesh h
 
 * the later norm's parts put their statistics together; or
 * they do not, and those of the one before do: then something is exchanged between them; or
-* neither does: then something that comes whole, or summed up, is exchanged; or two tensors are; or one, and the norm
-  before is whole along some axis; or along every axis that norm is whole, with what comes after it until there is an op
-  that can make cut tensors of whole ones. Axes of sizes a, b .. of K places make that (a - 1 + b - 1 ..) / K, and so
-  log2(K) / K, of these ops' work at least.
+* neither does: then along each axis something that comes whole, or summed up, is exchanged; or two tensors are; or the
+  norm before is whole, and one is; or that norm is whole, with what comes after it until there is an op that can make
+  cut tensors of whole ones.
 
 Statistics and whole ops cost seconds of devices. All of it costs seconds on the path: where parts wait for each other,
 the path goes on at the next place of the group that exchanges, so that the mean over all places holds as without. The
@@ -20,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -38,13 +38,16 @@ class Hop:
     """The least that an exchange takes, from one place to another.
 
     Attributes:
-        begin_s: until the first byte arrives.
-        link_s, fused_s: per byte, over one route, and in a collective that has figures.
+        latency_s, begin_s: until the first byte arrives over links, and in a collective that has figures.
+        link_s, fused_s: per byte, over one route, and in such a collective.
+        has_one_port: a device sends to one other at a time.
     """
 
+    latency_s: float
     begin_s: float
     link_s: float
     fused_s: float
+    has_one_port: bool
 
     @staticmethod
     def of(problem: Problem, devices: IntArray) -> Hop:
@@ -52,16 +55,21 @@ class Hop:
         cluster = problem.cluster
         is_measured = bool(cluster.collectives) or not np.isnan(problem.graph.tensor_transfer_s).all()
         if is_measured or cluster.n_devices > TABLE_DEVICES:
-            return Hop(0.0, 0.0, 0.0)
+            return Hop(0.0, 0.0, 0.0, 0.0, False)
         latency_s, bandwidth = cluster.routes.figures_of(*pairs_among(devices))
         protocols = () if cluster.fabric is None else cluster.fabric.protocols
+        names = {cluster.devices[d].name for d in devices.tolist()}
+        ports = [link for link in cluster.links if link.src in names]
         return Hop(
-            min([float(latency_s.min()), *(each.base_s for each in protocols)]),
+            float(latency_s.min()),
+            min((each.base_s for each in protocols), default=np.inf),
             1.0 / float(bandwidth.max()),
             min((1.0 / each.bus_bytes_per_s for each in protocols), default=np.inf),
+            sorted(link.src for link in ports) == sorted(names)
+            and all(link.exclusive and link.latency_s > 0 for link in ports),
         )
 
-    def seconds(self, moved: FloatArray, places: int, evenness: FloatArray | None = None) -> FloatArray:
+    def moving_s(self, moved: FloatArray, places: int, evenness: FloatArray | None = None) -> FloatArray:
         """float64 [w]: for tensors of so many bytes, float64 [w], of which each place has a part.
 
         It gets that of the next one, or gives its own. Where it is cut along another dimension, `evenness` says how:
@@ -70,8 +78,24 @@ class Hop:
         """
         of_next = moved / places if evenness is None else moved * evenness / places**2
         over_links = np.maximum(of_next - 2, 0) * self.link_s
-        result: FloatArray = self.begin_s + np.minimum(over_links, moved / (2 * places) * self.fused_s)
+        result: FloatArray = np.minimum(over_links, moved / (2 * places) * self.fused_s)
         return result
+
+    def waiting_s(self, places: int) -> float:
+        """Until all places have heard of each other, along one axis or several, in the mean over places."""
+        return min(self.latency_s * (_rounds(places) if self.has_one_port else 1.0), self.begin_s)
+
+
+@cache
+def _rounds(places: int) -> float:
+    """Latencies until the last of so many places has told all others, in the mean: those who know double at most.
+
+    Along one axis; or along several, one after the other, where that takes less.
+    """
+    known = np.arange(1, places)
+    alone = float(np.ceil(np.log2(known + 1)).sum() / places)
+    divisors = [k for k in range(2, places) if places % k == 0]
+    return min(max(alone, 1.0), *(_rounds(k) + _rounds(places // k) for k in divisors), np.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,14 +147,22 @@ class Synchronised:
 
     def _extra(self, on: PathNorms, k: int) -> _Extra:
         launch_s, byte_s = self.costs.kernel_s
-        one_s = self.hop.seconds(on.moved, k, on.evenness(k))
+        moving_s, all_s = self.hop.moving_s(on.moved, k, on.evenness(k)), self.hop.moving_s(on.moved, k)
+        whole_s = np.where(on.parts >= k, 1.0, 0.0) * on.work_s / k
+        wait_s = self.hop.waiting_s(k)
+        # The norm before may be whole along some axes, and the others make so many parts of it.
+        parted = [each for each in range(2, k) if k % each == 0]
+        beside_s = np.min(
+            [self.hop.waiting_s(each) + (k // each - 1) * whole_s[1] for each in parted] or [on.read + np.inf], axis=0
+        )
+        either_s = np.minimum(wait_s, beside_s)
         return _Extra(
             launch_s + np.maximum(on.read / k - 1, 0) * byte_s,
-            self.hop.begin_s,
-            one_s,
-            np.where(on.is_once, one_s, np.minimum(2 * one_s, self.hop.seconds(on.moved, k))),
-            np.where(on.parts >= k, 1.0, 0.0) * on.work_s / k,
-            float(np.log2(k)),
+            either_s,
+            either_s + moving_s,
+            beside_s + moving_s,
+            wait_s + np.where(on.is_once, moving_s, np.minimum(wait_s + 2 * moving_s, all_s)),
+            (k - 1) * whole_s[0],
         )
 
 
@@ -140,19 +172,18 @@ class _Extra:
 
     Attributes:
         read_s: float64 [w], of a norm that puts statistics together; and it waits.
-        wait_s: on the path.
-        one_s, apart_s: float64 [w], on the path: of an exchange, and of those between norms neither of which puts
-            statistics together.
-        whole_s: float64 [2, w], of a K-th of the ops that may be whole instead, and of the norm before.
-        times: so many K-ths of them at least, where they are whole along every axis.
+        wait_s: float64 [w], on the path.
+        one_s, beside_s, apart_s: float64 [w], on the path: of an exchange, of one where the norm before is whole along
+            some axis, and of those between norms neither of which puts statistics together.
+        whole_s: float64 [w], of ops that are whole instead.
     """
 
     read_s: FloatArray
-    wait_s: float
+    wait_s: FloatArray
     one_s: FloatArray
+    beside_s: FloatArray
     apart_s: FloatArray
     whole_s: FloatArray
-    times: float
 
     def read(self, weight: FloatArray | float) -> FloatArray:
         """float64 [w], at a weight of the path against the work."""
@@ -163,10 +194,8 @@ class _Extra:
         """Seconds at weights of the path against the work, float64 [path], with the cheapest choices for all norms."""
         first, last = on.place
         least = np.minimum.reduceat(weight, np.stack([first, last + 1], axis=1).ravel()[:-1])[::2]
-        whole_s, norm_s = self.whole_s
-        one_s, apart_s = least * self.one_s, least * self.apart_s
-        neither_s = np.minimum(np.minimum(self.times * whole_s, one_s + norm_s), apart_s)
-        columns = self.read(weight[last - 1]), one_s, neither_s, np.append(True, first[1:] != last[:-1])
+        neither_s = np.minimum(self.whole_s, least * np.minimum(self.beside_s, self.apart_s))
+        columns = self.read(weight[last - 1]), least * self.one_s, neither_s, np.append(True, first[1:] != last[:-1])
         together = alone = 0.0  # least so far if the last norm puts statistics together, and if it does not
         for again, once, neither, is_new in zip(*(each.tolist() for each in columns), strict=True):
             if is_new:
