@@ -133,10 +133,13 @@ def _own_configuration(given: OptimizeOptions) -> Configuration | None:
 
 
 def own_strategies(given: OptimizeOptions, graph: OpGraph, cluster: Cluster) -> tuple[Strategy, ...]:
-    """The strategy of the configuration of the target that GRAPH is; none where it is anything else."""
+    """The strategy of the configuration of the target that GRAPH is; none where it is anything else.
+
+    A first advice has no time to score it, too.
+    """
     from placement.configurations.strategies import settled
 
-    own = _own_configuration(given)
+    own = None if given.first else _own_configuration(given)
     if own is None or given.strategy is not None:
         return ()
     found = _strategy_of(settled(own, cluster), graph)
