@@ -34,8 +34,13 @@ class WallLimit:
 
     def is_over(self) -> bool:
         """Whether no time is left; that is noted."""
-        self.has_ended |= self.left_s() <= 0
-        return self.has_ended
+        return not self.has_time_for(0.0)
+
+    def has_time_for(self, seconds: float) -> bool:
+        """Whether more than so many seconds are left; that they are not is noted."""
+        has_time = self.left_s() > seconds
+        self.has_ended |= not has_time
+        return has_time
 
 
 @dataclass

@@ -30,6 +30,7 @@ SAMPLE_S, SAMPLE_OP_S = 1e-3, 1e-6  # a placement that a policy draws and scores
 LEARNED_OP_S = 5e-6  # for each op: a placement that a policy draws and learns from
 
 ESTIMATE_S, ESTIMATE_OP_S = 1e-3, 4.5e-6  # an estimate of a strategy, and for each op
+PLACED_OP_S = 1e-3  # for each op: the placement that every replica of a strategy takes
 SCORING_OP_S = 1.5e-5  # for each op of the graph of a strategy: carried out and simulated
 
 

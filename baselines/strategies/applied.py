@@ -23,6 +23,7 @@ from baselines.strategies.folding import (
     with_single_place_collectives,
 )
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order, order_of
+from baselines.strategies.placed import check_rows, placed_rows
 from baselines.strategies.stage_cuts import recomputed_in_stages
 from env.cluster import BLOCKING, LANE, Cluster
 from env.communication.formulas import buffer_bytes, fused_s
@@ -156,7 +157,7 @@ def _carried_out(
     )
     # A single micro-batch leaves no choice of order.
     is_searched = strategy.order == MEMORY_ORDER and strategy.micro_batches > 1
-    order = None if is_searched else order_of(strategy, joined is not None)
+    order = None if is_searched or strategy.is_placed else order_of(strategy, joined is not None)
     hosted = None
     if strategy.offloaded_activations:
         hosted = hosted_tensors(again.graph, strategy.offloaded_activations, stage)
@@ -185,7 +186,7 @@ def _carried_out(
         unordered = _without_lanes(unordered, target)
     spelt_out, numbers = unordered, None
     searched: tuple[tuple[StageBlock, ...], ...] = ()
-    if strategy.stages > 1 or strategy.micro_batches > 1:
+    if (strategy.stages > 1 or strategy.micro_batches > 1) and not strategy.is_placed:
         in_blocks = np.where(is_apart, -1, stage)
         try:
             if order is None and decided is not None:
@@ -235,7 +236,11 @@ def _exchanged(
     """
     again = recomputed(graph, strategy.recompute, strategy.micro_batches > 1)
     stage, is_apart = np.zeros(again.graph.n_ops, dtype=np.int64), np.zeros(again.graph.n_ops, dtype=np.bool_)
-    if strategy.stages > 1:
+    if strategy.is_placed:
+        known = None if decided is None else decided.placed
+        rows_of = placed_rows(again, cluster, strategy) if known is None else known
+        stage = check_rows(rows_of, again.graph, strategy)
+    elif strategy.stages > 1:
         again, stage, is_apart = recomputed_in_stages(graph, cluster, strategy, grid.reshape(-1))
     axes = [rule.axis() for rule in strategy.mesh]
     zero = Zero(strategy.zero) if strategy.zero else None

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from baselines.strategies.applied import Applied
 
 _BLOCKS = (FORWARD, BACKWARD, WEIGHTS, WHOLE_BACKWARD)
+_PLACED = "placed"
 _COUNTS = ("ops", "collectives", "rewritten_ops")
 
 
@@ -45,6 +46,7 @@ class Decisions:
         algorithms: c names.
         fused_s: float64 [c], seconds of a collective that is fused, NaN of one that is spelt out.
         sequences: of a pipeline order that was searched, the blocks of each row of devices; else none.
+        placed: of a strategy that places the ops of each replica, int64 [n], the row of devices of each op; else None.
         turn: int64 [N], when each op starts: 0 for the first, equal numbers for those that start together.
     """
 
@@ -53,6 +55,7 @@ class Decisions:
     fused_s: FloatArray
     sequences: tuple[tuple[StageBlock, ...], ...]
     turn: IntArray
+    placed: IntArray | None = None
 
     def order_of(self, graph: OpGraph) -> FloatArray:
         """float64 [N]: `turn` as an explicit order of the rewritten graph, for `env.plan.Plan`.
@@ -88,6 +91,7 @@ class Decisions:
             "fused_s": pack_real(self.fused_s),
             "sequences": [[list(block) for block in blocks] for blocks in self.sequences],
             "turn": pack_whole(self.turn),
+            **({} if self.placed is None else {_PLACED: pack_whole(self.placed), "ops": len(self.placed)}),
         }
 
     @staticmethod
@@ -98,8 +102,8 @@ class Decisions:
             GraphFileError: a broken column.
             MismatchError: a missing or unknown field, or a value of another kind.
         """
-        known = {*_COUNTS, *(each.name for each in fields(Decisions))}
-        if not isinstance(document, dict) or document.keys() != known:
+        known = {*_COUNTS, *(each.name for each in fields(Decisions))} - {_PLACED}
+        if not isinstance(document, dict) or document.keys() - {_PLACED} != known:
             raise MismatchError(f"decisions are none; expected an object with {', '.join(sorted(known))}.")
         ops, collectives, rewritten_ops = (_count(document, key) for key in _COUNTS)
         if not isinstance(document["rows"], list):
@@ -113,6 +117,7 @@ class Decisions:
             fused_s=fused_s,
             sequences=_sequences(document["sequences"]),
             turn=unpack_whole(document["turn"], rewritten_ops, "turn"),
+            placed=unpack_whole(document[_PLACED], ops, _PLACED) if _PLACED in document else None,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -140,6 +145,7 @@ def decisions_of(what: Applied, start_s: FloatArray) -> Decisions:
         fused_s=rewrite.fused_s,
         sequences=rewrite.sequences,
         turn=turn.reshape(-1).astype(np.int64),
+        placed=rewrite.row if what.strategy.is_placed else None,
     )
 
 

@@ -27,7 +27,7 @@ from graphs.transforms.derived import Derived
 from graphs.transforms.strategy import Strategy
 
 LARGE_OPS = 150_000  # of a derived graph, about: more of them are folded
-_SPATIAL = ("hp", "wp")
+SPATIAL = ("hp", "wp")
 _EXCHANGES = 0.04  # collectives for each op and axis of a mesh, about
 _ROUNDS = 16  # of a collective that is spelt out, at most
 
@@ -56,9 +56,11 @@ def is_to_be_folded(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> boo
 
 def why_not_folded(cluster: Cluster, strategy: Strategy) -> str:
     """A sentence that says why no place of a strategy's mesh stands for all; "" where one does."""
+    if strategy.is_placed:
+        return f"strategy {strategy.text!r} places ops one by one, and the replicas' transfers may meet anywhere."
     names = [rule.name for rule in strategy.mesh if rule.size > 1]
     for name in names:
-        if name in _SPATIAL:
+        if name in SPATIAL:
             return (
                 f"strategy {strategy.text!r} cuts images by {name}, and parts at the edge are no equals of the others."
             )

@@ -28,7 +28,7 @@ def stage_cuts(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> tuple[st
     Raises:
         StrategyError: too few devices, or too few ops for so many stages.
     """
-    if strategy.stages == 1 or strategy.cuts:
+    if strategy.stages == 1 or strategy.is_placed or strategy.cuts:
         return strategy.cuts
     again = recomputed(graph, strategy.recompute, strategy.micro_batches > 1).graph
     first_ops = _first_ops(problem_of(again, cluster), strategy, devices_of(cluster, strategy))

@@ -36,7 +36,7 @@ class AxisTraffic:
 
     Attributes:
         kind: of collective, or `TRANSFER`.
-        axis: of the mesh; of transfers `STAGES`, `DEVICES` where nothing was rewritten, or `HOST` for those to the
+        axis: of the mesh; of transfers `STAGES`, `DEVICES` where ops are placed one by one, or `HOST` for those to the
             memory of the host and back.
         count: how many there are in a step.
         bytes: of the whole tensors, all together.
@@ -162,7 +162,7 @@ def _traffic(what: Applied, schedule: Schedule, device: int) -> dict[tuple[str, 
         members.setdefault(_key(derived, op), ([], []))[0].append(op)
     for transfer, op, to_host in zip(near.tolist(), producer.tolist(), is_host.tolist(), strict=True):
         of_axis = derived.along[op] >= 0 and not to_host
-        axis = HOST if to_host else DEVICES if what.strategy.is_none else STAGES
+        axis = HOST if to_host else DEVICES if what.strategy.is_none or what.strategy.is_placed else STAGES
         key = _key(derived, op) if of_axis else (len(derived.mesh) + (axis != HOST), TRANSFER, axis)
         members.setdefault(key, ([], []))[1].append(transfer)
     arrays = {key: (np.array(a, dtype=np.int64), np.array(b, dtype=np.int64)) for key, (a, b) in members.items()}

@@ -24,6 +24,7 @@ from graphs.transforms.axes import AXES, GROUPS, STORAGE_AXES
 from graphs.transforms.splitting.sharding import Axis
 
 ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "memory", "pipedream")
+PLACED = "placed"  # the order of stages that are no stretches of the model: a placement says which ops each has
 VIRTUAL = ("interleaved", "zbv", "v-half")  # orders with several stages on each device, two unless the strategy says
 STATISTICS = ("exact", "sync", "local")
 # Names of all that may live in the memory of the host; parameters with all that an update keeps.
@@ -115,7 +116,8 @@ class Strategy:
     Attributes:
         mesh: axes of the mesh inside a stage, in the order of `AXES`.
         stages: of a pipeline; 1 for none.
-        order: of the micro-batches in the pipeline, a name of `ORDERS`.
+        order: of the micro-batches in the pipeline, a name of `ORDERS`; or `PLACED` (``placed4`` in texts): the stages
+            are the devices of a placement, which any op may be on, and the batch is not cut in time.
         chunks: stages of each device, where the order has several (``v2`` in texts).
         micro_batches: into which the batch is cut in time.
         zero: level at which storage is split along `STORAGE_AXES`; 0 for none. Where the mesh has `GROUPS` too, each
@@ -178,6 +180,7 @@ class Strategy:
                 f" example 'dp4 zero{self.zero}', or, without replicas, 'ep4 zero{self.zero}' or 'cp4 zero{self.zero}'."
             )
         self._check_groups(sizes)
+        self._check_placed()
         if not 0 <= self.bucket_bytes < _MOST_BUCKET_BYTES:
             raise StrategyError(
                 f"a strategy has buckets of {self.bucket_bytes} bytes; expected fewer than {_MOST_BUCKET_BYTES:,}, say "
@@ -218,6 +221,21 @@ class Strategy:
                 " on' of both axes dp."
             )
 
+    def _check_placed(self) -> None:
+        """A placement is of several devices, in replicas or parts, of the whole batch, and has no stretches."""
+        if self.order != PLACED:
+            return
+        if self.stages == 1 or self.places == 1:
+            raise StrategyError(
+                f"strategy {self.text!r:.200} has no parts of a mesh to place on several devices each; write for "
+                f"example 'dp2 | placed4', or {NONE!r} for a placement of the graph as it is."
+            )
+        if self.micro_batches > 1 or self.chunks > 1 or self.cuts:
+            raise StrategyError(
+                f"strategy {self.text!r:.200} places the ops of each replica one by one, which leaves no stages to cut "
+                "or to run micro-batches through; leave out 'mb', 'v' and 'cuts=', or take a pipeline, 'pp2 1f1b mb8'."
+            )
+
     def _check_tensor_modules(self) -> None:
         """Weights are cut along one axis."""
         if any(rule.tensor_modules for rule in self.mesh) and any(rule.name == "tp" for rule in self.mesh):
@@ -242,6 +260,11 @@ class Strategy:
     def is_none(self) -> bool:
         """Whether it leaves the graph as it is."""
         return self == Strategy()
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether a placement says which op is on which of its stages' devices, for every place of the mesh alike."""
+        return self.order == PLACED
 
     @property
     def places(self) -> int:
@@ -318,7 +341,10 @@ class Strategy:
             if rule.name != "tp":
                 yield f"{rule}{f' zero{self.zero}' if rule.name == split else ''}"
         micro = f"mb{self.micro_batches}"
-        if self.stages > 1 or (self.order, self.chunks) != (Strategy.order, Strategy.chunks):
+        if self.is_placed:
+            more = f" mb{self.micro_batches}" * (self.micro_batches > 1)
+            yield f"{PLACED}{self.stages}{f' v{self.chunks}' * (self.chunks > 1)}{more}"
+        elif self.stages > 1 or (self.order, self.chunks) != (Strategy.order, Strategy.chunks):
             chunks = f" v{self.chunks}" if self.chunks > 1 else ""
             yield f"pp{self.stages} {self.order}{chunks} {micro}"
         elif self.micro_batches > 1:

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from graphs.errors import StrategyError
 from graphs.transforms.axes import AXES, GROUPS, STORAGE_AXES
 from graphs.transforms.collectives.rounds import ALGORITHMS, is_algorithm
-from graphs.transforms.strategy import NONE, ORDERS, STATISTICS, MeshRule, Strategy
+from graphs.transforms.strategy import NONE, ORDERS, PLACED, STATISTICS, MeshRule, Strategy
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "": 1}
 _WORD = re.compile(r"[^\s|]+|\|")
@@ -62,7 +62,7 @@ class _Reader:
 
     text: str
     said: set[str] = field(default_factory=set)
-    listed: dict[str, Any] = field(default_factory=dict)  # names, which are checked once all else is known
+    listed: dict[str, Any] = field(default_factory=dict)  # fields that are checked once all else is known
 
     def strategy(self) -> Strategy:
         result = Strategy()
@@ -91,13 +91,16 @@ class _Reader:
         if name == "pp":
             self._once(first, "stages")
             return self._pipeline(replace(strategy, stages=size), rest)
-        if name == "mb":
+        if name == PLACED:
+            self._once(first, "stages")
+            self.listed.update(stages=size, order=PLACED)  # of parts, which may follow
+        elif name == "mb":
             self._once(first, "micro-batches")
             strategy = replace(strategy, micro_batches=size)
         elif "=" in first[0]:
             strategy = self._option(strategy, first)
         else:
-            options = ["pp2", "mb8", *_OPTIONS, "reduce=ring", "statistics=sync"]
+            options = ["pp2", "placed2", "mb8", *_OPTIONS, "reduce=ring", "statistics=sync"]
             options += [NONE] if first[0] == self.text.strip() else []  # beside others it means nothing
             raise self._unknown(first, [*(f"{axis}2" for axis in _IN_TEXT), *options])
         for word in rest:

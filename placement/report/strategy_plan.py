@@ -53,7 +53,9 @@ def split_lines(strategy: Strategy) -> Iterator[str]:
         where += " of a group" if GROUPS in replicas else ""
         but = "; experts among their replicas" if replicas.get("ep", 1) > 1 else ""
         yield f"zero{strategy.zero}: {_ZERO[strategy.zero]} in {parts} parts, {where}{but}."
-    if strategy.stages > 1:
+    if strategy.is_placed:
+        yield f"placed: the ops of each part of the mesh on {strategy.stages} devices, every part in the same way."
+    elif strategy.stages > 1:
         yield f"pp, {strategy.stages} stages: the layers; {strategy.micro_batches} micro-batches follow each other."
     elif strategy.micro_batches > 1:
         yield f"mb: {strategy.micro_batches} micro-batches one after the other, gradients added up."
@@ -85,7 +87,8 @@ def _drawing(result: Result, strategy: Strategy) -> str:
     for stage in range(shown[0]):
         x = SIDE + stage * (width + GAP)
         first = names[stage * places]
-        title = f"stage {stage + 1}: {held.get(first, '')}" if strategy.stages > 1 else held.get(first, "")
+        what = "device" if strategy.is_placed else "stage"
+        title = f"{what} {stage + 1}: {held.get(first, '')}" if strategy.stages > 1 else held.get(first, "")
         parts.append(f'<text x="{x}" y="14"><title>{escape(title)}</title>{escape(_short(title, width + GAP))}</text>')
         for column in range(shown[2]):
             label = f"{inner.name} {column + 1}" if inner.size > 1 else ""

@@ -242,9 +242,11 @@ def for_trainers(result: Result) -> str:
         result: as of `advice`.
     """
     answer = result.answer
-    if answer is None or not (result.strategy.is_none and result.graph.is_training and len(answer.used) > 1):
+    as_placed = result.strategy.is_none or result.strategy.is_placed
+    if answer is None or not (as_placed and result.graph.is_training and len(answer.used) > 1):
         return ""
-    fitting = [one for one in result.alternatives if one.step_time_s is not None and not one.strategy.is_none]
+    run = (one for one in result.alternatives if not one.strategy.is_none and not one.strategy.is_placed)
+    fitting = [one for one in run if one.step_time_s is not None]
     one = min(fitting, key=lambda one: one.step_time_s or 0.0, default=None)
     if one is None:
         return ""

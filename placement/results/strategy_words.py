@@ -9,7 +9,7 @@ from dataclasses import replace
 from graphs.module_paths import KIND
 from graphs.transforms.axes import AXES, GROUPS, STORAGE_AXES
 from graphs.transforms.recomputing.selecting import IN, parted
-from graphs.transforms.strategy import ACTIVATIONS, MeshRule, Strategy
+from graphs.transforms.strategy import ACTIVATIONS, PLACED, MeshRule, Strategy
 from placement.results.alternatives import ONE_DEVICE, PLACEMENT
 
 _ORDERS = {
@@ -30,6 +30,7 @@ _FAMILIES = {
     **{axis.family: axis.brief for axis in AXES.values()},
     **{f"zero{level}": f"{AXES['dp'].brief}, ZeRO-{level}" for level in (1, 2, 3)},
     "spatial": "spatial parallel",
+    PLACED: "parts of a mesh, each placed op by op",
     "hybrid": "hybrid",
 }
 _PLAIN = Strategy()
@@ -89,7 +90,9 @@ def _parts(strategy: Strategy) -> Iterator[str]:
         elif rule.name != GROUPS:
             yield _axis(rule, strategy.zero if rule.name == split else 0, rule.size)
     micro = f"{strategy.micro_batches} micro-batches"
-    if strategy.stages > 1:
+    if strategy.is_placed:
+        yield f"each placed op by op on {strategy.stages} devices"
+    elif strategy.stages > 1:
         order = _ORDERS.get(strategy.order, strategy.order)
         chunks = f", {strategy.chunks} a device" if strategy.chunks > 1 else ""
         only = "1 micro-batch" if strategy.micro_batches == 1 else micro

@@ -36,6 +36,7 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.axes import AXES
 from graphs.transforms.splitting.storage_ops import on_storage
+from graphs.transforms.strategy import PLACED
 
 ALL, ONE_DEVICE, WITH_HOST, NO_STRATEGY = "all", "one device", "one device with its host", "none"
 _STRAIGHT, _V_SHAPED = ("gpipe", "1f1b", "zb-h1", "zb-h2", "memory"), ("zbv", "v-half")
@@ -161,6 +162,9 @@ def _families(problem: Problem, devices: IntArray, extents: Extents, placed: Pla
         for is_v in (False, True):
             known_s = filling.least_s(count, (2, count // 2), is_v, known_s)
         result[HYBRID] = known_s
+        # The same devices with a whole batch at once, whichever op of a part is on which.
+        once = np.ones(len(k))
+        result[PLACED] = _least(np.maximum(staged.area_s(k, p, once), staged.path_s(k, once)), room.shared(k * p))
     return {name: seconds * (1.0 - _ROUNDING) for name, seconds in result.items()}
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from graphs.transforms.axes import AXES
-from graphs.transforms.strategy import ORDERS, Strategy
+from graphs.transforms.strategy import ORDERS, PLACED, Strategy
 
 HYBRID = "hybrid"
 IN_PARTS = ""  # on one device: its micro-batches, and what it recomputes
 PIPELINES = tuple(f"pp {order}" for order in ORDERS if order != "pipedream")
 _ZERO = ("zero1", "zero2", "zero3")
-FAMILIES = (*dict.fromkeys(("dp", *_ZERO, "tp", *sorted(axis.family for axis in AXES.values()))), *PIPELINES, HYBRID)
+FAMILIES = (
+    *dict.fromkeys(("dp", *_ZERO, "tp", *sorted(axis.family for axis in AXES.values()))),
+    *PIPELINES,
+    PLACED,
+    HYBRID,
+)
 
 
 def family_of(strategy: Strategy) -> str:
@@ -20,6 +25,8 @@ def family_of(strategy: Strategy) -> str:
     Returns:
         A name of `FAMILIES`; `IN_PARTS` for a strategy of one device.
     """
+    if strategy.is_placed:
+        return PLACED
     if any(rule.tensor_modules for rule in strategy.mesh):
         return HYBRID
     names = {AXES[rule.name].family for rule in strategy.mesh if rule.size > 1}

@@ -35,6 +35,7 @@ from baselines.strategies.searching.records import (
     like,
     shape_of,
 )
+from baselines.strategies.searching.replicas import placed_replicas, score_placed
 from baselines.strategies.searching.saving import savings
 from baselines.strategies.searching.scoring import scoring_s, tried
 from baselines.strategies.searching.settings import DEFAULTS
@@ -120,7 +121,7 @@ class _Search:
         tool: ToolLimits,
     ) -> None:
         self.settings, self.tool = DEFAULTS, tool
-        self.beyond_s = 0.0 if tool is ANY_TOOL else DEFAULTS.beyond_share * budget.left_s()  # kept for the end
+        self.kept_s = 0.0 if tool is ANY_TOOL else DEFAULTS.beyond_share * budget.left_s()  # for the end
         self.estimate_s = prices.estimate_s(graph)
         self.rival, self.share = rival, 1.0
         self.is_whole = False  # whether all that was to be estimated so far was
@@ -154,19 +155,22 @@ class _Search:
         self.progress("estimating the grid", 2, 4)
         self.is_whole = self._estimate_all(self._best_meshes_first(), "grid")
         self.progress("scoring", 3, 4)
+        placed = self._placed_replicas()
         self._score_best()
         rungs = [rung for rung in ladder_of(self.pool).values() if isinstance(rung, Estimate)]
         while not self._is_over() and (due := self._affordable(rungs)):
             self._score(due)
+        allowed = min(self.budget.left_s(), self.settings.placed_share * self.all_s)
+        score_placed(self.space, self.pool, placed, self.budget, allowed, self.progress)
         if self.tool is not ANY_TOOL:
             self.progress("looking beyond", 4, 4)
-            look_beyond(self.pool, self.budget, self.beyond_s, self.estimator, self._tried, self._scoring_s)
+            look_beyond(self.pool, self.budget, self.kept_s, self.estimator, self._tried, self._scoring_s)
 
     # -- estimating -------------------------------------------------------------------------------------------
 
     def _time_s(self) -> float:
         """Seconds left, but for those that are kept for the end."""
-        return max(0.0, self.budget.left_s() - (0.0 if math.isinf(self.beyond_s) else self.beyond_s))
+        return max(0.0, self.budget.left_s() - (0.0 if math.isinf(self.kept_s) else self.kept_s))
 
     def _estimate(self, strategy: Strategy) -> Estimate | None:
         pool = self.pool
@@ -394,6 +398,17 @@ class _Search:
     def _scoring_s(self, estimate: Estimate) -> float:
         """Seconds of work in scoring it."""
         return scoring_s(self.graph, self.cluster, estimate.strategy)
+
+    def _placed_replicas(self) -> list[Strategy]:
+        """Strategies that place every part of a mesh, for which time is kept; none for a tool, since none runs them."""
+        if self.tool is not ANY_TOOL or self.budget.over():
+            return []
+        fitting = (self.pool.corrected_s(each) for each in self.pool.estimates.values() if each.fits)
+        best_s = min([self.rival.known_s, *fitting])
+        found = placed_replicas(self.space, self.pool, self._estimate, self.rival, best_s, self.budget)
+        if found and not math.isinf(self.all_s):
+            self.kept_s = self.settings.placed_share * self.all_s
+        return found
 
     def _is_open(self, strategy: Strategy) -> bool:
         pool = self.pool

@@ -39,6 +39,7 @@ class SearchSettings:
         near_placed: times the best strategy: placements below it may win.
         beyond_share, most_lacking, most_beyond: of the time, at most so many estimates, and scores, tell what it costs
             that the tool of the answer cannot run every strategy.
+        placed_share, most_placed: of the time, for at most so many meshes whose parts are placed, where that may win.
     """
 
     sketch_share: float = 0.2
@@ -71,6 +72,8 @@ class SearchSettings:
     beyond_share: float = 0.1
     most_lacking: int = 200
     most_beyond: int = 3
+    placed_share: float = 0.2
+    most_placed: int = 2
 
 
 DEFAULTS = SearchSettings()

@@ -1,0 +1,156 @@
+"""Strategies whose parts are placed op by op: one placement for all of them, scored exactly, decided once."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from towers import towers
+
+from baselines.budget import Budget
+from baselines.strategies import placed
+from baselines.strategies.applied import applied
+from baselines.strategies.decisions import Decisions, decisions_of
+from baselines.strategies.estimating.estimate import Estimate
+from baselines.strategies.estimating.estimator import Estimator
+from baselines.strategies.searching.bound import ALL, strategy_bounds
+from baselines.strategies.searching.families import family_of
+from baselines.strategies.searching.records import Pool, Rival
+from baselines.strategies.searching.replicas import placed_replicas
+from baselines.strategies.searching.scoring import scored, tried
+from baselines.strategies.searching.search import search_strategies
+from baselines.strategies.searching.space import Space
+from env.checking.checker import check_schedule
+from env.checking.reference import simulate_reference
+from env.cluster import Cluster
+from env.simulation.simulator import Simulator
+from graphs.capture import capture
+from graphs.errors import MismatchError, StrategyError
+from graphs.opgraph import OpGraph
+from graphs.transforms.strategy import PLACED, MeshRule, Strategy
+
+CLUSTER = Cluster.preset("8xV100-nvlink")
+TEXTS = (
+    *("dp2 | placed2", "placed2 | tp2", "dp2 zero3 | placed3 | updates=fused"),
+    *("dp2 | placed2 | tp2 | recompute=cells.*", "dp4 | placed2 | bucket=0 | reduce=ring"),
+)
+
+
+@pytest.fixture(scope="module")
+def graph() -> OpGraph:
+    model, args = towers(width=64)
+    del model.side[2]  # whose statistics of the batch have tests of their own
+    return capture(model, args, train=True)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_parts_are_placed_alike_and_scored_as_by_the_reference(graph: OpGraph, text: str) -> None:
+    strategy = Strategy.parse(text)
+    what = applied(graph, CLUSTER, strategy)
+    assert what.rewrite is not None
+    computing = np.flatnonzero(what.problem.graph.kernels > 0)
+    computing = computing[[what.problem.graph.pins[op] == () for op in computing]]  # the others are on lanes
+    row = what.rewrite.row[what.unordered.origin[computing]]
+    at = what.rewrite.devices[row, what.derived.part[computing]]
+    assert at.tolist() == what.plan.device[computing].tolist()
+    assert len(np.unique(what.plan.device[computing])) == strategy.devices
+    score, schedule = Simulator(what.problem).schedule(what.plan)
+    assert check_schedule(what.problem.graph, what.problem.cluster, schedule, what.plan) == []
+    reference = simulate_reference(what.problem.graph, what.problem.cluster, what.plan)
+    assert reference.step_time_s == pytest.approx(score.step_time_s, rel=1e-12)
+    bounds = strategy_bounds(graph, CLUSTER)
+    assert bounds[ALL] <= bounds[PLACED] <= score.step_time_s
+
+
+@pytest.mark.parametrize("text", TEXTS[:2])
+def test_a_placement_is_decided_once(graph: OpGraph, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = Strategy.parse(text)
+    what = applied(graph, CLUSTER, strategy)
+    decided = decisions_of(what, Simulator(what.problem).schedule(what.plan)[1].op_start_s)
+    read = Decisions.from_document(json.loads(json.dumps(decided.document)))
+    assert read == decided
+    monkeypatch.setattr(placed, "_placed", lambda *given: pytest.fail("searched again"))
+    again = applied(graph, CLUSTER, strategy, decided=read)
+    assert again.plan.device.tolist() == what.plan.device.tolist()
+    assert again.problem.graph.hash == what.problem.graph.hash
+    for wrong in (np.zeros(3, dtype=np.int64), np.full(graph.n_ops, strategy.stages), np.full(graph.n_ops, -1)):
+        with pytest.raises(MismatchError, match=r"decisions place [0-9]+ ops, .* places [0-9]+ on 2 devices; save"):
+            applied(graph, CLUSTER, strategy, decided=replace(read, placed=wrong))
+
+
+def test_a_strategy_always_means_the_same_placement(graph: OpGraph) -> None:
+    rows = []
+    for text in ("dp2 | placed2", "dp2 | placed2 | reduce=ring"):
+        placed._placed.cache_clear()
+        rewrite = applied(graph, CLUSTER, Strategy.parse(text)).rewrite
+        assert rewrite is not None
+        rows.append(rewrite.row.tolist())
+    assert rows[0] == rows[1]
+
+
+def test_texts_and_files_hold_it() -> None:
+    strategy = Strategy((MeshRule("tp", 2),), 4, PLACED)
+    assert strategy.text == "placed4 | tp2"
+    assert Strategy.parse("placed4 | tp2") == Strategy.parse("tp2 | placed4") == strategy
+    assert Strategy.from_json(strategy.to_json()) == strategy
+    assert family_of(strategy) == PLACED
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("placed4", "'placed4' has no parts of a mesh to place .* or 'none' for a placement of the graph as it is"),
+        ("dp2 | placed1", "no parts of a mesh to place on several devices each; write for example 'dp2 | placed4'"),
+        ("dp2 | placed2 | mb4", "leaves no stages to cut or to run micro-batches through; leave out 'mb'"),
+        ("dp2 | placed2 | cuts=a", "leave out 'mb', 'v' and 'cuts='"),
+        ("dp2 | placed2 | pp2", "gives stages twice, the second time at 'pp2'"),
+        ("dp2 | placed2 mb4", "cannot be read at 'mb4'"),
+        ("dp2 | placd2", "did you mean 'placed2'"),
+    ],
+)
+def test_bad_texts_are_refused(text: str, why: str) -> None:
+    with pytest.raises(StrategyError, match=why):
+        Strategy.parse(text)
+
+
+def test_no_part_stands_for_the_others(graph: OpGraph) -> None:
+    with pytest.raises(StrategyError, match=r"places ops one by one, .* do not fold it"):
+        applied(graph, CLUSTER, Strategy.parse("dp2 | placed2"), folded=True)
+
+
+def test_what_fits_nowhere_says_so(graph: OpGraph) -> None:
+    small = CLUSTER.with_memory_fraction(1e-7)
+    made = tried(graph, small, Strategy.parse("dp2 | placed2"))
+    assert made.scored is None
+    assert "no other device has more room for it" in made.reason
+
+
+def test_a_search_places_parts_where_a_placement_is_near(graph: OpGraph) -> None:
+    four = Cluster.preset("4xV100-pcie")
+    alone = search_strategies(graph, four, Budget(0.5))
+    assert PLACED not in alone.best_of  # no placement is known
+    assert alone.best is not None
+    near = Rival(alone.best.step_time_s)
+    found = search_strategies(graph, four, Budget(2.0), rival=near)
+    assert replace(found.best_of[PLACED].strategy, fused_updates=False).text == "dp2 | placed2"
+
+
+def test_parts_promise_as_much_as_the_mesh_and_the_placement(graph: OpGraph) -> None:
+    four, pool = Cluster.preset("4xV100-pcie"), Pool()
+    space, estimator = Space(graph, four), Estimator(graph, four)
+    one_s = scored(graph, four, Strategy()).step_time_s
+
+    def estimate(strategy: Strategy) -> Estimate:
+        return pool.estimates.setdefault(strategy, estimator.estimate(strategy))
+
+    def promising(known_s: float, best_s: float) -> list[str]:
+        found = placed_replicas(space, pool, estimate, Rival(known_s), best_s, Budget())
+        return [replace(one, fused_updates=False).text for one in found]
+
+    assert promising(one_s / 2, one_s / 2) == ["dp2 | placed2"]
+    assert promising(one_s, one_s / 3) == []  # a placement gains nothing
+    assert promising(one_s / 3, one_s / 9) == []
+    assert promising(math.inf, one_s / 3) == []
