@@ -121,7 +121,8 @@ def best_of_all(
 
     def searched(rival: Rival) -> StrategyOutcome:
         part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
-        outcome = find_strategies(graph, cluster, part, progress, aids.score_many, rival, aids.tool, aids.own)
+        rival = dataclasses.replace(rival, own=aids.own)
+        outcome = find_strategies(graph, cluster, part, progress, aids.score_many, rival, aids.tool)
         budget.absorb(part)
         return outcome
 
@@ -187,7 +188,6 @@ def find_strategies(
     score_many: ScoreMany | None = None,
     rival: Rival | None = None,
     tool: ToolLimits = ANY_TOOL,
-    users: Sequence[Strategy] = (),
 ) -> StrategyOutcome:
     """Outcome of the search over strategies within a budget of placements; Ctrl-C ends it with its best."""
     from baselines.strategies.searching.search import NO_RIVAL, search_strategies  # loads transforms and simulator
@@ -203,7 +203,7 @@ def find_strategies(
         own.interrupted = True
 
     with on_interrupt(stop):
-        outcome = search_strategies(graph, cluster, own, progress, begin, score_many, rival, tool, users)
+        outcome = search_strategies(graph, cluster, own, progress, begin, score_many, rival, tool)
     budget.spend(0, own.worked_s)
     budget.interrupted |= own.interrupted or outcome.interrupted
     return outcome
@@ -392,7 +392,7 @@ def nothing_fits(
 ) -> str:
     """The reason why nothing fits: bytes that the most frugal strategy lacks, and how many devices would do.
 
-    Of a tool, what fits that it cannot run, instead of devices.
+    With a tool it names what fits that the tool cannot run, instead of devices.
     """
     if outcome.frugal is None:
         return placed.reason or f"graph {graph.name!r} allows no strategy on cluster {cluster.name!r}."

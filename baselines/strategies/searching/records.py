@@ -147,17 +147,19 @@ def shape_of(strategy: Strategy) -> object:
 
 @dataclass(frozen=True)
 class Rival:
-    """An answer without strategies, such as a placement that is being improved.
+    """Answers that a search has to beat: one without strategies, such as a placement that is being improved, and the user's.
 
     Attributes:
         known_s: its step time; infinite where there is none.
         share: of the time is kept to improve it, unless a strategy has beaten it.
         least_s: no improvement is faster than that.
+        own: strategies of the user's own, which are scored before all others, so that the outcome is no worse.
     """
 
     known_s: float = math.inf
     share: float = 0.0
     least_s: float = 0.0
+    own: tuple[Strategy, ...] = ()
 
     def is_beaten_by(self, step_time_s: float, times: float = DEFAULTS.beaten) -> bool:
         """Whether a step beats `least_s`, or is `times` as fast as what is known, also where nothing is."""

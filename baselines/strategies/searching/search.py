@@ -60,7 +60,6 @@ def search_strategies(
     score_many: ScoreMany | None = None,
     rival: Rival = NO_RIVAL,
     tool: ToolLimits = ANY_TOOL,
-    own: Sequence[Strategy] = (),
 ) -> StrategyOutcome:
     """Find the best strategies; within the same budget the outcome is always the same.
 
@@ -71,12 +70,10 @@ def search_strategies(
         starts: strategies to begin with, e.g. those that a policy proposes.
         score_many: scores `SearchSettings.batch` strategies side by side, by workers; None: one after the other, here.
         rival: what there is without strategies; where none promises to come near it, the search ends after a part of
-            its time.
+            its time. The user's own strategies are scored before all others.
         tool: runs the answer; a few strategies that it cannot run are scored beyond the evaluations.
-        own: the user's own, which are scored before all others, so that the outcome is no worse.
     """
     search = _Search(graph, cluster, budget, progress, score_many, rival, tool)
-    search.own = tuple(own)
     try:
         search.run(tuple(starts))
     except KeyboardInterrupt:
@@ -134,7 +131,6 @@ class _Search:
         self.own_s = (1 - rival.share) * self.all_s  # what is left of it for strategies
         self.explored: set[Strategy] = set()  # whose neighbours were estimated
         self.starts: set[Strategy] = set()
-        self.own: tuple[Strategy, ...] = ()  # the user's
         self.by_hand: set[Strategy] = set()  # the hand grid
         self.scored_estimates_s: set[float] = set()  # of scored strategies
         self.fits = False  # whether any estimate does
@@ -143,7 +139,7 @@ class _Search:
         """All parts, one after the other."""
         self.progress("estimating meshes", 0, 4)
         self.starts = set(starts)
-        self._estimate_all((*self.own, *starts), "sketch", least=len(self.own) + len(starts))
+        self._estimate_all((*self.rival.own, *starts), "sketch", least=len(self.rival.own) + len(starts))
         self.is_whole = self._estimate_all(self._sketches(), "sketch", least=1, enough=self._is_hopeless)
         for frugal in frugal_strategies(self.graph, self.space.n_devices):
             ways = [replace(frugal, offload=names) for names in offloads(self.graph, self.cluster, frugal)]
@@ -315,7 +311,7 @@ class _Search:
     def _score_best(self) -> None:
         """Score the most promising, in turn with the best of each family, until nothing promises to be better."""
         families, without, is_second = self._best_of_families(), 0, False
-        self._score([self.pool.estimates[each] for each in self.own if each in self.pool.estimates])
+        self._score([self.pool.estimates[each] for each in self.rival.own if each in self.pool.estimates])
         self._look_at_rival()
         self._score(self._affordable(families[:2]))  # the best, and the best that people try
         while not self._is_over():

@@ -148,7 +148,7 @@ def test_strategies_to_begin_with_are_considered() -> None:
 def test_the_user_s_own_is_scored_first_whatever_the_budget() -> None:
     graph, cluster = model_graph("gpt2", train=True, batch_size=8), Cluster.preset("4xV100-pcie")
     odd = Strategy.parse("dp2 | bucket=123456 | pp2 1f1b mb3")
-    found = search_strategies(graph, cluster, Budget(evaluations=1), own=[odd])
+    found = search_strategies(graph, cluster, Budget(evaluations=1), rival=Rival(own=(odd,)))
     assert [one.strategy for one in found.best_of.values()] == [odd]
 
 
