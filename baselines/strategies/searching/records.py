@@ -147,7 +147,7 @@ def shape_of(strategy: Strategy) -> object:
 
 @dataclass(frozen=True)
 class Rival:
-    """Answers that a search has to beat: one without strategies, such as a placement being improved, and the user's own.
+    """Answers that a search has to beat: one without strategies, as a placement being improved, and the user's own.
 
     Attributes:
         known_s: its step time; infinite where there is none.
