@@ -60,7 +60,13 @@ def _synchronise_one(
     ]
     moved = sum((exchanges.sizes[layout.tensor_ids(t)].sum(axis=0) for t in read), np.zeros(layout.places))
     made = _ops_beside(layout, out, exchanges, op, "statistics", STATISTICS, moved[None, :])[0]
-    for t in read:
+    # Statistics that are made again in the backward pass are read, too; those of the forward pass are long there.
+    again = [
+        t
+        for t in tensors[int(ptr[op]) : int(ptr[op + 1])].tolist()
+        if t not in read and graph.phase[graph.tensor_producer[t]] == graph.phase[op]
+    ]
+    for t in (*read, *again):
         out.edges(exchanges.converted(t, _targets(layout, op, t), False, Phase(int(graph.phase[op]))), made)
     sizes = np.full((1, layout.places), size_bytes)
     ids = out.tensors(made, sizes[0])[None, :]

@@ -287,7 +287,7 @@ def test_parts_of_images_read_their_neighbours_edges(strategy: str) -> None:
     check(Normed(), (images(),), f"{strategy} | statistics=sync")
 
 
-@pytest.mark.parametrize("strategy", ["dp2", "tp2", "dp2 | tp2", "recompute=kind:*"])
+@pytest.mark.parametrize("strategy", ["dp2", "tp2", "dp2 | tp2", "recompute=kind:*", "dp2 | recompute=*"])
 def test_batch_norms_of_all_parts_and_their_running_statistics(strategy: str) -> None:
     check(Normed(), (images(),), f"{strategy} | statistics=sync")
 
