@@ -75,7 +75,7 @@ class Race:
         is_short = evaluations <= MOST_SHARE * budget.evaluations_left() and seconds <= MOST_SHARE * budget.left_s()
         return is_short and self._runs > 0
 
-    def run(self, number: int, budget: Budget) -> list[Plan]:
+    def run(self, number: int, best: Plan, budget: Budget) -> list[Plan]:
         """Plans to anneal from, best first.
 
         There are as many runs as groupings, in the first race one of each, in a later one several of the better half,
@@ -83,14 +83,16 @@ class Race:
 
         Args:
             number: of the race, from 0: each takes twice as long as the one before.
+            best: plan so far, from which runs of all races but the first begin, too.
         """
         seeds = (int(np.random.SeedSequence((self._seed, number, k)).generate_state(1)[0]) for k in range(2**31))
         length = self._length << number
+        starts = (best, *self._starts[: _STARTS - 1]) if number else self._starts
         some = self._levels[: max(_FEWEST_GROUPINGS, self._runs >> number)]
         first = []
         for k in range(self._runs):
             # A grouping meets another start each time it is its turn.
-            level, start = some[k % len(some)], self._starts[(number + k // len(some)) % len(self._starts)]
+            level, start = some[k % len(some)], starts[(number + k // len(some)) % len(starts)]
             first.append(_Run(level, level, level.rough(start)))
         with ChainPool(self._threads, budget, max(1, length // 8)) as pool:
             rough = self._annealed(first, pool, seeds, length, _HOT)

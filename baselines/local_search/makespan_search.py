@@ -130,8 +130,8 @@ def _raced(race: Race, number: int, chains: Sequence[Chain], budget: Budget) -> 
     if not race.is_worth(number, budget):
         return math.inf
     began = budget.spent
-    plans = race.run(number, budget)
     slowest_first = sorted(chains, key=lambda chain: -chain.step_s)
+    plans = race.run(number, slowest_first[-1].plan(), budget)
     for chain, plan in zip(slowest_first, plans, strict=False):
         chain.begin_at(plan)
     return budget.spent + _AFTER_RACE * (budget.spent - began) if plans else math.inf

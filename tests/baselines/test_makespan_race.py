@@ -36,7 +36,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def raced(problem: Problem, seed: int, starts: list[Plan], evaluations: int = 4000) -> list[Plan]:
-    return Race(problem, instance_of(problem), seed, starts, 2).run(0, Budget(evaluations=evaluations))
+    return Race(problem, instance_of(problem), seed, starts, 2).run(0, starts[0], Budget(evaluations=evaluations))
 
 
 @settings(max_examples=40)
@@ -69,14 +69,15 @@ def test_the_answer_depends_on_the_seed_alone(problem: Problem) -> None:
 
 def test_a_race_is_won_by_something_better_and_counts_its_evaluations(problem: Problem) -> None:
     start, scorer, budget = Plan(heft(problem, 0).device), Scorer(problem), Budget(evaluations=4000)
-    best = Race(problem, instance_of(problem), 0, [start], 2).run(0, budget)[0]
+    best = Race(problem, instance_of(problem), 0, [start], 2).run(0, start, budget)[0]
     assert scorer.value(best) < scorer.value(start)
     assert 0 < budget.spent <= 4000
 
 
 def test_each_race_has_other_runs_and_twice_as_many(problem: Problem) -> None:
-    race, budgets = Race(problem, instance_of(problem), 0, [heft(problem, 0)], 2), [Budget(), Budget()]
-    first, second = (race.run(number, budget) for number, budget in enumerate(budgets))
+    start, budgets = heft(problem, 0), [Budget(), Budget()]
+    race = Race(problem, instance_of(problem), 0, [start], 2)
+    first, second = (race.run(number, start, budget) for number, budget in enumerate(budgets))
     assert budgets[1].spent == pytest.approx(2 * budgets[0].spent, rel=0.2)
     assert first[0].device.tolist() != second[0].device.tolist()
 
