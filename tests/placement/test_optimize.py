@@ -29,7 +29,16 @@ from graphs.opgraph import Op, OpGraph, Tensor
 from placement.comparing.methods import compare, ranked, ties
 from placement.optimization import optimize
 from placement.results.result import Result
-from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, default_methods, is_learned, supports
+from placement.solving.methods import (
+    AUTO,
+    HEURISTICS,
+    METHODS,
+    PRETRAINED,
+    SEARCHES,
+    default_methods,
+    is_learned,
+    supports,
+)
 from placement.verification import verify
 
 # -- optimize -------------------------------------------------------------------------------------------------
@@ -45,7 +54,7 @@ def test_every_method_fills_every_field(method: str) -> None:
     assert result.feasible
     assert (result.method, result.seed, result.objective) == (method, 0, "latency")
     assert result.chosen in METHODS
-    assert (result.evaluations is not None) == (method not in HEURISTICS)
+    assert (result.evaluations is not None) == (method not in (*HEURISTICS, PRETRAINED))
     assert not result.interrupted
     assert result.lower_bound_s == pytest.approx(3.0, rel=1e-3)
     assert result.objective_s == result.step_time_s
