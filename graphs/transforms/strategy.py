@@ -340,12 +340,10 @@ class Strategy:
         for rule in self.mesh:
             if rule.name != "tp":
                 yield f"{rule}{f' zero{self.zero}' if rule.name == split else ''}"
-        micro = f"mb{self.micro_batches}"
+        micro, chunks = f"mb{self.micro_batches}", f" v{self.chunks}" * (self.chunks > 1)
         if self.is_placed:
-            more = f" mb{self.micro_batches}" * (self.micro_batches > 1)
-            yield f"{PLACED}{self.stages}{f' v{self.chunks}' * (self.chunks > 1)}{more}"
+            yield f"{PLACED}{self.stages}{chunks}{f' {micro}' * (self.micro_batches > 1)}"
         elif self.stages > 1 or (self.order, self.chunks) != (Strategy.order, Strategy.chunks):
-            chunks = f" v{self.chunks}" if self.chunks > 1 else ""
             yield f"pp{self.stages} {self.order}{chunks} {micro}"
         elif self.micro_batches > 1:
             yield micro

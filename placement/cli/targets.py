@@ -190,13 +190,13 @@ def target_lines(given: OptimizeOptions, result: Result, handed: Handed | None) 
     if exporter is None or result.kept_to is None:
         return []
     from placement.configurations.configuration import UPDATES_LATE
+    from placement.configurations.registry import changes_text
 
     text = None if handed is None else handed.text
     own = tool_recipe(given, result, text)
     note = [f"{'note':<12} {own['note']}"] if own is not None and own["note"] else []
     if handed is not None and handed.keys is not None:
-        told = ", ".join(f"{key} {f'{old} -> ' if old else '= '}{new or 'left out'}" for key, old, new in handed.keys)
-        note.append(f"{'in your file':<12} {told or 'nothing changes'}")
+        note.append(f"{'in your file':<12} {changes_text(handed.keys) or 'nothing changes'}")
     note += [f"{'note':<12} {handed.note}"] if handed is not None and handed.note else []
     note += [f"{'note':<12} {UPDATES_LATE}"] if text is not None and result.strategy.offloads_optimizer else []
     left = exporter.unmodelled if text is not None else ""

@@ -100,6 +100,11 @@ def spelled(keys: Iterable[tuple[str, str, str]], found: Configuration) -> Itera
             yield name, "", new
 
 
+def changes_text(keys: Iterable[tuple[str, str, str]]) -> str:
+    """Keys with values before and after, for people; "" where there is none."""
+    return ", ".join(f"{key} {f'{old} -> ' if old else '= '}{new or 'left out'}" for key, old, new in keys)
+
+
 def value_text(value: Any) -> str:
     """A value of `values_of` as text; of a flag without one, that it is given."""
     return shown(value) if value != "" else "given"

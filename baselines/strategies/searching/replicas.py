@@ -26,9 +26,7 @@ Progress = Callable[[str, int, int], None]  # as of a search over strategies
 _Estimating = Callable[[Strategy], Estimate | None]
 
 
-def placed_replicas(
-    space: Space, pool: Pool, estimate: _Estimating, rival: Rival, best_s: float, budget: Budget
-) -> list[Strategy]:
+def placed_replicas(space: Space, pool: Pool, estimate: _Estimating, rival: Rival, best_s: float) -> list[Strategy]:
     """Strategies that place every part, the most promising first; none where no placement is known or none may win.
 
     Args:
@@ -36,7 +34,7 @@ def placed_replicas(
         rival: the placement of the graph as it is.
         best_s: step time to beat.
     """
-    if math.isinf(rival.known_s) or budget.over():
+    if math.isinf(rival.known_s):
         return []
     one_s = float(problem_of(space.graph, space.cluster).op_s_on(int(space.cluster.compute_devices[0])).sum())
     found = []

@@ -401,7 +401,7 @@ class _Search:
             return []
         fitting = (self.pool.corrected_s(each) for each in self.pool.estimates.values() if each.fits)
         best_s = min([self.rival.known_s, *fitting])
-        found = placed_replicas(self.space, self.pool, self._estimate, self.rival, best_s, self.budget)
+        found = placed_replicas(self.space, self.pool, self._estimate, self.rival, best_s)
         if found and not math.isinf(self.all_s):
             self.kept_s = self.settings.placed_share * self.all_s
         return found

@@ -237,7 +237,7 @@ def _keys(found: ConfiguredComparison, given: CompareOptions) -> Iterator[Render
     """Lines of the file that change, change by change; a value that the file has stands there as it has it."""
     from graphs.disk import read_text
     from graphs.entry_points import imported
-    from placement.configurations.registry import TOOLS, value_text
+    from placement.configurations.registry import TOOLS, changes_text, value_text
 
     entries = imported(TOOLS[found.configuration.tool].entries)(read_text(str(given.config)))
     first = {name: value_text(value) for name, (value, _) in entries.items()}
@@ -246,10 +246,7 @@ def _keys(found: ConfiguredComparison, given: CompareOptions) -> Iterator[Render
             yield Text(f"in your file, {number}: {show_line(step.unsaid)}", style="dim")
         elif step.keys:
             keys = [(key, first.pop(key, old), new) for key, old, new in step.keys]
-            told = ", ".join(
-                f"{key} {f'{old} -> ' if old else '= '}{new or 'left out'}" for key, old, new in keys if old != new
-            )
-            yield f"in your file, {number}: {told}"
+            yield f"in your file, {number}: {changes_text(each for each in keys if each[1] != each[2])}"
 
 
 def _merged(given: CompareOptions, found: ConfiguredComparison) -> Iterator[RenderableType]:

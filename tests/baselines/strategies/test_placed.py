@@ -147,7 +147,7 @@ def test_parts_promise_as_much_as_the_mesh_and_the_placement(graph: OpGraph) -> 
         return pool.estimates.setdefault(strategy, estimator.estimate(strategy))
 
     def promising(known_s: float, best_s: float) -> list[str]:
-        found = placed_replicas(space, pool, estimate, Rival(known_s), best_s, Budget())
+        found = placed_replicas(space, pool, estimate, Rival(known_s), best_s)
         return [replace(one, fused_updates=False).text for one in found]
 
     assert promising(one_s / 2, one_s / 2) == ["dp2 | placed2"]
