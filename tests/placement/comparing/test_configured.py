@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from zoo_models import decoder_step
 
 import placement
 from baselines.strategies.estimating.estimate import Figures
@@ -19,7 +20,6 @@ from graphs.errors import StrategyError
 from graphs.files import save_graph
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from graphs.zoo.decoders import Decoder, DecoderConfig
 from placement import optimization
 from placement.cli import run
 from placement.comparing.changes import changes_between, parts_of, strategy_with, together, without_part
@@ -114,12 +114,8 @@ def graph() -> OpGraph:
     return with_precision("mixed")
 
 
-@cache
 def with_precision(precision: str) -> OpGraph:
-    with torch.device("meta"):
-        model = Decoder(DecoderConfig(8, 128, 2, 64, 4, 4, 128, 256, dtype=torch.float32))
-    words = torch.zeros((8, 128), dtype=torch.int64, device="meta")
-    return placement.capture(model, (words,), train=True, precision=precision)
+    return decoder_step(precision, layers=2, width=64)
 
 
 @cache

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import cache
 from itertools import chain
 
 import pytest
-import torch
+from zoo_models import decoder_step
 
 import placement
 from baselines.strategies.searching.grid import hand_grid
@@ -16,7 +15,6 @@ from baselines.strategies.searching.moves import neighbours
 from graphs.entry_points import imported
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from graphs.zoo.decoders import Decoder, DecoderConfig
 from placement.configurations.configuration import ATTENTION, EVERY, FIRST, FULL, OPS
 from placement.configurations.recomputing import patterns_of
 from placement.configurations.registry import TOOLS, read_configuration
@@ -27,14 +25,6 @@ from placement.solving.methods import STRATEGY
 from placement.solving.strategy_row import without_answer
 
 CLUSTER = placement.Cluster.preset("4xH100-nvswitch+host")
-
-
-@cache
-def graph(precision: str) -> OpGraph:
-    with torch.device("meta"):
-        model = Decoder(DecoderConfig(8, 64, 4, 32, 4, 4, 64, 128, dtype=torch.float32))
-    words = torch.zeros((8, 64), dtype=torch.int64, device="meta")
-    return placement.capture(model, (words,), train=True, precision=precision)
 
 
 def _asked(of: OpGraph) -> tuple[Strategy, ...]:
@@ -61,7 +51,7 @@ def _plain(strategy: Strategy) -> Strategy:
 
 @pytest.mark.parametrize("target", TOOLS)
 def test_what_a_tool_runs_is_read_back_as_it_was_scored(target: str) -> None:
-    of = graph(EXPORTERS[target].precision or "mixed")
+    of = decoder_step(EXPORTERS[target].precision or "mixed")
     tool, draft = tool_for(target, of, CLUSTER), without_answer(of, CLUSTER, 0, STRATEGY, "")
     asked = [each for each in _asked(of) if each.virtual_stages <= 2 and not tool.lacks(each)]
     run = [strategy for strategy in asked if tool.refuses(strategy) is None]

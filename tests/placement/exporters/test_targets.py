@@ -9,14 +9,13 @@ from pathlib import Path
 
 import exported_models
 import pytest
-import torch
+from zoo_models import decoder_step
 
 import placement
 from baselines.strategies.searching.records import ANY_TOOL
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.files import save_graph
 from graphs.opgraph import OpGraph
-from graphs.zoo.decoders import Decoder, DecoderConfig
 from placement.cli import run
 from placement.cli.comparing.asked import OptimizeOptions
 from placement.cli.targets import as_the_tool_runs
@@ -38,12 +37,8 @@ def graph() -> OpGraph:
     return dataclasses.replace(captured, flops=captured.flops * 1e7)
 
 
-@cache
 def mixed_graph() -> OpGraph:
-    with torch.device("meta"):
-        model = Decoder(DecoderConfig(8, 64, 2, 32, 4, 4, 64, 128, dtype=torch.float32))
-    words = torch.zeros((8, 64), dtype=torch.int64, device="meta")
-    return placement.capture(model, (words,), train=True, precision="mixed")
+    return decoder_step("mixed", layers=2)
 
 
 @cache

@@ -10,18 +10,16 @@ import dataclasses
 import importlib.util
 import os
 import sys
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from zoo_models import decoder_step
 
 import placement
 from graphs.entry_points import imported
-from graphs.opgraph import OpGraph
-from graphs.zoo.decoders import Decoder, DecoderConfig
 from placement.configurations.documents import write_yaml
 from placement.exporters.registry import EXPORTERS
 from placement.solving.methods import STRATEGY
@@ -30,17 +28,9 @@ from placement.solving.strategy_row import without_answer
 CLUSTER = placement.Cluster.preset("8xH100-nvswitch+host")
 
 
-@cache
-def graph(precision: str) -> OpGraph:
-    with torch.device("meta"):
-        model = Decoder(DecoderConfig(8, 64, 4, 32, 4, 4, 64, 128, dtype=torch.float32))
-    words = torch.zeros((8, 64), dtype=torch.int64, device="meta")
-    return placement.capture(model, (words,), train=True, precision=precision)
-
-
 def exported(strategy: str, target: str, precision: str) -> Any:
     """In the target's words, without a simulation of it."""
-    draft = without_answer(graph(precision), CLUSTER, 0, STRATEGY, "not carried out")
+    draft = without_answer(decoder_step(precision), CLUSTER, 0, STRATEGY, "not carried out")
     draft = dataclasses.replace(draft, strategy=placement.Strategy.parse(strategy))
     return imported(EXPORTERS[target].function)(draft)
 
