@@ -18,7 +18,6 @@ Graph = Annotated[
     typer.Argument(
         metavar="GRAPH",
         autocompletion=completion.one_of(completion.MODELS),
-        show_default=False,
         help="A built-in model (see `placement models`), a saved graph (.json), a NeurIPS 2020 problem (.json), a "
         "PipeDream profile (.txt), an ONNX model (.onnx), an exported program (.pt2), a configuration of transformers "
         "(config.json), torchtitan (.toml) or Megatron-LM (.sh, .yaml), or file.py:function that returns (model, "
@@ -32,7 +31,6 @@ ClusterOption = Annotated[
         "--cluster",
         metavar="NAME|FILE",
         autocompletion=completion.list_of(completion.CLUSTERS),
-        show_default=False,
         help="A preset (see `placement clusters`), a TOML file, what `nvidia-smi topo -m` prints, or local: this "
         "machine as measured; not needed where GRAPH brings its own devices.",
     ),
@@ -52,7 +50,6 @@ ModelToRun = Annotated[
     typer.Argument(
         metavar="MODEL",
         autocompletion=completion.one_of(completion.MODELS),
-        show_default=False,
         help="A built-in model (see `placement models`), a configuration of transformers (config.json), or "
         "file.py:function that returns (model, args) or (model, args, kwargs); this file is executed, so take none "
         "from strangers unread.",
@@ -65,7 +62,6 @@ Optimizer = Annotated[
         "--optimizer",
         metavar="NAME",
         autocompletion=completion.one_of(completion.OPTIMIZERS),
-        show_default=False,
         help="Optimizer whose update ends a training step: adam, adamw, momentum or sgd; by default as captured, adam.",
     ),
 ]
@@ -75,7 +71,6 @@ Precision = Annotated[
         "--precision",
         metavar="NAME",
         autocompletion=completion.one_of(completion.PRECISIONS),
-        show_default=False,
         help="Number formats that a model is trained in: mixed, parameters and states of float32 computed with in "
         "bfloat16; master, bfloat16 with gradients, states and a copy of the parameters in float32; "
         "mixed-bf16-reduce or master-bf16-reduce, with gradients in bfloat16; float32, bfloat16. As the model is by "
@@ -96,7 +91,6 @@ Dims = Annotated[
     typer.Option(
         "--dim",
         metavar="NAME=SIZE",
-        show_default=False,
         help="Size of a symbolic dimension of an ONNX model, batch=SIZE of a built-in model, a keyword argument of "
         "file.py:function, or batch and sequence of a configuration; repeatable.",
     ),
@@ -108,7 +102,6 @@ Stack = Annotated[
         "--stack",
         metavar="NAME",
         autocompletion=completion.one_of(completion.STACKS),
-        show_default=False,
         help="How ops become kernels: eager, one by one; compiled, as torch.compile fuses them; or fused, by kernels "
         "of Megatron-LM and Transformer Engine. Eager, unless the graph is on another already.",
     ),
@@ -118,7 +111,6 @@ ExpertLoad = Annotated[
     typer.Option(
         "--expert-load",
         metavar="NUMBER",
-        show_default=False,
         help="Tokens of the device that has most of them over an even share, where dropless experts are spread over "
         "devices: 1.5, say; 1 by default.",
     ),
@@ -146,7 +138,6 @@ BudgetSeconds = Annotated[
     typer.Option(
         "--budget-s",
         metavar="SECONDS",
-        show_default=False,
         help="Work of a method that searches, in seconds of a quiet machine of two cores, 10 by default; the answer "
         "does not depend on the machine.",
     ),
@@ -156,26 +147,18 @@ LimitSeconds = Annotated[
     typer.Option(
         "--limit-s",
         metavar="SECONDS",
-        show_default=False,
         help="How long a search may take by the clock, whatever --budget-s; like Ctrl-C, it takes the best so far.",
     ),
 ]
 Evaluations = Annotated[
     int | None,
-    typer.Option(
-        "--evaluations",
-        metavar="COUNT",
-        show_default=False,
-        min=0,
-        help="How many placements a method that searches may score.",
-    ),
+    typer.Option("--evaluations", metavar="COUNT", min=0, help="How many placements a method that searches may score."),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
         "--workers",
         metavar="COUNT",
-        show_default=False,
         help="Processes that search side by side; the answer is the same with any number, and without.",
     ),
 ]
@@ -184,7 +167,6 @@ TrainWorkers = Annotated[
     typer.Option(
         "--workers",
         metavar="COUNT",
-        show_default=False,
         help="Processes that score the placements of an update side by side; any number trains the same policy.",
     ),
 ]
@@ -193,7 +175,6 @@ Address = Annotated[
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        show_default=False,
         help="Address of a Ray cluster that has the workers, or auto; by default they are processes of this machine.",
     ),
 ]
@@ -203,7 +184,6 @@ Communication = Annotated[
         "--communication",
         metavar="NAME",
         autocompletion=completion.one_of(completion.COMMUNICATIONS),
-        show_default=False,
         help="How transfers load devices under throughput, instead of the cluster's own: overlapped or blocking.",
     ),
 ]
@@ -212,7 +192,6 @@ MemoryFraction = Annotated[
     typer.Option(
         "--memory-fraction",
         metavar="SHARE",
-        show_default=False,
         help="How much of each device's memory a placement may fill, such as 0.9, instead of all but what the cluster "
         "reserves.",
     ),
@@ -242,7 +221,6 @@ Sweep = Annotated[
     typer.Option(
         "--sweep",
         metavar="devices=1..8",
-        show_default=False,
         help="One row for each number of the cluster's devices (also devices=1,2,4), and where adding one "
         "stops helping; batch=32..4096: one row for each batch; long ranges go by doubling. figures: which figure of "
         "the cluster would help most, bandwidth, latency, memory or another.",
@@ -254,7 +232,6 @@ Methods = Annotated[
         "--methods",
         metavar="A,B,...",
         autocompletion=completion.list_of(completion.METHODS),
-        show_default=False,
         help="Methods, policy:FILE for a trained policy; every heuristic and auto by default.",
     ),
 ]
@@ -263,7 +240,6 @@ Price = Annotated[
     typer.Option(
         "--price",
         metavar="PER_DEVICE_HOUR",
-        show_default=False,
         help="Price of a device for an hour; the rows of a sweep then say what a step costs.",
     ),
 ]
@@ -273,27 +249,16 @@ Explain = Annotated[
     typer.Option("--explain", help="How much of the work can be split along which axis, and what cannot, and why."),
 ]
 Html = Annotated[
-    Path | None,
-    typer.Option(
-        "--html", metavar="FILE", show_default=False, help="Write a report that opens offline in any browser."
-    ),
+    Path | None, typer.Option("--html", metavar="FILE", help="Write a report that opens offline in any browser.")
 ]
 Paper = Annotated[
     Path | None,
-    typer.Option(
-        "--paper", metavar="FOLDER", show_default=False, help="Write the table as CSV and the drawings as SVG into it."
-    ),
+    typer.Option("--paper", metavar="FOLDER", help="Write the table as CSV and the drawings as SVG into it."),
 ]
 Trace = Annotated[
-    Path | None,
-    typer.Option(
-        "--trace", metavar="FILE", show_default=False, help="Write the best schedule as a trace for Perfetto."
-    ),
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write the best schedule as a trace for Perfetto.")
 ]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Write the answer to this file."),
-]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the answer to this file.")]
 
 
 _MOST_DIGITS = 15  # of a dimension

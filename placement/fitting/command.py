@@ -46,7 +46,6 @@ class FitOptions:
         str,
         typer.Argument(
             metavar="MODEL",
-            show_default=False,
             help="file.py:function that returns (model, data), data being tensors with a row for each sample, the "
             "model's arguments, or a torch Dataset; the file is executed, so take none from strangers unread.",
         ),
@@ -57,7 +56,6 @@ class FitOptions:
             "--cluster",
             metavar="NAME|FILE",
             autocompletion=completion.one_of(completion.CLUSTERS),
-            show_default=False,
             help="A preset (see `placement clusters`), a TOML file, or local: this machine as measured.",
         ),
     ]
@@ -72,28 +70,20 @@ class FitOptions:
     ] = "sync"
     until: Annotated[
         str | None,
-        typer.Option(
-            "--until", metavar="loss=NUMBER", show_default=False, help="A run ends once the held-out loss is this low."
-        ),
+        typer.Option("--until", metavar="loss=NUMBER", help="A run ends once the held-out loss is this low."),
     ] = None
     updates: Annotated[int, typer.Option("--updates", metavar="COUNT", help="Or after so many updates.")] = 1_000
     seconds: Annotated[
         float | None,
-        typer.Option(
-            "--seconds", metavar="NUMBER", show_default=False, help="Or after so many seconds on the cluster."
-        ),
+        typer.Option("--seconds", metavar="NUMBER", help="Or after so many seconds on the cluster."),
     ] = None
     workers: Annotated[
         int | None,
-        typer.Option(
-            "--workers", metavar="COUNT", show_default=False, help="Replicas; one for each device by default."
-        ),
+        typer.Option("--workers", metavar="COUNT", help="Replicas; one for each device by default."),
     ] = None
     batch: Annotated[
         int | None,
-        typer.Option(
-            "--batch", metavar="SAMPLES", show_default=False, help="A worker's mini-batch; 32 or all by default."
-        ),
+        typer.Option("--batch", metavar="SAMPLES", help="A worker's mini-batch; 32 or all by default."),
     ] = None
     lr: Annotated[float, typer.Option("--lr", metavar="NUMBER", help="Learning rate for the batch of one worker.")] = (
         0.05
@@ -118,7 +108,6 @@ class FitOptions:
         typer.Option(
             "--sweep",
             metavar="workers=1..8",
-            show_default=False,
             help="The time to the loss with each number of workers, or each mini-batch, batch=8..64, and its laws.",
         ),
     ] = None

@@ -34,7 +34,6 @@ class ApplyOptions:
         Path | None,
         typer.Argument(
             metavar="PLACEMENT",
-            show_default=False,
             help="Result, as `placement optimize -o` writes it; by default the model is profiled and placed first.",
         ),
     ] = None
@@ -43,7 +42,6 @@ class ApplyOptions:
         typer.Option(
             "--cluster",
             metavar="NAME|FILE",
-            show_default=False,
             help="Devices to place on, which this machine must have; local by default, or those of PLACEMENT.",
         ),
     ] = None
@@ -54,22 +52,18 @@ class ApplyOptions:
         typer.Option(
             "--steps",
             min=2,
-            show_default=False,
             help="Steps to run, of which the first half warms up; by default as many as their median needs.",
         ),
     ] = None
     method: Annotated[
         str | None,
-        typer.Option(
-            "--method", metavar="NAME", show_default=False, help="That places without PLACEMENT; auto by default."
-        ),
+        typer.Option("--method", metavar="NAME", help="That places without PLACEMENT; auto by default."),
     ] = None
     strategy: Annotated[
         str | None,
         typer.Option(
             "--strategy",
             metavar="TEXT",
-            show_default=False,
             help="How to rewrite the step before it is placed, such as 'dp2 zero1'; none by default.",
         ),
     ] = None
@@ -80,15 +74,12 @@ class ApplyOptions:
     trace: Annotated[
         Path | None,
         typer.Option(
-            "--trace",
-            metavar="FILE",
-            show_default=False,
-            help="Write what was predicted and what was measured as one trace for Perfetto.",
+            "--trace", metavar="FILE", help="Write what was predicted and what was measured as one trace for Perfetto."
         ),
     ] = None
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Write the placement to this file."),
+        typer.Option("--output", "-o", metavar="FILE", help="Write the placement to this file."),
     ] = None
     as_json: options.Json = False
 

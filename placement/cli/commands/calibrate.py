@@ -27,7 +27,6 @@ class CalibrateOptions:
             "--base",
             metavar="NAME|FILE",
             autocompletion=completion.one_of(completion.CLUSTERS),
-            show_default=False,
             help="The cluster that --step, --products and --nccl-tests are about; what they do not say stays as it is.",
         ),
     ] = None
@@ -36,21 +35,19 @@ class CalibrateOptions:
         typer.Option(
             "--step",
             metavar="'MODEL [--strategy TEXT] [--stack NAME] [--batch SIZE] = TIME'",
-            show_default=False,
             help="A training step of a run you know and its time in s, ms or us; repeatable. One scales kernels, "
             "several the network, too.",
         ),
     ] = None
     nccl_tests: Annotated[
         list[Path] | None,
-        typer.Option("--nccl-tests", metavar="LOG", show_default=False, help="Output of nccl-tests on it; repeatable."),
+        typer.Option("--nccl-tests", metavar="LOG", help="Output of nccl-tests on it; repeatable."),
     ] = None
     products: Annotated[
         Path | None,
         typer.Option(
             "--products",
             metavar="CSV",
-            show_default=False,
             help="Times of matrix products on one of its devices: dtype, m, n, k, and latency_ms or time_us.",
         ),
     ] = None
@@ -64,7 +61,6 @@ class CalibrateOptions:
             "--devices",
             metavar="COUNT",
             min=1,
-            show_default=False,
             help="Measure that many CPU cores, instead of all GPUs and the CPU or, without a GPU, all cores.",
         ),
     ] = None

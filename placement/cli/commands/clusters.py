@@ -25,16 +25,14 @@ class ClustersOptions:
 
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="NAME|FILE", show_default=False, help="Show this cluster in full; all of them by default."
-        ),
+        typer.Argument(metavar="NAME|FILE", help="Show this cluster in full; all of them by default."),
     ] = None
     rates: options.Rates = "measured"
     as_json: options.Json = False
     as_toml: Annotated[bool, typer.Option("--toml", help="Print the named cluster as TOML, to be changed.")] = False
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", show_default=False, help="Write the named cluster as TOML."),
+        typer.Option("--output", "-o", metavar="FILE", help="Write the named cluster as TOML."),
     ] = None
     collectives: Annotated[
         bool,
@@ -47,10 +45,7 @@ class ClustersOptions:
     ranks: Annotated[
         int | None,
         typer.Option(
-            "--ranks",
-            metavar="COUNT",
-            show_default=False,
-            help="With --collectives: how many devices take part, instead of all.",
+            "--ranks", metavar="COUNT", help="With --collectives: how many devices take part, instead of all."
         ),
     ] = None
 

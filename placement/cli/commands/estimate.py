@@ -31,7 +31,6 @@ class EstimateOptions(HowToRead):
             "--optimizer",
             metavar="NAME",
             autocompletion=completion.one_of(completion.COUNTED_OPTIMIZERS),
-            show_default=False,
             help="For which devices are counted: adam, adamw, adam8bit, momentum, adafactor or sgd; the captured one "
             "by default.",
         ),

@@ -22,16 +22,13 @@ if TYPE_CHECKING:
 class ExportOptions:
     """Options of ``placement export``."""
 
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", show_default=False, help="Result, as `placement optimize -o` writes it.")
-    ]
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Result, as `placement optimize -o` writes it.")]
     to: Annotated[
         str,
         typer.Option(
             "--to",
             metavar="TARGET",
             autocompletion=completion.one_of(completion.TARGETS),
-            show_default=False,
             help="For a placement, device_map for transformers and accelerate, or json; for a strategy, torch for a "
             "script of plain PyTorch, or a configuration for torchtitan, megatron, accelerate or deepspeed.",
         ),
@@ -41,7 +38,6 @@ class ExportOptions:
         typer.Option(
             "--model",
             metavar="MODEL",
-            show_default=False,
             help="The model that was placed, built in, a configuration of transformers or file.py:function: its "
             "parameters that no op uses are then in the device map too, accelerate's file names the classes of its "
             "layers, and a script takes it from there.",
@@ -52,7 +48,6 @@ class ExportOptions:
         typer.Option(
             "--no-split",
             metavar="CLASS,CLASS,...",
-            show_default=False,
             help="Modules of these classes stay whole in a device map; needs --model, whose own list is the default.",
         ),
     ] = None

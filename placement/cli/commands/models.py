@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 class ModelsOptions:
     """Options of ``placement models``."""
 
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", show_default=False, help="Models to show; all by default.")
-    ] = None
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Models to show; all by default.")] = None
     train: options.Train = False
     precision: options.Precision = None
     stack: options.Stack = None

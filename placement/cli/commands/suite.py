@@ -22,7 +22,6 @@ class SuiteOptions(HowToRead):
         typer.Argument(
             metavar="GRAPH...",
             autocompletion=completion.one_of(completion.MODELS),
-            show_default=False,
             help="Built-in models, files and file.py:function, as `placement optimize` takes one.",
         ),
     ]
@@ -32,7 +31,6 @@ class SuiteOptions(HowToRead):
             "--clusters",
             metavar="A,B,...",
             autocompletion=completion.list_of(completion.CLUSTERS),
-            show_default=False,
             help="Presets and TOML files; each graph is placed on each of them.",
         ),
     ]
@@ -41,7 +39,6 @@ class SuiteOptions(HowToRead):
         bool | None,
         typer.Option(
             "--strategies/--no-strategies",
-            show_default=False,
             help="Search strategies, too, as `placement optimize` does; by default where --methods names none.",
         ),
     ] = None

@@ -31,7 +31,7 @@ class TrainOptions(HowToScore):
 
     graphs: Annotated[
         list[str],
-        typer.Argument(metavar="GRAPH", show_default=False, help="As for `placement optimize`; one or several."),
+        typer.Argument(metavar="GRAPH", help="As for `placement optimize`; one or several."),
     ]
     output: Annotated[
         Path,
@@ -39,7 +39,6 @@ class TrainOptions(HowToScore):
             "--output",
             "-o",
             metavar="FILE",
-            show_default=False,
             help="The policy file, policy.zip; beside it the best placements, policy.best.json, and, until the run is "
             "complete, policy.checkpoint: the same command goes on from there.",
         ),
@@ -49,7 +48,6 @@ class TrainOptions(HowToScore):
         typer.Option(
             "--cluster",
             metavar="NAME|FILE",
-            show_default=False,
             help="As for `placement optimize`; several, repeated or with commas between, train on each.",
         ),
     ] = None
@@ -76,7 +74,6 @@ class TrainOptions(HowToScore):
         typer.Option(
             "--evaluations",
             metavar="COUNT",
-            show_default=False,
             min=0,
             help="How many placements to score: the same policy on any run with the same seed.",
         ),
@@ -86,7 +83,6 @@ class TrainOptions(HowToScore):
         typer.Option(
             "--budget-s",
             metavar="SECONDS",
-            show_default=False,
             help="How long to train, 600 where neither this nor --evaluations is given; Ctrl-C keeps what is learned.",
         ),
     ] = None
@@ -104,13 +100,12 @@ class TrainOptions(HowToScore):
         typer.Option(
             "--from",
             metavar="FILE",
-            show_default=False,
             help="A policy file to go on from, trained by the simulator, say, before --scorer execute.",
         ),
     ] = None
     log_dir: Annotated[
         Path | None,
-        typer.Option("--log-dir", metavar="DIR", show_default=False, help="Write a log for TensorBoard there."),
+        typer.Option("--log-dir", metavar="DIR", help="Write a log for TensorBoard there."),
     ] = None
     workers: options.TrainWorkers = None
     address: options.Address = None

@@ -18,25 +18,15 @@ from placement.cli.records import is_default
 class VerifyOptions(HowToRead):
     """Options of ``placement verify``."""
 
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", show_default=False, help="Result, as `placement optimize -o` writes it.")
-    ]
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Result, as `placement optimize -o` writes it.")]
     graph: Annotated[
         str | None,
-        typer.Option(
-            "--graph",
-            metavar="GRAPH",
-            show_default=False,
-            help="The graph it should be for; the one in FILE by default.",
-        ),
+        typer.Option("--graph", metavar="GRAPH", help="The graph it should be for; the one in FILE by default."),
     ] = None
     cluster: Annotated[
         str | None,
         typer.Option(
-            "--cluster",
-            metavar="NAME|FILE",
-            show_default=False,
-            help="The cluster it should be for; the one in FILE by default.",
+            "--cluster", metavar="NAME|FILE", help="The cluster it should be for; the one in FILE by default."
         ),
     ] = None
     train: options.Train = False

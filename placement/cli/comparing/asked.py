@@ -28,7 +28,6 @@ class CompareOptions(HowToSearch, HowToRead):
         typer.Option(
             "--seeds",
             metavar="A..B",
-            show_default=False,
             help="Run every method under each of these seeds, 0..9 say, and show mean and spread.",
         ),
     ] = None
@@ -42,7 +41,6 @@ class CompareOptions(HowToSearch, HowToRead):
         typer.Option(
             "--strategies",
             metavar="A,B,...",
-            show_default=False,
             help="Rewrite the graph in each of these ways, e.g. dp8,'pp8 1f1b mb16','dp4 | tp2',none. By default the "
             "best of each family is searched and stands beside the methods; none alone leaves that out.",
         ),
@@ -52,7 +50,6 @@ class CompareOptions(HowToSearch, HowToRead):
         typer.Option(
             "--config",
             metavar="FILE",
-            show_default=False,
             help="Your own configuration of torchtitan, Megatron-LM, DeepSpeed or accelerate: what it takes, and how "
             "much each change towards the best strategy brings.",
         ),
@@ -63,7 +60,6 @@ class CompareOptions(HowToSearch, HowToRead):
             "--format",
             metavar="NAME",
             autocompletion=completion.one_of(completion.TOOLS),
-            show_default=False,
             help="The tool that --config is of: torchtitan, megatron, deepspeed or accelerate; by default as it looks.",
         ),
     ] = None
@@ -73,7 +69,6 @@ class CompareOptions(HowToSearch, HowToRead):
             "--clusters",
             metavar="A,B,...",
             autocompletion=completion.list_of(completion.CLUSTERS),
-            show_default=False,
             help="One row for each of these clusters.",
         ),
     ] = None
@@ -133,7 +128,6 @@ class OptimizeOptions(HowToSearch, HowToScore):
         typer.Option(
             "--strategy",
             metavar="TEXT",
-            show_default=False,
             help="Rewrite the graph as this says, e.g. 'dp4 zero1 | pp2 1f1b mb8 | tp2'; none to place it as it is. By "
             "default the best strategy is searched.",
         ),
