@@ -7,10 +7,9 @@ budget, and the best of the full hand grid (`baselines.strategies.searching.grid
 by the simulator from the best estimate on, until what is left is estimated at more than MARGIN times the best scored;
 with --whole-grid all of it is scored. A row is appended to OUT/strategies.jsonl as soon as it is known, and a run that
 was stopped goes on with what is missing: rows that are not there, or that had a smaller budget (`--losses` takes
-only rows that are worse than the grid, to tell whether time was the cause). Where the search is worse than `auto`,
-that runs once more, to tell how far two runs of the same differ. At the end OUT/strategies.md is written; --render
-does only that, and --bounds before it works out the bounds of all rows anew, and what their strategies take today, and
-writes OUT/strategies.jsonl with these alone changed. Losses and ties are printed like wins.
+only rows that are worse than the grid, to tell whether time was the cause). At the end OUT/strategies.md is written;
+--render does only that, and --bounds before it works out the bounds of all rows anew, and what their strategies take
+today, and writes OUT/strategies.jsonl with these alone changed. Losses and ties are printed like wins.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ CLUSTERS = (  # at the rates of data sheets, as all presets were when the page w
     *("8xH100-nvswitch", "2x8xH100-ib", "16xV100-10gbe", "mixed-gpus", "cpu-gpu"),
 )
 MARGIN = 1.25  # an estimate so much above the best score is not worth scoring
-GRID_S = 15.0  # most seconds for scoring what is left of the grid
+GRID_S = 15.0  # most seconds of processor time for scoring what is left of the grid
 NOTHING_FITS_S = 60.0  # the same where none has fitted so far
 EQUAL = 1e-6  # times that differ by less are a tie
 
@@ -149,8 +148,6 @@ def _row(model: str, graph: OpGraph, cluster: Cluster, options: argparse.Namespa
     }
     row["auto_s"] = _placement(graph, cluster, options)
     row |= _search(graph, cluster, options)
-    if _worse_than_placement(row):
-        row["auto_again_s"] = _placement(graph, cluster, options)
     return row | _grid(graph, cluster, options.whole_grid) | {"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
 
@@ -190,21 +187,21 @@ def _one_device(graph: OpGraph, cluster: Cluster) -> float | None:
 
 def _grid(graph: OpGraph, cluster: Cluster, whole: bool) -> Row:
     """The best of the hand grid."""
-    estimator, began_s = Estimator(graph, cluster), time.monotonic()
+    estimator, began_s = Estimator(graph, cluster), time.process_time()
     estimates: list[Estimate] = []
     for strategy in hand_grid(graph, cluster):
         try:
             estimates.append(estimator.estimate(strategy))
         except StrategyError:
             continue
-    estimated_s = time.monotonic() - began_s
+    estimated_s = time.process_time() - began_s
     estimates.sort(key=lambda e: (e.missing_bytes > 0.15 * max(e.peak_bytes, 1), e.step_time_s))
     best: Scored | None = None
     count = 0
     for estimate in estimates:
         if not whole and best is not None and estimate.step_time_s > MARGIN * best.step_time_s:
             break
-        if not whole and time.monotonic() - began_s - estimated_s > (NOTHING_FITS_S if best is None else GRID_S):
+        if not whole and time.process_time() - began_s - estimated_s > (NOTHING_FITS_S if best is None else GRID_S):
             break
         try:
             found = scored(graph, cluster, estimate.strategy)
@@ -254,15 +251,6 @@ def _page(rows: list[Row], command: str) -> str:
     extent = (
         f", by at most {max(behind):.1%}, on {sum(each < 0.01 for each in behind)} by less than 1 %" if behind else ""
     )
-    twice = [row for row in against if _worse_than_placement(row) and row.get("auto_again_s")]
-    apart = [row["auto_again_s"] / row["auto_s"] - 1 for row in twice]
-    again = (
-        f" On {len(twice)} of these the placement was looked for a second time: worse than the first time on "
-        f"{sum(each > EQUAL for each in apart)}, by at most {max(0.0, *apart):.1%}, and no "
-        f"better than the search on {sum(row['search_s'] <= row['auto_again_s'] * (1 + EQUAL) for row in twice)}."
-        if twice
-        else ""
-    )
     commits = ", ".join(f"{n} by {name or 'older code'}" for name, n in Counter(map(_commit, rows)).most_common())
     lines = [
         "# The search over strategies",
@@ -271,12 +259,13 @@ def _page(rows: list[Row], command: str) -> str:
         "",
         f"Against the best of the hand grid: better on {counts['win']} of {sum(counts.values())} rows, "
         f"equal on {counts['tie']}, worse on {counts['loss']}. "
-        f"Worse than pure placement with the same budget on {len(behind)} of {len(against)}{extent}.{again}",
+        f"Worse than pure placement with the same budget on {len(behind)} of {len(against)}{extent}.",
         "",
         "x: times as fast as one device. Budget: seconds of the search, and of the placement. "
         "Gap: so much of the step is not proved, among all strategies. Grid: "
         f"all of it estimated, scored from the best on, until the rest is estimated at {MARGIN:g} times the best, or "
-        f"for {GRID_S:g} s ({NOTHING_FITS_S:g} s where none fits); its replicas fuse updates like those of the search.",
+        f"for {GRID_S:g} s of processor time ({NOTHING_FITS_S:g} s where none fits); its "
+        "replicas fuse updates like those of the search.",
         "",
         f"Rows were made at commits: {commits}.",
         "",
