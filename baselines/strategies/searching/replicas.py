@@ -92,6 +92,8 @@ def _meshes(space: Space, pool: Pool, estimate: _Estimating) -> Iterator[tuple[S
 
 def _is_plain(strategy: Strategy) -> bool:
     """Whether nothing is said but a mesh and what its gradients share; the memory of a part is that of several."""
+    if strategy.zero:  # without it, two axes of replicas would not be told apart
+        return False
     rules = strategy.mesh
     bare = Strategy(rules, fused_updates=strategy.fused_updates, statistics=strategy.statistics)
     return strategy == bare and not any(rule.name == GROUPS or rule.modules or rule.shares for rule in rules)

@@ -154,3 +154,18 @@ def test_parts_promise_as_much_as_the_mesh_and_the_placement(graph: OpGraph) -> 
     assert promising(one_s, one_s / 3) == []  # a placement gains nothing
     assert promising(one_s / 3, one_s / 9) == []
     assert promising(math.inf, one_s / 3) == []
+
+
+def test_replicas_in_groups_are_no_mesh_to_place_parts_of(graph: OpGraph) -> None:
+    eight, pool = Cluster.preset("8xV100-nvlink"), Pool()
+    space, estimator = Space(graph, eight), Estimator(graph, eight)
+
+    def estimate(strategy: Strategy) -> Estimate:
+        return pool.estimates.setdefault(strategy, estimator.estimate(strategy))
+
+    grouped = estimate(Strategy.parse("dp2 | dp2 zero3"))
+    one_s = scored(graph, eight, Strategy()).step_time_s
+    pool.estimates[grouped.strategy] = replace(grouped, step_time_s=1e-9)  # the best mesh of its size by far
+    found = placed_replicas(space, pool, estimate, Rival(one_s / 4), one_s)
+    assert found
+    assert all(one.zero == 0 for one in found)
