@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
+from networkx.utils import UnionFind
 
 from env.units import Units
+from graphs.arrays import numbered
 from graphs.opgraph import FloatArray, IntArray
 
 _RUNS = (4, 8, 16, 32, 64, 128, 256)  # parts into which the topological order is cut
@@ -20,14 +22,9 @@ def groupings(units: Units) -> list[IntArray]:
     """
     found: dict[bytes, IntArray] = {}
     for labels in _all(units):
-        _, numbered = np.unique(labels, return_inverse=True)
-        numbered = numbered.astype(np.int64)
-        _, first = np.unique(numbered, return_index=True)
-        rank = np.empty(len(first), np.int64)
-        rank[np.argsort(first)] = np.arange(len(first))
-        numbered = rank[numbered]
+        number, first = numbered(labels)
         if 1 < len(first) < units.n_units:
-            found.setdefault(numbered.tobytes(), numbered)
+            found.setdefault(number.tobytes(), number)
     return list(found.values())
 
 
@@ -67,10 +64,8 @@ def _chains(units: Units) -> IntArray:
     source, target, _ = _unit_edges(units)
     outgoing, incoming = np.bincount(source, minlength=units.n_units), np.bincount(target, minlength=units.n_units)
     only = (outgoing[source] == 1) & (incoming[target] == 1)
-    sets = _Sets(units.n_units)
-    for a, b in zip(source[only].tolist(), target[only].tolist(), strict=True):
-        sets.join(a, b)
-    return sets.labels()
+    pairs = zip(source[only].tolist(), target[only].tolist(), strict=True)
+    return _joined(pairs, [0.0] * units.n_units, 0.0)
 
 
 def _by_traffic(units: Units) -> Iterator[IntArray]:
@@ -81,10 +76,7 @@ def _by_traffic(units: Units) -> Iterator[IntArray]:
     work = units.op_s.mean(axis=1)
     for parts in _CLUSTERS:
         if parts < units.n_units:
-            sets = _Sets(units.n_units, work.tolist(), float(work.sum()) / parts)
-            for a, b in pairs:
-                sets.join(a, b)
-            yield sets.labels()
+            yield _joined(pairs, work.tolist(), float(work.sum()) / parts)
 
 
 def _unit_edges(units: Units) -> tuple[IntArray, IntArray, FloatArray]:
@@ -98,28 +90,13 @@ def _unit_edges(units: Units) -> tuple[IntArray, IntArray, FloatArray]:
     return pair // units.n_units, pair % units.n_units, seconds.astype(np.float64)
 
 
-class _Sets:
-    """Disjoint sets of units, of limited work."""
-
-    def __init__(self, count: int, work: list[float] | None = None, limit: float = 0.0) -> None:
-        self._parent, self._work, self._limit = list(range(count)), work, limit
-
-    def _root(self, a: int) -> int:
-        parent = self._parent
-        while parent[a] != a:
-            parent[a] = parent[parent[a]]
-            a = parent[a]
-        return a
-
-    def join(self, a: int, b: int) -> None:
-        a, b = self._root(a), self._root(b)
-        if a == b:
-            return
-        if self._work is not None:
-            if self._work[a] + self._work[b] > self._limit:
-                return
-            self._work[a] += self._work[b]
-        self._parent[b] = a
-
-    def labels(self) -> IntArray:
-        return np.array([self._root(a) for a in range(len(self._parent))], dtype=np.int64)
+def _joined(pairs: Iterable[tuple[int, int]], work: list[float], limit: float) -> IntArray:
+    """A label of each unit, with that of the other one of a pair where the work of both clusters is within a limit."""
+    sets = UnionFind(range(len(work)))
+    for pair in pairs:
+        a, b = sets[pair[0]], sets[pair[1]]
+        both = work[a] + work[b]
+        if a != b and both <= limit:
+            sets.union(a, b)
+            work[sets[a]] = both
+    return np.array([sets[unit] for unit in range(len(work))], dtype=np.int64)
