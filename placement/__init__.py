@@ -79,50 +79,41 @@ __all__ = [
     "with_masters",
 ]
 
-# No module is called like a function here: importing the module would put itself in the function's place.
-_HOME = {
-    "METHODS": "placement.optimization",
-    "Calibration": "placement.calibrating.records",
-    "Cluster": "env.cluster",
-    "Comparison": "placement.comparing.methods",
-    "Executor": "placement.measuring.runs.executor",
-    "FitComparison": "placement.fitting.comparison",
-    "MemoryEstimate": "placement.memory_estimate",
-    "OpGraph": "graphs.opgraph",
-    "Result": "placement.results.result",
-    "SeedComparison": "placement.comparing.seeds",
-    "ShardSampler": "placement.runtime.parts.samples",
-    "Strategy": "graphs.transforms.strategy",
-    "StrategyComparison": "placement.comparing.strategies",
-    "Suite": "placement.comparing.suites",
-    "Training": "placement.learning.training",
-    "Verification": "placement.verification",
-    "apply": "placement.runtime.application",
-    "build": "graphs.zoo",
-    "calibrate": "placement.calibration",
-    "capture": "placement.capturing",
-    "compare": "placement.comparing.methods",
-    "compare_seeds": "placement.comparing.seeds",
-    "compare_strategies": "placement.comparing.strategies",
-    "estimate_memory": "placement.memory_estimate",
-    "export": "placement.exporters.exporting",
-    "fit": "placement.fitting.fit",
-    "load_graph": "graphs.files",
-    "optimize": "placement.optimization",
-    "profile": "placement.measuring.models.profiling",
-    "save_graph": "graphs.files",
-    "shard_of": "placement.runtime.parts.samples",
-    "suite": "placement.comparing.suites",
-    "train": "placement.learning.training",
-    "verify": "placement.verification",
-    "with_masters": "placement.runtime.states.masters",
-}
-
-
 refuse_namesakes()
 # By name: what stands above could be another package of these names.
 importlib.import_module("env.gym.registration").register_environments()
 importlib.import_module("env.local").register_measurer("placement.measuring.machine.local_machine:local_cluster")
+# No module is called like a function here: importing the module would put itself in the function's place.
+_imported, __dir__ = importlib.import_module("graphs.entry_points").lazy(
+    __name__,
+    {
+        "env.cluster": "Cluster",
+        "graphs.files": "load_graph save_graph",
+        "graphs.opgraph": "OpGraph",
+        "graphs.transforms.strategy": "Strategy",
+        "graphs.zoo": "build",
+        "placement.calibrating.records": "Calibration",
+        "placement.calibration": "calibrate",
+        "placement.capturing": "capture",
+        "placement.comparing.methods": "Comparison compare",
+        "placement.comparing.seeds": "SeedComparison compare_seeds",
+        "placement.comparing.strategies": "StrategyComparison compare_strategies",
+        "placement.comparing.suites": "Suite suite",
+        "placement.exporters.exporting": "export",
+        "placement.fitting.comparison": "FitComparison",
+        "placement.fitting.fit": "fit",
+        "placement.learning.training": "Training train",
+        "placement.measuring.models.profiling": "profile",
+        "placement.measuring.runs.executor": "Executor",
+        "placement.memory_estimate": "MemoryEstimate estimate_memory",
+        "placement.optimization": "METHODS optimize",
+        "placement.results.result": "Result",
+        "placement.runtime.application": "apply",
+        "placement.runtime.parts.samples": "ShardSampler shard_of",
+        "placement.runtime.states.masters": "with_masters",
+        "placement.verification": "Verification verify",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -130,11 +121,4 @@ def __getattr__(name: str) -> Any:
         from placement.processes.version import own_version
 
         return own_version()
-    if name not in _HOME:
-        raise AttributeError(f"module 'placement' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return _imported(name)

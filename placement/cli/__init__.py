@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from graphs.entry_points import lazy
 
 if TYPE_CHECKING:
     from placement.cli.entry import run
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main", "run"]
 
-_HOME = {"app": "placement.cli.registry", "run": "placement.cli.entry"}
+__getattr__, __dir__ = lazy(__name__, {"placement.cli.registry": "app", "placement.cli.entry": "run"})
 
 
 def main() -> None:
@@ -38,9 +39,3 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     from placement.cli.output import note
 
     note(str(message))
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'placement.cli' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
