@@ -9,37 +9,29 @@ from typer.core import TyperCommand, TyperGroup
 from placement.cli.output import writing_stdout
 
 
-class PlainCommand(TyperCommand):
+class _PlainHelp:
+    """Help of a command or a group without those types."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, the help option included."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if parameter.param_type_name == "argument" or parameter.metavar is None:
+                vars(parameter)["display_type_rich"] = _nothing
+        return parameters
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the arguments; on ``--help`` typer prints here, past `placement.cli.output.emit`."""
+        with writing_stdout():
+            return super().make_context(*args, **kwargs)  # type: ignore[misc]
+
+
+class PlainCommand(_PlainHelp, TyperCommand):
     """A command with such help."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters, the help option included."""
-        return _plain(super().get_params(ctx))
 
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the arguments; on ``--help`` typer prints here, past `placement.cli.output.emit`."""
-        with writing_stdout():
-            return super().make_context(*args, **kwargs)
-
-
-class PlainGroup(TyperGroup):
+class PlainGroup(_PlainHelp, TyperGroup):
     """A group of commands with such help."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters, the help option included."""
-        return _plain(super().get_params(ctx))
-
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the arguments; on ``--help`` typer prints here, past `placement.cli.output.emit`."""
-        with writing_stdout():
-            return super().make_context(*args, **kwargs)
-
-
-def _plain(parameters: list[Any]) -> list[Any]:
-    for parameter in parameters:
-        if parameter.param_type_name == "argument" or parameter.metavar is None:
-            vars(parameter)["display_type_rich"] = _nothing
-    return parameters
 
 
 def _nothing(*_: object, **__: object) -> str:
