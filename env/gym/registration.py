@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -16,30 +15,27 @@ ENTRY_POINTS = {
 }
 
 
-def register_environments(entry_points: Mapping[str, str] = ENTRY_POINTS) -> None:
+def register_environments() -> None:
     """Register ids with Gymnasium: now if it is loaded, otherwise as soon as it is.
 
     Loading it here would double the time that ``import placement`` and every command take to start.
     """
     if "gymnasium" in sys.modules:
-        _register(entry_points)
+        _register()
     elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watch(entry_points))
+        sys.meta_path.insert(0, _Watch())
 
 
-def _register(entry_points: Mapping[str, str]) -> None:
+def _register() -> None:
     import gymnasium
 
-    for name, entry_point in entry_points.items():
+    for name, entry_point in ENTRY_POINTS.items():
         if name not in gymnasium.registry:
             gymnasium.register(name, entry_point)
 
 
 class _Watch:
     """Finds Gymnasium as Python would, and has the ids registered once it is loaded."""
-
-    def __init__(self, entry_points: Mapping[str, str]) -> None:
-        self.entry_points = entry_points
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name != "gymnasium":
@@ -52,7 +48,7 @@ class _Watch:
 
         def load_and_register(module: ModuleType) -> None:
             load(module)
-            _register(self.entry_points)
+            _register()
 
         spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
         return spec
