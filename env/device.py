@@ -10,17 +10,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from env.rates import Rates
+from graphs.arrays import FloatArray
 from graphs.checks import BYTES_LIMIT
 from graphs.errors import ClusterError
 from graphs.formatting import is_text
-
-if TYPE_CHECKING:
-    from graphs.arrays import FloatArray
 
 # How transfers count in the objective throughput (docs/score.md): `Cluster.communication`.
 OVERLAPPED, BLOCKING = "overlapped", "blocking"

@@ -15,15 +15,13 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from env.device import check_amount, check_rate, check_string, refusal
+from graphs.arrays import FloatArray, IntArray
 from graphs.errors import ClusterError
-
-if TYPE_CHECKING:
-    from graphs.arrays import FloatArray, IntArray
 
 FABRIC_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 SHIFT = "shift"  # a round of the ring of an all-gather, whose figures serve it

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from baselines.budget import NO_LIMITS, Limits
-from baselines.strategies.searching.records import ANY_TOOL, ToolLimits
+from baselines.strategies.searching.records import ANY_TOOL, ScoreMany, ToolLimits
 from env.cluster import Cluster
 from env.objectives import LATENCY
 from env.plan import Priority
@@ -24,7 +24,7 @@ from placement.results.result import Result
 from placement.results.stacks import asked_for, beside_compiled
 from placement.runtime.checking.check import check
 from placement.solving.arguments import check_options, check_problem
-from placement.solving.best_of_all import FIRST_S, SearchAids, best_of_all, has_strategies
+from placement.solving.best_of_all import FIRST_S, Progress, SearchAids, best_of_all, has_strategies
 from placement.solving.checked import Check, unchecked
 from placement.solving.interruption import as_keyboard_interrupt
 from placement.solving.methods import AUTO, METHODS
@@ -36,9 +36,7 @@ from placement.workers.scoring import many_scored
 if TYPE_CHECKING:
     from torch import nn
 
-    from baselines.strategies.searching.records import ScoreMany
     from env.gym.batch import ScorerFactory
-    from placement.solving.best_of_all import Progress
 
 __all__ = ["METHODS", "optimize", "solved"]
 

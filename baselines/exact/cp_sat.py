@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from baselines import prices
 from baselines.budget import Budget, Found, run_interruptible
-from baselines.exact.cp_sat_model import BITS, COARSE_BITS, build, memory_may_bind, packing, serial_s
+from baselines.exact.cp_sat_model import BITS, COARSE_BITS, CpSatModel, build, memory_may_bind, packing, serial_s
 from baselines.fitting import nearest_to_fitting
 from baselines.no_fit import none_fits, not_found
 from env.bounds.bounds import lower_bound
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.scoring import Scorer
-
-if TYPE_CHECKING:
-    from baselines.exact.cp_sat_model import CpSatModel
-    from env.simulation.simulator import Schedule
+from env.simulation.simulator import Schedule
 
 MOST_INTERVALS = 30_000  # op and transfer intervals of a model worth building: some 10 s and 1 GB before any search
 PROVABLE_INTERVALS = 1_000  # up to here a proof within a minute is likely enough for `auto` to try

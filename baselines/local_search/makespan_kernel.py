@@ -26,8 +26,6 @@ arrays begins at ``n_o``, ``e_o``, ``x_o``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from baselines.local_search.makespan_state import (
     BY_TAIL,
     CURRENT,
@@ -41,9 +39,7 @@ from baselines.local_search.makespan_state import (
 )
 from env.jit import inlined, inner
 from env.simulation.pieces import edge_s, pop, push
-
-if TYPE_CHECKING:
-    from graphs.opgraph import FloatArray
+from graphs.opgraph import FloatArray
 
 
 @inlined

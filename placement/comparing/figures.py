@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from env.cluster import Cluster
 from env.lanes import with_lanes_of
 from env.plan import Plan
 from env.problem import Problem
+from env.simulation.simulator import Score
 from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds, show
 from graphs.opgraph import IntArray, OpGraph
@@ -21,9 +22,6 @@ from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
 from placement.optimization import optimize
 from placement.results.result import Result
 from placement.sizing.figures import ClusterFigure, memories, rates
-
-if TYPE_CHECKING:
-    from env.simulation.simulator import Score
 
 STEP = 0.01  # by which a figure is changed either way, for the derivative
 BETTER = 0.10  # by how much better it is in the sentences

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphs.errors import MismatchError
 from graphs.formatting import show
-from graphs.transforms.strategy import OPTIMIZER, PARAMETERS
+from graphs.transforms.strategy import OPTIMIZER, PARAMETERS, Strategy
 from placement.configurations.configuration import ATTENTION, FULL, NONE, Configuration
 from placement.configurations.documents import nested, read_yaml, write_yaml
 from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, said
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from graphs.opgraph import OpGraph
-    from graphs.transforms.strategy import Strategy
     from placement.results.result import Result
 
 _F, _D, _P, _M = (

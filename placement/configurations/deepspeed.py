@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from graphs.recipes import PRECISIONS, number_bytes
-from graphs.transforms.strategy import OPTIMIZER, PARAMETERS
+from graphs.transforms.strategy import OPTIMIZER, PARAMETERS, Strategy
 from placement.configurations.configuration import AFTER_ALL, NONE, Configuration
 from placement.configurations.documents import nested, read_json
 from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, refused, said
@@ -17,7 +17,6 @@ from placement.configurations.results import configuration_of, irregular, other_
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
-    from graphs.transforms.strategy import Strategy
     from placement.results.result import Result
 
 _Z = "zero_optimization."

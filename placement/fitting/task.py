@@ -9,20 +9,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from graphs.capture.failure import reason_of
 from graphs.errors import FitError
 from graphs.kept import precision_named
 from placement.fitting.requests import Portion
 from placement.runtime.states.formats import compute_in
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 _MOST_EPOCHS = 8  # whose orders are kept, for workers that are not all in one epoch
 CPU = torch.device("cpu")

@@ -13,21 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from env.cluster import UNLIMITED_BYTES
+from env.cluster import UNLIMITED_BYTES, Cluster
 from env.simulation.timeline import memory_steps
 from graphs.formatting import counted
 from graphs.opgraph import IntArray, OpGraph, Phase
 from placement.report.drawn import Drawn, link_seconds
 from placement.report.layout import layered_layout
-from placement.results.result import schedule_of
+from placement.results.result import Result, schedule_of
 from placement.solving.methods import SINGLE
 
 if TYPE_CHECKING:
-    from env.cluster import Cluster
     from env.problem import Problem
     from env.simulation.simulator import Schedule, Score
     from placement.comparing.methods import Comparison
-    from placement.results.result import Result
 
 MAX_SCHEDULES = 4  # besides one device
 MAX_SCHEDULED_OPS = 120_000  # ops x schedules on one page: some 25 bytes each

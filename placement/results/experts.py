@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphs.origin import CAPACITY
+from graphs.origin import CAPACITY, Origin
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
-    from graphs.origin import Origin
     from placement.results.result import Result
 
 

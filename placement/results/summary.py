@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from env.cluster import UNLIMITED_BYTES
 from env.objectives import THROUGHPUT
 from graphs.formatting import format_bytes, format_seconds, show, show_line
@@ -12,10 +10,8 @@ from graphs.transforms.coverage import repeats_first
 from placement.results.advice import advice_lines, beside, beyond, for_trainers, ladder_rows, safer, ties
 from placement.results.experts import experts_words
 from placement.results.ranks import rank_map
+from placement.results.result import Result
 from placement.results.stacks import compiled_words
-
-if TYPE_CHECKING:
-    from placement.results.result import Result
 
 _MOST_PEAKS = 8  # devices whose peak is told one by one
 

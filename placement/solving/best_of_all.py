@@ -12,7 +12,7 @@ import numpy as np
 
 from baselines.budget import NO_LIMITS, Budget, Limits
 from baselines.strategies.estimating.estimate import Estimate
-from baselines.strategies.searching.records import ANY_TOOL, Rival, ToolLimits
+from baselines.strategies.searching.records import ANY_TOOL, Rival, Scored, ScoreMany, ToolLimits
 from baselines.strategies.searching.settings import DEFAULTS
 from env.cluster import Cluster
 from env.objectives import LATENCY
@@ -43,7 +43,6 @@ from placement.solving.strategy_row import StrategyRow, strategy_row, unrewritte
 
 if TYPE_CHECKING:
     from baselines.strategies.searching.outcome import StrategyOutcome
-    from baselines.strategies.searching.records import Scored, ScoreMany
 
 Progress = Callable[[str, int, int], None]  # what is done, how many are, of how many
 

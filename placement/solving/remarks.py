@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from baselines.strategies.searching.records import ToolLimits
+from baselines.strategies.searching.records import Scored, ToolLimits
 from env.cluster import Cluster
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
@@ -15,7 +15,6 @@ from placement.results.result import Result
 
 if TYPE_CHECKING:
     from baselines.strategies.searching.outcome import StrategyOutcome
-    from baselines.strategies.searching.records import Scored
 
 
 def faster(best: Result, candidates: Mapping[str, Scored], left_out: Mapping[str, str]) -> str:

@@ -27,13 +27,12 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.records import LANE, Work
 from graphs.transforms.derived import Collective, Exchanged
 from graphs.transforms.splitting.ring_rows import turned
-from graphs.transforms.splitting.sharding import differs
+from graphs.transforms.splitting.sharding import Sharding, differs
 
 if TYPE_CHECKING:
     from graphs.transforms.splitting.copies import Copies
     from graphs.transforms.splitting.emission import Emission
     from graphs.transforms.splitting.exchange import Exchanges
-    from graphs.transforms.splitting.sharding import Sharding
 
 SHIFT = "shift"  # kind of a collective by which each part sends to the next one
 RING_BLOCK, RING_MERGE = "ring_block", "ring_merge"  # kinds of ops

@@ -6,16 +6,14 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from placement.fitting.compressions.error_feedback import Residual
 from placement.fitting.requests import AllGather, Message, Post, Receive, Request
 from placement.fitting.role import Compressor
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _PIECE = "quantised piece"
 

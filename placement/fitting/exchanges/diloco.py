@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from placement.fitting.batch_rules.torch_optimizers import ElementWise
 from placement.fitting.exchanges.local_sgd import local_steps
 from placement.fitting.exchanges.refusals import below, first_of, outside, with_arrival_rule
 from placement.fitting.requests import Participant, told
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from placement.fitting.role import MethodParts, Role
+from placement.fitting.role import MethodParts, Role
 
 
 @dataclass(frozen=True)

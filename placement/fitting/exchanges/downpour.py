@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,9 +11,7 @@ from placement.fitting import requests
 from placement.fitting.exchanges.refusals import below, first_of, with_arrival_rule
 from placement.fitting.exchanges.shards import ShardClient, WeightShard, shards_of
 from placement.fitting.requests import Compute, Participant, ParticipantLost, Post, Receive, Updated, told
-
-if TYPE_CHECKING:
-    from placement.fitting.role import MethodParts, Role
+from placement.fitting.role import MethodParts, Role
 
 
 @dataclass(frozen=True)

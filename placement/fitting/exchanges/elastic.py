@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from placement.fitting.exchanges.refusals import below, first_of, outside, with_arrival_rule, with_compression
 from placement.fitting.requests import LOST, Compute, Participant, ParticipantLost, Post, Receive, Updated
-
-if TYPE_CHECKING:
-    from placement.fitting.role import MethodParts, Role
+from placement.fitting.role import MethodParts, Role
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from placement.fitting.exchanges.refusals import first_of, with_arrival_rule, with_compression
 from placement.fitting.requests import LOST, Compute, Participant, Post, Receive, Updated
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from placement.fitting.role import MethodParts, Role
+from placement.fitting.role import MethodParts, Role
 
 _TOPOLOGIES = ("ring", "random")
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from placement.fitting.exchanges.vectors import GRADIENT, HISTORY
-
-if TYPE_CHECKING:
-    from placement.fitting.exchanges.vectors import VectorShards
-    from placement.fitting.requests import Participant
+from placement.fitting.exchanges.vectors import GRADIENT, HISTORY, VectorShards
+from placement.fitting.requests import Participant
 
 # Below it, s . y says nothing about the curvature (torch.optim.LBFGS).
 _LEAST_CURVATURE = 1e-10

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from placement.fitting.exchanges.refusals import below, first_of, outside, with_arrival_rule
 from placement.fitting.exchanges.synchronous import synchronous_steps
 from placement.fitting.requests import Compute, Participant, Updated, told
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from placement.fitting.role import MethodParts, Role, Updater
+from placement.fitting.role import MethodParts, Role, Updater
 
 
 @dataclass(frozen=True)

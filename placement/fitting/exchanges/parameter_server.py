@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,9 +11,7 @@ from placement.fitting.arrivals import FirstOf
 from placement.fitting.exchanges.refusals import below, first_of
 from placement.fitting.exchanges.shards import ShardClient, WeightShard, shards_of
 from placement.fitting.requests import Compute, Participant, ParticipantLost, Post, Receive, Updated, told
-
-if TYPE_CHECKING:
-    from placement.fitting.role import MethodParts, Role
+from placement.fitting.role import MethodParts, Role
 
 
 @dataclass(frozen=True)

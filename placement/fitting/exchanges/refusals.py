@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from placement.fitting.arrivals import WaitForAll
 from placement.fitting.compressions.uncompressed import Uncompressed
-
-if TYPE_CHECKING:
-    from placement.fitting.role import MethodParts
+from placement.fitting.role import MethodParts
 
 
 def first_of(*sentences: str | None) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,9 +15,7 @@ from placement.fitting.exchanges.refusals import below, first_of, with_arrival_r
 from placement.fitting.exchanges.shards import ShardClient, WeightShard, shards_of
 from placement.fitting.exchanges.vectors import VectorShards, vector_shard
 from placement.fitting.requests import Compute, Participant, ParticipantLost, Portion, Post, Receive, told
-
-if TYPE_CHECKING:
-    from placement.fitting.role import MethodParts, Role
+from placement.fitting.role import MethodParts, Role
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from placement.fitting.exchanges.refusals import with_arrival_rule
 from placement.fitting.requests import Compute, Participant, Updated
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from placement.fitting.role import MethodParts, Role, Updater
+from placement.fitting.role import MethodParts, Role, Updater
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from env.gym.named import LOCAL
 from graphs.errors import FitError
 from graphs.formatting import counted
-from placement.fitting.task import CPU
+from placement.fitting.task import CPU, FitTask
 from placement.runtime.ranks.meeting import of_this_host
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from graphs.transforms.strategy import Strategy
     from placement.fitting.real.torchrun import Ranks
     from placement.fitting.stragglers import Stragglers
-    from placement.fitting.task import FitTask
     from placement.fitting.virtual.assignment import Assignment
     from placement.runtime.planning.strategy_plan import StrategyPlan
 

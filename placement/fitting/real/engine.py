@@ -15,23 +15,20 @@ import torch
 
 from graphs.disk import temporary_folder
 from graphs.errors import RankError
-from placement.fitting.log import FitLog, Stop, tell_no_one
+from placement.fitting.log import CurvePoint, FitLog, FitRun, Stop, tell_no_one
 from placement.fitting.real.devices import place_of
 from placement.fitting.real.participant_main import COMPUTED, READ, UPDATED, ParticipantSettings, participant_main
 from placement.fitting.real.worker_groups import READY, WorkerGroup, follow
-from placement.fitting.requests import Updated, name_of
+from placement.fitting.requests import Participant, Updated, name_of
 from placement.processes.processes import how_ended, orderly_end
-from placement.processes.starting import ENDED, FAILURE, SILENT, WorkerEndedError, Workers
+from placement.processes.starting import ENDED, FAILURE, SILENT, Parent, WorkerEndedError, Workers
 from placement.processes.stopped import StoppedProcesses
 from placement.processes.threads import single_threaded
 from placement.runtime.ranks.launch import met_store
 
 if TYPE_CHECKING:
-    from placement.fitting.log import CurvePoint, FitRun
     from placement.fitting.real.torchrun import Ranks
-    from placement.fitting.requests import Participant
     from placement.fitting.task import FitTask
-    from placement.processes.starting import Parent
     from placement.runtime.planning.strategy_plan import StrategyPlan
 
 _LOOK_S = 0.1

@@ -10,21 +10,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
-from placement.fitting.real.mail import NO_LIMIT, fields_of, head_of
+from placement.fitting.real.mail import NO_LIMIT, Mail, fields_of, head_of
 from placement.fitting.requests import AllGather, AllReduce, ParticipantLost
 from placement.fitting.task import CPU
 from placement.runtime.transport import nccl
 from placement.runtime.transport.gloo import gloo_group
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from placement.fitting.real.mail import Mail
 
 _LAST_WORDS_S = 2.0  # for the mail to find out who was lost
 

@@ -8,20 +8,17 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from graphs.errors import FitError
 from placement.fitting.requests import LOST, Inbox, Message, ParticipantLost, Post, Receive
 from placement.runtime.transport.gloo import gloo_group
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
 
 NO_LIMIT = timedelta(days=7)  # a participant may compute for long before it says anything
 _HEAD_BYTES = 2048

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graphs.errors import PlacementError, RankError
-from placement.fitting.log import Turns
+from placement.fitting.log import Stop, Turns
 from placement.fitting.real.gatherings import Gatherings
 from placement.fitting.real.mail import Mail
-from placement.fitting.real.worker_groups import READY, WorkerRank
+from placement.fitting.real.worker_groups import READY, WorkerGroup, WorkerRank
 from placement.fitting.requests import (
     AllGather,
     AllReduce,
@@ -29,13 +29,10 @@ from placement.fitting.requests import (
     Request,
     Updated,
 )
-from placement.fitting.task import CPU
+from placement.fitting.task import CPU, FitTask
 from placement.processes.threads import on_one_core
 
 if TYPE_CHECKING:
-    from placement.fitting.log import Stop
-    from placement.fitting.real.worker_groups import WorkerGroup
-    from placement.fitting.task import FitTask
     from placement.processes.starting import Parent
 
 READ, COMPUTED, UPDATED = "read", "computed", "updated"

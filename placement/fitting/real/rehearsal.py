@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +16,11 @@ from graphs.errors import FitError
 from placement.fitting.real.gatherings import Gatherings
 from placement.fitting.real.mail import Mail
 from placement.fitting.requests import AllGather, AllReduce, Post, Receive
+from placement.fitting.task import FitTask
 from placement.processes.processes import how_ended, orderly_end, usable_cores
-from placement.processes.starting import WorkerEndedError, WorkerFailedError, Workers
+from placement.processes.starting import Parent, WorkerEndedError, WorkerFailedError, Workers
 from placement.processes.threads import on_one_core
 from placement.runtime.ranks.launch import met_store
-
-if TYPE_CHECKING:
-    from placement.fitting.task import FitTask
-    from placement.processes.starting import Parent
 
 _TIMED_S, _FEWEST, _MOST = 1.0, 5, 50  # of a measurement: about its time, and how many it is of
 _FIRST = 2  # turns that are not counted: memory is new, and members of a collective meet

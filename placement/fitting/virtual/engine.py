@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from env.communication.as_used import AsUsed
-from placement.fitting.log import FitLog, Stop, tell_no_one
+from placement.fitting.log import CurvePoint, FitLog, FitRun, Stop, tell_no_one
 from placement.fitting.requests import (
     LOST,
     AllGather,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from env.cluster import Cluster
-    from placement.fitting.log import CurvePoint, FitRun
     from placement.fitting.task import FitTask
     from placement.fitting.virtual.speeds import Speeds
 

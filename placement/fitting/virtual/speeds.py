@@ -14,12 +14,11 @@ from env.problem import Problem
 from env.resizing import part_of
 from env.simulation.simulator import Simulator
 from graphs.errors import FitError
-from graphs.opgraph import Phase
+from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
-    from graphs.opgraph import OpGraph
     from placement.fitting.stragglers import Stragglers
     from placement.fitting.virtual.assignment import Assignment
 

@@ -20,12 +20,11 @@ from env.problem import Problem
 from placement.runtime.planning.strategy_plan import StrategyPlan
 from placement.runtime.planning.values import Values
 from placement.runtime.program.derived_layout import check_same_ops, nearest_devices
-from placement.runtime.program.functional import functional
+from placement.runtime.program.functional import Functional, functional
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
     from graphs.capture import Program
-    from placement.runtime.program.functional import Functional
 
 
 def placement_plan(

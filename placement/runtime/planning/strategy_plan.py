@@ -32,7 +32,7 @@ from graphs.arrays import IntArray
 from graphs.op_kinds import op_kind
 from graphs.transforms.splitting.sharding import SUM
 from placement.runtime.parts.layouts import PartLayout
-from placement.runtime.planning.forms import ALL, ONCE, dense
+from placement.runtime.planning.forms import ALL, ONCE, Form, dense
 from placement.runtime.planning.order import sequence
 from placement.runtime.planning.planned_exchanges import PlannedExchanges
 from placement.runtime.planning.planned_outputs import PlannedOutputs
@@ -42,7 +42,6 @@ from placement.runtime.program.transfers import Transfer
 from placement.runtime.states.state_parts import StateTable
 
 if TYPE_CHECKING:
-    from placement.runtime.planning.forms import Form
     from placement.runtime.planning.values import Values
 
 

@@ -14,11 +14,10 @@ from graphs.opgraph import Phase
 from graphs.transforms.splitting.sharding import is_by_groups
 from placement.runtime.calls.local_calls import LocalCall
 from placement.runtime.parts.layouts import PartLayout, whole
-from placement.runtime.planning.forms import ONCE, info_of
+from placement.runtime.planning.forms import ONCE, Form, Wanted, info_of
 from placement.runtime.program.functional import after, uninitialised
 
 if TYPE_CHECKING:
-    from placement.runtime.planning.forms import Form, Wanted
     from placement.runtime.writing.code import Code
     from placement.runtime.writing.rank_forms import RankForms
     from placement.runtime.writing.rank_parts import Parts, RankParts

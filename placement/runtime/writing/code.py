@@ -14,14 +14,13 @@ from placement.runtime.calls.local_calls import Extras, LocalCall, local_call
 from placement.runtime.planning.forms import ONCE, dense
 from placement.runtime.program.functional import uninitialised
 from placement.runtime.program.on_device import under_autocast
-from placement.runtime.program.transfers import expect, receive, send
+from placement.runtime.program.transfers import Transfer, expect, receive, send
 from placement.runtime.writing.glue import TakePart, as_captured, begin, finish
 
 if TYPE_CHECKING:
     from placement.runtime.exchanging.exchanges import Exchange
     from placement.runtime.parts.layouts import PartLayout
     from placement.runtime.program.device_layout import Key
-    from placement.runtime.program.transfers import Transfer
 
 CPU = torch.device("cpu")  # where calls make tensors, until `run_on` names the device
 _AHEAD = 8  # transfers that a rank is always ready for, as `placement.runtime.program.routines` has it

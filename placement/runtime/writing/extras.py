@@ -15,13 +15,12 @@ from placement.runtime.calls.loss_calls import label_weight_call
 from placement.runtime.calls.norm_calls import bn_sums_call
 from placement.runtime.exchanging.exchanges import Exchange, Member
 from placement.runtime.parts.layouts import PartCut, PartLayout, whole
-from placement.runtime.planning.forms import dense, info_of
+from placement.runtime.planning.forms import Wanted, dense, info_of
 from placement.runtime.planning.strategy_plan import Border
 from placement.runtime.program.transfers import Transfer
 from placement.runtime.writing.glue import edge_of
 
 if TYPE_CHECKING:
-    from placement.runtime.planning.forms import Wanted
     from placement.runtime.writing.arguments import Arguments
     from placement.runtime.writing.code import Code
     from placement.runtime.writing.rank_forms import RankForms

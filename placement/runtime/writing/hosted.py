@@ -9,12 +9,11 @@ from torch import fx
 from graphs.transforms.activations import HOSTED
 from graphs.transforms.splitting.storage_ops import cast_tensor
 from placement.runtime.program.hosted_tensors import arrived, asked_back, copied_in, sent_away
-from placement.runtime.writing.code import CPU
+from placement.runtime.writing.code import CPU, Code
 
 if TYPE_CHECKING:
     from placement.runtime.planning.forms import Form
     from placement.runtime.writing.arguments import Arguments
-    from placement.runtime.writing.code import Code
     from placement.runtime.writing.rank_forms import RankForms
     from placement.runtime.writing.rank_parts import RankParts
 

@@ -13,13 +13,12 @@ from graphs.opgraph import Phase
 from graphs.transforms.derived import Exchanged
 from graphs.transforms.splitting.sharding import is_by_groups
 from placement.runtime.calls.group_calls import FromExperts, ToExperts
-from placement.runtime.parts.layouts import whole
+from placement.runtime.parts.layouts import PartLayout, whole
 from placement.runtime.planning.forms import ONCE, SUMMED, Form, Wanted
 from placement.runtime.planning.grouped_lists import trip
 from placement.runtime.writing.glue import flattened
 
 if TYPE_CHECKING:
-    from placement.runtime.parts.layouts import PartLayout
     from placement.runtime.planning.planned_storage import Gradient
     from placement.runtime.writing.arguments import Arguments
     from placement.runtime.writing.code import Code

@@ -9,15 +9,13 @@ from torch import fx
 
 from graphs.errors import StrategyError
 from graphs.transforms.splitting.sharding import is_by_groups
-from placement.runtime.planning.forms import ALL, Form
+from placement.runtime.planning.forms import ALL, Form, Wanted
 from placement.runtime.planning.strategy_plan import Crossing
 from placement.runtime.program.hosted_tensors import arrived, copied_in
-from placement.runtime.writing.code import CPU
+from placement.runtime.writing.code import CPU, Code
 from placement.runtime.writing.glue import Join, nothing_like
 
 if TYPE_CHECKING:
-    from placement.runtime.planning.forms import Wanted
-    from placement.runtime.writing.code import Code
     from placement.runtime.writing.rank_parts import RankParts
 
 Source = Callable[[Form], "fx.Node | None"]

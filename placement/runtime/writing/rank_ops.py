@@ -16,18 +16,16 @@ from graphs.rows import Partial
 from graphs.transforms.splitting.exchange import ACCUMULATE
 from placement.runtime.calls.local_calls import Extras
 from placement.runtime.parts.layouts import PartLayout, whole
-from placement.runtime.planning.forms import SUMMED, info_of
+from placement.runtime.planning.forms import SUMMED, Form, info_of
 from placement.runtime.program.functional import after, draws_by_data, uninitialised
 from placement.runtime.program.hosted_tensors import added_on_host, sent_away
-from placement.runtime.writing.extras import Borders
+from placement.runtime.writing.extras import BatchSums, Borders
 from placement.runtime.writing.glue import added
 from placement.runtime.writing.ring import Ring
 
 if TYPE_CHECKING:
-    from placement.runtime.planning.forms import Form
     from placement.runtime.writing.arguments import Arguments
     from placement.runtime.writing.code import Code
-    from placement.runtime.writing.extras import BatchSums
     from placement.runtime.writing.rank_forms import RankForms
     from placement.runtime.writing.rank_parts import Parts, RankParts
 

@@ -14,12 +14,11 @@ from graphs.op_kinds import op_kind
 from graphs.transforms.splitting.sharding import SUM
 from placement.runtime.calls.local_calls import borders_needed
 from placement.runtime.parts.layouts import PartLayout, whole
-from placement.runtime.planning.forms import Form, info_of
+from placement.runtime.planning.forms import Form, Wanted, info_of
 from placement.runtime.planning.grouped_lists import Lists, are_ends_of_groups, lists_read
 from placement.runtime.program.functional import after
 
 if TYPE_CHECKING:
-    from placement.runtime.planning.forms import Wanted
     from placement.runtime.planning.strategy_plan import StrategyPlan
 
 Parts = tuple[PartLayout | None, ...]

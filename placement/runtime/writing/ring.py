@@ -13,12 +13,11 @@ from graphs.errors import StrategyError
 from graphs.records import Work
 from graphs.transforms.splitting.ring_rows import turned
 from placement.runtime.calls.ring_calls import RingBlock, RingBlockBackward, RingResult, pieces_of
-from placement.runtime.planning.forms import info_of
+from placement.runtime.planning.forms import Form, Wanted, info_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from placement.runtime.planning.forms import Form, Wanted
     from placement.runtime.writing.arguments import Arguments
     from placement.runtime.writing.code import Code
     from placement.runtime.writing.rank_forms import RankForms

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -40,9 +39,12 @@ from graphs.transforms.hosted_parameters import COPIED_IN
 from graphs.transforms.splitting.exchange import ACCUMULATE
 from graphs.transforms.splitting.rings import RING_BLOCK, RING_MERGE
 from graphs.transforms.splitting.synchronised import CLASS_SUMS, STATISTICS
+from placement.runtime.exchanging.exchanges import Exchange
+from placement.runtime.planning.strategy_plan import StrategyPlan
 from placement.runtime.program.fast_calls import with_fast_calls
 from placement.runtime.program.on_device import run_on
 from placement.runtime.program.routines import Routine
+from placement.runtime.program.transfers import Transfer
 from placement.runtime.writing.arguments import Arguments
 from placement.runtime.writing.code import CPU, Code
 from placement.runtime.writing.extras import BatchSums
@@ -53,11 +55,6 @@ from placement.runtime.writing.rank_ops import RankOps
 from placement.runtime.writing.rank_parts import RankParts
 from placement.runtime.writing.results import Results
 from placement.runtime.writing.reuse import in_place
-
-if TYPE_CHECKING:
-    from placement.runtime.exchanging.exchanges import Exchange
-    from placement.runtime.planning.strategy_plan import StrategyPlan
-    from placement.runtime.program.transfers import Transfer
 
 
 def write(plan: StrategyPlan, rank: int, place: torch.device = CPU) -> RankCode:
