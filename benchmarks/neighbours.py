@@ -19,8 +19,8 @@ import time
 import numpy as np
 from table import Printer, parser
 
-from baselines.budget import Budget
-from baselines.local_search.makespan_search import makespan_search
+from baselines.local_search.makespan_chain import Chain
+from baselines.local_search.makespan_state import instance_of, new_state
 from env.cluster import Cluster
 from env.plan import Plan
 from env.problem import Problem
@@ -92,11 +92,17 @@ def _simulated_per_s(problem: Problem, device: IntArray, count: int) -> float:
 
 def _search_per_s(problem: Problem, device: IntArray, seed: int) -> float:
     """Of one chain, without the race of coarser graphs that begins a search of its own."""
-    plan, cycle = Plan(device), SEARCHED // 10
-    makespan_search(problem, seed, [plan], Budget(evaluations=10), chains=1, cycle=10)  # compiles
-    began_s = time.process_time()
-    found = makespan_search(problem, seed, [plan], Budget(evaluations=SEARCHED), chains=1, cycle=cycle)
-    return found.evaluations / (time.process_time() - began_s)
+    instance = instance_of(problem)
+    chain = Chain(instance, new_state(instance, len(problem.cluster.links), seed), Plan(device))
+    chain.run(10)  # compiles
+    began_s, length, done = time.process_time(), SEARCHED // 10, 0
+    by_tail = True
+    while done < SEARCHED:
+        chain.set_out(chain, by_tail, length)
+        chain.run(min(length, SEARCHED - done))
+        chain.take_stock()
+        done, length, by_tail = done + length, int(1.5 * length), not by_tail
+    return SEARCHED / (time.process_time() - began_s)
 
 
 if __name__ == "__main__":

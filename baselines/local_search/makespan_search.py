@@ -24,15 +24,8 @@ _SHARED = 3  # every third cycle all chains go on from the best
 _BEHIND = 1.02  # a chain this much slower than the best goes on from the best
 
 
-def makespan_search(
-    problem: Problem,
-    seed: int,
-    starts: Sequence[Plan],
-    budget: Budget,
-    chains: int = _CHAINS,
-    cycle: int | None = None,
-) -> Found:
-    """Anneal placement and order in chains, by default two on two threads, from the best plans on.
+def makespan_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:
+    """Anneal placement and order in two chains, on a thread each, from the best plans on.
 
     A state is a device for every unit and a key for every op: a device starts the ready op with the highest key. Half
     of the cycles keep the keys at the longest remaining paths of the current placement, half search for them too.
@@ -50,8 +43,6 @@ def makespan_search(
 
     Args:
         starts: feasible plans, at least one.
-        chains: how many, a thread for each.
-        cycle: evaluations of the first cycle of a chain; None: as suits the size of the problem.
 
     Returns:
         the best plan found, with its order, or the best start where nothing is better.
@@ -65,14 +56,14 @@ def makespan_search(
         return Found(best)
     instance = instance_of(problem)
     begins = [plan for _, plan in ranked]
-    race = None if cycle is not None else Race(problem, instance, seed, begins, chains)
+    race = Race(problem, instance, seed, begins, _CHAINS)
     states = [
         new_state(instance, len(problem.cluster.links), int(own))
-        for own in np.random.SeedSequence(seed).generate_state(chains, np.uint64)
+        for own in np.random.SeedSequence(seed).generate_state(_CHAINS, np.uint64)
     ]
     annealing = [Chain(instance, state, begins[min(k, len(begins) - 1)]) for k, state in enumerate(states)]
     try:
-        _anneal(annealing, budget, cycle, race)
+        _anneal(annealing, budget, race)
     except KeyboardInterrupt:
         budget.interrupted = True
     plans = [best, *(chain.plan() for chain in annealing)]
@@ -104,17 +95,16 @@ def _as_run(simulator: Simulator, plan: Plan) -> Plan:
     return Plan(plan.device, order)
 
 
-def _anneal(chains: list[Chain], budget: Budget, cycle_length: int | None, race: Race | None) -> None:
+def _anneal(chains: list[Chain], budget: Budget, race: Race) -> None:
     """Cycle after cycle until the budget is over, between races that begin anew; looks at the budget between rounds.
 
     The next cycle depends on the last ones, not on the budget, so that a larger budget finds nothing worse.
     """
     in_round = max(1, ROUND // (len(chains[0].instance.unit_of) + len(chains[0].instance.consumer)))
-    length = FIRST_CYCLE * in_round if cycle_length is None else cycle_length
-    races, next_race = itertools.count(), 0 if race is not None else math.inf
+    length, races, next_race = FIRST_CYCLE * in_round, itertools.count(), 0.0
     with ChainPool(len(chains), budget, in_round) as pool:
         for cycle in itertools.count():
-            if race is not None and budget.spent >= next_race:
+            if budget.spent >= next_race:
                 next_race = _raced(race, next(races), chains, budget)
             best = min(chains, key=lambda chain: chain.step_s)
             for k, chain in enumerate(chains):
