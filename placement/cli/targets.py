@@ -8,8 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphs.disk import read_text
-from graphs.errors import ConfigurationError, MismatchError, StrategyError, UnknownNameError
+from graphs.disk import read_text, write_atomically
+from graphs.errors import (
+    CaptureError,
+    ConfigurationError,
+    GraphFileError,
+    MismatchError,
+    StrategyError,
+    UnknownNameError,
+)
 from placement.cli.comparing.asked import OptimizeOptions
 from placement.cli.options import parse_dims
 from placement.exporters.registry import ANY, EXPORTERS, SEARCHED, Exporter
@@ -79,7 +86,6 @@ def model_for(given: OptimizeOptions) -> Any:
     exporter = _exporter(given)
     if exporter is None or "model" not in exporter.takes:
         return None
-    from graphs.errors import CaptureError, GraphFileError
     from placement.inputs.sources import read_model
 
     try:
@@ -112,8 +118,6 @@ def handed_over(given: OptimizeOptions, result: Result, graph: OpGraph, cluster:
     handed = _in_own_file(given, result, graph, cluster, text)
     path = handed_to(given)
     if path is not None:
-        from graphs.disk import write_atomically
-
         write_atomically(path, handed.text)
     return handed
 

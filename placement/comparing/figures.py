@@ -14,7 +14,7 @@ from env.cluster import Cluster
 from env.lanes import with_lanes_of
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.simulator import Score
+from env.simulation.simulator import Score, Simulator
 from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds, show
 from graphs.opgraph import IntArray, OpGraph
@@ -193,8 +193,6 @@ def _of_rate(graph: OpGraph, best: Result, sequence: Plan | None, figure: Cluste
 
 def _sequence(graph: OpGraph, best: Result, cluster: Cluster) -> Plan:
     """A result's schedule as a fixed sequence, which nothing but the figures changes."""
-    from env.simulation.simulator import Simulator  # loads compiled code
-
     problem, plan = _carried_out(graph, best, cluster)
     _, schedule = Simulator(problem).schedule(plan)
     order = np.empty(problem.graph.n_ops)
@@ -207,8 +205,6 @@ def scored_on(graph: OpGraph, result: Result, cluster: Cluster, sequence: Plan |
 
     The plan stays: stages are not cut anew.
     """
-    from env.simulation.simulator import Simulator  # loads compiled code
-
     problem, plan = _carried_out(graph, result, cluster)
     if sequence is not None and len(sequence.device) == problem.graph.n_ops:
         plan = sequence

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from graphs.disk import plain_reason
-from graphs.errors import ConfigurationError
+from graphs.errors import ConfigurationError, MissingPackageError
 
 Entries = dict[str, tuple[Any, int]]
 _TOML_TABLE = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?$")
@@ -154,8 +154,6 @@ def read_yaml(text: str) -> Entries:
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
-        from graphs.errors import MissingPackageError
-
         raise MissingPackageError("a configuration in YAML", "pyyaml") from None
     try:
         loader = yaml.SafeLoader(text)

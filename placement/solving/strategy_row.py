@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from baselines.strategies.figures import StrategyFigures, figures
 from env.cluster import Cluster
 from env.lanes import with_lanes_of, without_lanes
 from env.objectives import LATENCY
 from env.plan import Priority
 from env.problem import Problem
 from env.routes import TABLE_DEVICES
+from env.simulation.simulator import Simulator
 from graphs.errors import InfeasibleError, MismatchError, PlacementError, StrategyError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
@@ -29,7 +31,6 @@ from placement.solving.solver import Attempt, Finding, Solver
 
 if TYPE_CHECKING:
     from baselines.strategies.applied import Applied
-    from baselines.strategies.figures import StrategyFigures
 
 
 MOST_BOUNDED_OPS = 100_000  # the bound of a larger rewritten graph takes as long as all the rest
@@ -78,12 +79,10 @@ def strategy_row(
     Raises:
         StrategyError: graph or cluster do not allow it.
     """
-    from baselines.strategies.applied import applied  # these load all transforms and the simulator
+    from baselines.strategies.applied import applied  # these load all transforms
     from baselines.strategies.decisions import decisions_of
-    from baselines.strategies.figures import figures
     from baselines.strategies.folding import is_to_be_folded
     from baselines.strategies.searching.bound import ALL, strategy_bounds
-    from env.simulation.simulator import Simulator
 
     began_s = time.perf_counter()
     keeps_statistics = strategy.statistics != "local"
@@ -111,10 +110,8 @@ def figures_of(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Strategy
         StrategyError: graph or cluster do not allow it.
         InfeasibleError: no order of its pipeline keeps to the memory.
     """
-    from baselines.strategies.applied import applied  # these load all transforms and the simulator
-    from baselines.strategies.figures import figures
+    from baselines.strategies.applied import applied  # these load all transforms
     from baselines.strategies.folding import is_to_be_folded
-    from env.simulation.simulator import Simulator
 
     what = applied(graph, cluster, strategy, folded=is_to_be_folded(graph, cluster, strategy))
     return figures(what, *Simulator(what.problem).schedule(what.plan), cluster)
@@ -183,7 +180,6 @@ def refused_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, reason: st
 def unrewritten_row(result: Result) -> StrategyRow:
     """``none``: a placement of the graph as it is, with the figures that other strategies have."""
     from baselines.strategies.applied import as_it_is
-    from baselines.strategies.figures import figures
 
     if result.answer is None:
         return StrategyRow(result, None)

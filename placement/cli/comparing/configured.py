@@ -12,6 +12,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from graphs.disk import read_text, write_atomically
 from graphs.errors import ConfigurationError, MismatchError, StrategyError
 from graphs.formatting import format_bytes, show, show_line
 from placement.cli.comparing.answering import answer, dim, target_of
@@ -92,7 +93,6 @@ def _check(given: CompareOptions) -> None:
 
 
 def _read(given: CompareOptions) -> Configuration:
-    from graphs.disk import read_text
     from placement.configurations.registry import read_configuration
 
     with _in_file(given):
@@ -101,7 +101,6 @@ def _read(given: CompareOptions) -> Configuration:
 
 def _file_of_deepspeed(given: CompareOptions) -> tuple[CompareOptions, int | None, str | None]:
     """The options with the file of DeepSpeed that one of accelerate names, its processes and its mixed precision."""
-    from graphs.disk import read_text
     from placement.configurations.accelerate import DEEPSPEED_FILE
     from placement.configurations.documents import read_yaml
     from placement.configurations.registry import tool_of
@@ -235,7 +234,6 @@ def _memory(found: ConfiguredComparison) -> Iterator[RenderableType]:
 
 def _keys(found: ConfiguredComparison, given: CompareOptions) -> Iterator[RenderableType]:
     """Lines of the file that change, change by change; a value that the file has stands there as it has it."""
-    from graphs.disk import read_text
     from graphs.entry_points import imported
     from placement.configurations.registry import TOOLS, changes_text, value_text
 
@@ -251,7 +249,6 @@ def _keys(found: ConfiguredComparison, given: CompareOptions) -> Iterator[Render
 
 def _merged(given: CompareOptions, found: ConfiguredComparison) -> Iterator[RenderableType]:
     """Write the user's file with all changes in it beside the results; yields a sentence about it."""
-    from graphs.disk import read_text, write_atomically
     from placement.configurations.merging import merged
     from placement.exporters.registry import EXPORTERS
 

@@ -12,7 +12,7 @@ from placement.cli.comparing.answering import answer, dim, target_of
 from placement.cli.output import progress, reason_as_json
 from placement.cli.searching import compiled_line, first_lines
 from placement.results.utilisation import basis
-from placement.solving.methods import measure
+from placement.solving.methods import AUTO, default_methods, measure
 
 if TYPE_CHECKING:
     from placement.cli.comparing.asked import CompareOptions
@@ -24,7 +24,6 @@ def compare_methods(given: CompareOptions, source: Source, methods: list[str] | 
     """Run the methods on one cluster and show them, best first."""
     from placement.comparing.methods import compare
     from placement.report.html import render_html
-    from placement.solving.methods import default_methods
 
     target = target_of(given, source)
     count = len(methods or default_methods(given.objective))
@@ -48,7 +47,6 @@ def _text(found: Comparison, given: CompareOptions) -> list[RenderableType]:
 
 def _advice(found: Comparison, given: CompareOptions) -> list[str]:
     """The advice and how to follow it."""
-    from graphs.formatting import show_line
     from graphs.transforms.coverage import repeats_first
     from placement.report.words import NOT_SEARCHED
     from placement.solving.one_device import beside_one_device
@@ -66,7 +64,6 @@ def _advice(found: Comparison, given: CompareOptions) -> list[str]:
 
 def _last_lines(found: Comparison) -> list[str]:
     """The outcome of the methods, what was searched beside them, and what torch.compile would bring."""
-    from graphs.formatting import show_line
     from graphs.transforms.coverage import repeats_first
     from placement.report.words import headline
 
@@ -121,7 +118,6 @@ def _searched(found: Comparison) -> list[dict[str, Any]]:
 def _refuse(found: Comparison) -> None:
     """Raises: InfeasibleError: says why auto, or else the first method, found nothing."""
     from graphs.errors import InfeasibleError
-    from placement.solving.methods import AUTO
 
     if found.overall is not None:
         raise InfeasibleError(f"found no placement and no strategy that fits: {found.overall.reason}")
