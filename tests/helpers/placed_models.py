@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,17 +23,6 @@ from placement.runtime.planning.placement_plan import placement_plan
 from placement.runtime.planning.strategy_plan import StrategyPlan
 from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import functional as functional_of
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """As many threads for the unplaced model as for each device, so that kernels add up in the same order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def cpus(n: int) -> Cluster:

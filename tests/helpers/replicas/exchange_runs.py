@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import torch
-from placed_models import one_thread
 from small_problems import cluster_of, device
 from torch import Tensor, nn
 
@@ -97,8 +96,7 @@ def fit(text: str, workers: int, stop: Stop, setting: Setting | None = None) -> 
     engine = VirtualEngine(problem, cluster, workers, participants, speeds)
     for participant, time_s in setting.lost.items():
         engine.lose(participant, time_s)
-    with one_thread():  # more would wait for each other
-        return Watched(engine.run(text, stop), requests)
+    return Watched(engine.run(text, stop), requests)
 
 
 def sgd(batch_of: int, steps: int, optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]) -> list[Tensor]:
@@ -109,8 +107,7 @@ def sgd(batch_of: int, steps: int, optimizer: Callable[[list[Tensor]], torch.opt
     seen = [weights.detach().clone()]
     for step in range(steps):
         samples = torch.cat([problem.samples(worker, batch_of, step) for worker in range(batch_of)])
-        with one_thread():
-            _, weights.grad = problem.gradient(weights.detach(), samples)
+        _, weights.grad = problem.gradient(weights.detach(), samples)
         update.step()
         seen.append(weights.detach().clone())
     return seen

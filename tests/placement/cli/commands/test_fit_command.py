@@ -9,9 +9,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import torch
 
 from placement.cli import run
+from placement.processes.threads import single_threaded
 
 MODEL = """
 import torch
@@ -33,10 +33,8 @@ WORDS = ["fit", "m.py:make", "--cluster", "4xV100-pcie"]
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Models this small are slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with single_threaded():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from placed_models import one_thread
 from replicas.exchange_runs import Setting, fit, task
 from torch import Tensor, nn
 
@@ -19,8 +18,7 @@ UNEVEN = Setting(step_s=lambda worker, step, samples: samples * (1.0 + 0.4 * wor
 
 
 def full_gradient(weights: Tensor) -> Tensor:
-    with one_thread():
-        return task().gradient(weights, torch.arange(len(task().data[0])))[1]
+    return task().gradient(weights, torch.arange(len(task().data[0])))[1]
 
 
 def by_torch(history: int, rate: float) -> list[Tensor]:

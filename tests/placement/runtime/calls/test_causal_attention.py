@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from parallel.sharded_models import check, check_inference, check_steps, planned
-from placed_models import one_thread
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,13 +18,6 @@ from graphs.transforms.strategy import MeshRule
 from graphs.zoo import build
 
 LENGTH, WIDTH, HEADS = 12, 16, 4
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
 
 
 class Layer(nn.Module):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from parallel.sharded_models import check, check_inference
-from placed_models import one_thread
 from torch import nn
 from torch.nn import functional
 
@@ -18,13 +16,6 @@ from graphs.transforms.splitting import split
 from graphs.transforms.strategy import MeshRule, Strategy
 
 WORDS, SAMPLES, TOKENS = 17, 4, 6
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
 
 
 class Words(nn.Module):

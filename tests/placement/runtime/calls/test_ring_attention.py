@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from parallel.sharded_models import Ranks, check, planned
-from placed_models import one_thread
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,13 +20,6 @@ from placement.runtime.program.on_device import attention, attention_backward, r
 from placement.runtime.writing.writer import write
 
 LENGTH, WIDTH = 16, 12
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
 
 
 class Attention(nn.Module):

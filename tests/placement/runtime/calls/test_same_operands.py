@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from parallel.sharded_models import check, check_inference
-from placed_models import one_thread
 from torch import Tensor, nn
 from torch.nn import functional
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
-
 
 # -- one tensor in two places ------------------------------------------------------------------------------------------
 

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from parallel.recorded_calls import SampleBySample, squares
 from parallel.sharded_models import check, check_inference
-from placed_models import one_thread
 from torch import Tensor, nn
 
 from graphs.capture import capture
 from graphs.opgraph import Phase
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
-
 
 # Made of nothing or of sizes, the loss, and repeated settings of channels, which have no samples.
 _WITHOUT = {"input", "aten.eye", "aten.hann_window", "aten.linspace", "aten.ones_like", "aten.stack", "aten.repeat"}

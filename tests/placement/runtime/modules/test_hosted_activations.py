@@ -9,7 +9,7 @@ import pytest
 import torch
 from parallel.sharded_models import check, planned
 from parallel.transformer import BATCH, TOKENS, WORDS, Transformer
-from placed_models import one_thread, with_host
+from placed_models import with_host
 from torch import nn
 
 import placement
@@ -56,17 +56,15 @@ def test_training_is_that_of_the_model(strategy: str, tmp_path: Path) -> None:
     ],
 )
 def test_ranks_compute_what_one_device_does(strategy: str) -> None:
-    with one_thread():
-        torch.manual_seed(0)
-        check(Transformer(layers=4), batch(), strategy)
+    torch.manual_seed(0)
+    check(Transformer(layers=4), batch(), strategy)
 
 
 def test_what_one_op_wrote_comes_back_together() -> None:
     """A pooling's values are read before its indices: the backward pass of what follows comes first."""
     layers = nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 2, 3)
-    with one_thread():
-        torch.manual_seed(0)
-        check(nn.Sequential(*layers), (torch.randn(4, 3, 32, 32),), "mb2 | offload=activations")
+    torch.manual_seed(0)
+    check(nn.Sequential(*layers), (torch.randn(4, 3, 32, 32),), "mb2 | offload=activations")
 
 
 def test_a_tensor_is_on_the_host_between_its_passes() -> None:

@@ -16,7 +16,7 @@ from graphs.capture.record import default_loss
 from placement.runtime.program.hosted_tensors import added_on_host, copied_in, sent_away
 from placement.runtime.writing.writer import write
 from tests.helpers.parallel.sharded_models import check_steps, planned
-from tests.helpers.placed_models import one_thread, with_host
+from tests.helpers.placed_models import with_host
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,10 @@ def test_training_is_that_of_the_model(strategy: str, tmp_path: Path) -> None:
     ],
 )
 def test_ranks_train_as_one_device_does(strategy: str) -> None:
-    with one_thread():
-        torch.manual_seed(0)
-        layers = (nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8)) for _ in range(4))
-        optimizer = partial(torch.optim.AdamW, lr=1e-2)
-        check_steps(nn.Sequential(*layers), (torch.randn(8, 8),), strategy, optimizer, 3)
+    torch.manual_seed(0)
+    layers = (nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8)) for _ in range(4))
+    optimizer = partial(torch.optim.AdamW, lr=1e-2)
+    check_steps(nn.Sequential(*layers), (torch.randn(8, 8),), strategy, optimizer, 3)
 
 
 def test_in_a_mixed_precision_what_was_copied_is_cast() -> None:

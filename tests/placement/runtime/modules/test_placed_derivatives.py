@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from placed_models import check_equal, one_thread
+from placed_models import check_equal
 from torch import nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
@@ -70,8 +70,7 @@ def by_autograd(m: Physics, x: torch.Tensor) -> Any:
     "forward", [residual, jacobians, products, weights_as_arguments, by_autograd], ids=lambda forward: forward.__name__
 )
 def test_derivatives_in_the_forward_pass(forward: Callable[..., Any], train: bool) -> None:
-    with one_thread():
-        check_equal(Physics(forward), (X,), train=train, seeds=[0], steps=1, tolerance=1e-5)
+    check_equal(Physics(forward), (X,), train=train, seeds=[0], steps=1, tolerance=1e-5)
 
 
 def test_what_torch_cannot_trace_says_what_to_write() -> None:
@@ -120,5 +119,4 @@ class Reversible(nn.Module):
 
 @pytest.mark.parametrize("train", [False, True])
 def test_gradients_that_a_backward_pass_of_the_model_fills(train: bool) -> None:
-    with one_thread():
-        check_equal(Reversible(), (X,), train=train, seeds=[0, 1], tolerance=1e-6)
+    check_equal(Reversible(), (X,), train=train, seeds=[0, 1], tolerance=1e-6)

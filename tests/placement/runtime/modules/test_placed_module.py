@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
 import pytest
 import torch
-from placed_models import check_equal, one_thread, placed_at_random, random_layout, strided
+from placed_models import check_equal, placed_at_random, random_layout, strided
 from torch import nn
 from torch.nn import functional
 from zoo_models import each_model
@@ -25,13 +24,6 @@ from placement.runtime.modules.placed_module import PlacedModule
 from placement.runtime.program.routines import compile_routines
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
 
 
 class Model(nn.Module):

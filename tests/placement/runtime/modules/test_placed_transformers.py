@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from placed_models import check_equal, one_thread
+from placed_models import check_equal
 from torch import nn
 
 with warnings.catch_warnings():
@@ -19,13 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 Case = tuple[nn.Module, dict[str, Any], dict[str, Any]]  # model, inputs, what training adds
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
 
 
 def text() -> dict[str, torch.Tensor]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from placed_models import check_equal, one_thread
+from placed_models import check_equal
 from torch import nn
 from torch.nn import functional
 
@@ -17,12 +17,6 @@ from graphs.errors import CaptureError
 X = torch.linspace(-2, 2, 2 * 6 * 8).sin().reshape(2, 6, 8)
 W = torch.arange(48.0).reshape(6, 8)
 Forward = Callable[["Model", torch.Tensor], Any]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Model(nn.Module):

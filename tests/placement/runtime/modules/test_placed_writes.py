@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from placed_models import check_equal, one_thread, placed_at_random
+from placed_models import check_equal, placed_at_random
 from torch import nn
 from torch.nn import functional
 
@@ -17,12 +17,6 @@ from graphs.errors import CaptureError, MismatchError
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
 Forward = Callable[["Model", torch.Tensor], Any]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Model(nn.Module):

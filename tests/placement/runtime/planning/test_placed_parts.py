@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from parallel.sharded_models import check_steps
-from placed_models import cpus, one_thread
+from placed_models import cpus
 from towers import towers
 
 import placement
@@ -18,12 +17,6 @@ from placement.results.result import Result
 from placement.results.strategy_words import in_words
 from placement.runtime.application import plan_of
 from placement.runtime.writing.writer import write
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.mark.parametrize(

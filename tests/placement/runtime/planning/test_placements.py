@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from parallel.sharded_models import Run, compare, run_plan, run_whole
-from placed_models import cpus, one_thread, random_layout, rank_plan
+from placed_models import cpus, random_layout, rank_plan
 from torch import nn
 
 from graphs.capture import capture_program
 from graphs.zoo import build
 from placement.runtime.planning.placement_plan import forward_plan, placement_plan, resized_plan
 from placement.runtime.program.functional import functional
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
 
 
 def placed(model: nn.Module, args: tuple[Any, ...], train: bool, n_ranks: int, seed: int) -> Run:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import transformers
 from parallel.sharded_models import check
-from placed_models import one_thread
 from torch import nn
 
 from graphs.errors import StrategyError
@@ -27,13 +24,6 @@ class WithLoss(nn.Module):
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = self.model(input_ids=words, labels=words, use_cache=False).loss
         return loss
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
 
 
 def qwen3(experts: int = 4) -> nn.Module:

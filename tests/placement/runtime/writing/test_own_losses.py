@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from parallel.sharded_models import check, check_inference
-from placed_models import one_thread
 from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
 
 
 @dataclass

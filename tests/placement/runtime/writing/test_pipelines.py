@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from parallel.sharded_models import check
-from placed_models import one_thread
 from torch import nn
 from torch.nn import functional
 
 from graphs.errors import StrategyError
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
 
 
 class Layers(nn.Module):

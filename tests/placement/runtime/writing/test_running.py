@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from parallel.sharded_models import check, check_inference, check_steps, planned
-from placed_models import one_thread
 from torch import nn
 from torch.nn import functional
 
@@ -20,13 +18,6 @@ from graphs.zoo import build
 from placement.runtime.states.gradients import add_gradients
 from placement.runtime.writing.glue import begin, finish
 from placement.runtime.writing.writer import write
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
 
 
 class Perceptron(nn.Module):

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import transformers
 from parallel.sharded_models import check, check_inference
-from placed_models import one_thread
 from torch import nn
 from torch.nn import functional
 
 from graphs.errors import StrategyError
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
 
 
 class Pairs(nn.Module):

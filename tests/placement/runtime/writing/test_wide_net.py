@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
-from placed_models import one_thread
 from torch import nn
 
 from tests.helpers.wide_net.drawn import GRAMMAR, Drawn, draw, each_alone
@@ -30,12 +27,6 @@ from tests.helpers.wide_net.runs import (
 )
 
 SEED, MODELS, SLOW = 0, 8, 8
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.mark.parametrize(

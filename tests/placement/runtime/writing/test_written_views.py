@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from parallel.sharded_models import check, check_inference
-from placed_models import one_thread
 from torch import nn
 
 from graphs.errors import StrategyError
 
 EVERY = ["dp2", "dp2 zero3", "mb2", "tp2", "pp2 gpipe mb2"]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
 
 
 class Layers(nn.Module):

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from parallel.sharded_models import check, check_inference, run_in_parts
-from placed_models import one_thread
 from torch import nn
 
 from graphs.errors import StrategyError
 from graphs.zoo import ZooModel, build
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        torch.manual_seed(0)
-        yield
 
 
 def small(name: str) -> ZooModel:
