@@ -5,8 +5,9 @@
 A case is a strategy that graph and cluster allow, carried out and scored by the simulator, beside the bound over all
 strategies and that of its family. EACH are tried on every graph and cluster: small models of the zoo and a perceptron,
 whose ops cost anything, on one to four hosts of devices of any speeds, on links of any speed; strategies of every
-family, some with neighbours' moves, and every order of a pipeline. One that is not allowed does not count. Prints how
-many cases there were, how near each family's nearest came to its bound, and all that beat it; then the exit code is 1.
+family, some with neighbours' moves, every order of a pipeline, and parts whose ops are placed one by one. One that is
+not allowed does not count. Prints how many cases there were, how near each family's nearest came to its bound, and all
+that beat it; then the exit code is 1.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from graphs.capture import capture
 from graphs.errors import PlacementError
 from graphs.opgraph import OpGraph
 from graphs.records import HOST
-from graphs.transforms.strategy import ACTIVATIONS, OPTIMIZER, PARAMETERS, Strategy
+from graphs.transforms.strategy import ACTIVATIONS, OPTIMIZER, PARAMETERS, PLACED, Strategy
 from graphs.zoo import build
 
 MODELS = ("mlp", "mlp", "gpt2", "bert_base", "resnet50", "rnnlm", "transformer_moe", "two_tower", "alexnet")
@@ -141,16 +142,17 @@ def _strategy(rng: np.random.Generator, graph: OpGraph, cluster: Cluster) -> Str
     some = list(meshes(count))
     mesh = () if rng.random() < 0.4 else some[int(rng.integers(len(some)))]
     stages = int(rng.integers(1, count // Strategy(mesh).devices + 1))
+    order = str(rng.choice((*SYNCHRONOUS, *((PLACED, PLACED) if mesh else ())))) if stages > 1 else "1f1b"
     has_dp = any(rule.name == "dp" for rule in mesh)
     has_host = bool((cluster.host_devices >= 0).any())
     strategy = Strategy(
         mesh,
         stages,
-        str(rng.choice(SYNCHRONOUS)) if stages > 1 else "1f1b",
-        micro_batches=int(rng.choice((1, 1, 2, 3, 4))),
+        order,
+        micro_batches=1 if order == PLACED else int(rng.choice((1, 1, 2, 3, 4))),
         zero=int(rng.integers(4)) if has_dp else 0,
         recompute=("*",) if rng.random() < 0.2 else (),
-        offload=OFFLOADS[int(rng.integers(len(OFFLOADS)))] if has_host else (),
+        offload=OFFLOADS[int(rng.integers(len(OFFLOADS)))] if has_host and order != PLACED else (),
         fused_updates=bool(rng.random() < 0.5),
         statistics=str(rng.choice(("local", "sync"))),
     )

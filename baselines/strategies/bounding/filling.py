@@ -20,6 +20,7 @@ from baselines.strategies.bounding.extents import Extents
 from baselines.strategies.bounding.line import Line
 from baselines.strategies.bounding.placed import Placed
 from baselines.strategies.bounding.serial import Serial
+from baselines.strategies.bounding.synchronised import Synchronised
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.splitting.splitter import BATCH
@@ -55,6 +56,7 @@ class Filling:
         parts: float64 [n], into how many each op may be cut at most.
         staged: area and path, below which no bound falls.
         placed: of stages of one device each.
+        synchronised: norms with statistics of the batch.
     """
 
     graph: OpGraph
@@ -63,6 +65,18 @@ class Filling:
     parts: FloatArray
     staged: Staged
     placed: Placed
+    synchronised: Synchronised
+
+    def placed_s(self, places: int, devices: int) -> float:
+        """Seconds that no replicas of so many devices each, on which ops are placed one by one, can beat."""
+        staged, once = self.staged, np.ones(1)
+        k, p = np.array([places]), np.array([devices])
+        return max(
+            float(staged.area_s(k, p, once)[0]),
+            float(staged.path_s(k, once)[0]),
+            self.synchronised.least_s(places, devices),
+            self._placed_s(self._copies((places, places), (1, 1)), places, devices),
+        )
 
     def least_s(self, devices: int, places: tuple[int, int], is_v: bool, known_s: float = np.inf) -> float:
         """Seconds that no mesh of so many places, number of stages and of micro-batches can beat.
@@ -86,6 +100,8 @@ class Filling:
             base_s = max(base_s, self._queued_s(copies, stages * (2 if is_v else 1)))
             if m[1] == 1:
                 base_s = max(base_s, self._serial.least_s(copies.all_s, stages * (2 if is_v else 1)))
+                if k[0] == k[1]:
+                    base_s = max(base_s, self.synchronised.least_s(k[0], stages))
             if base_s < best_s:
                 if (k, m) not in self._placed:  # of which straight and V-shaped orders have the same
                     self._placed[k, m] = self._placed_s(copies, k[1], stages)

@@ -118,32 +118,32 @@ class Synchronised:
     def of(
         problem: Problem, devices: IntArray, costs: Costs, parts: FloatArray, paths: Sequence[IntArray]
     ) -> Synchronised:
-        """Those with stretches, among some paths through the graph."""
-        found = (PathNorms.of(problem.graph, path, costs, parts) for path in paths)
+        """Those with stretches, among some paths through the graph; none for very many devices."""
+        some = paths if len(devices) <= _MOST_PLACES else ()
+        found = (PathNorms.of(problem.graph, path, costs, parts) for path in some)
         return Synchronised(costs, parts, tuple(each for each in found if len(each.read)), Hop.of(problem, devices))
 
-    def least_s(self, places: IntArray) -> FloatArray:
-        """float64 [k]: seconds of meshes of so many places, int64 [k]."""
-        result = np.zeros(len(places))
-        for i, k in enumerate(places.tolist() if len(places) <= _MOST_PLACES else ()):
-            result[i] = max((self._of_path_s(each, k) for each in self.paths), default=0.0)
-        return result
+    def least_s(self, places: int, devices: int = 1) -> float:
+        """Seconds of a mesh of so many places, each of so many devices."""
+        return max((self._of_path_s(each, places, devices) for each in self.paths), default=0.0)
 
-    def _of_path_s(self, on: PathNorms, k: int) -> float:
+    def _of_path_s(self, on: PathNorms, k: int, devices: int) -> float:
         (path, of_path), (ops, of_op) = on.path, on.ops
         op_s = self.costs.least_launch_s + self.costs.least_work_s / np.minimum(k, self.parts)
         path_s = np.bincount(of_path, op_s[path])
-        area_s = np.bincount(of_op, op_s[ops], len(path_s))
+        area_s = np.bincount(of_op, op_s[ops], len(path_s)) / devices
         extra = self._extra(on, k)
         # Any weights of the path against the work are right: the best for each block alone, and all on the path where
         # it makes no difference.
         block = of_path[on.place[1] - 1]
         alone_s = [
-            (1 - t) * area_s + t * path_s + np.bincount(block, np.minimum(extra.read(t), t * extra.one_s), len(path_s))
+            (1 - t) * area_s
+            + t * path_s
+            + np.bincount(block, np.minimum(extra.read(t, devices), t * extra.one_s), len(path_s))
             for t in _WEIGHTS
         ]
         weight = _WEIGHTS[np.argmax(np.array(alone_s) >= np.max(alone_s, axis=0) * (1 - 1e-9), axis=0)]
-        return float(((1 - weight) * area_s + weight * path_s).sum()) + extra.least_s(weight[of_path], on)
+        return float(((1 - weight) * area_s + weight * path_s).sum()) + extra.least_s(weight[of_path], devices, on)
 
     def _extra(self, on: PathNorms, k: int) -> _Extra:
         launch_s, byte_s = self.costs.kernel_s
@@ -185,20 +185,27 @@ class _Extra:
     apart_s: FloatArray
     whole_s: FloatArray
 
-    def read(self, weight: FloatArray | float) -> FloatArray:
-        """float64 [w], at a weight of the path against the work."""
-        result: FloatArray = self.read_s + weight * self.wait_s
+    def read(self, weight: FloatArray | float, devices: int) -> FloatArray:
+        """float64 [w], at a weight of the path against the work of a place's devices."""
+        result: FloatArray = self.read_s * _counted(weight, devices) + weight * self.wait_s
         return result
 
-    def least_s(self, weight: FloatArray, on: PathNorms) -> float:
+    def least_s(self, weight: FloatArray, devices: int, on: PathNorms) -> float:
         """Seconds at weights of the path against the work, float64 [path], with the cheapest choices for all norms."""
         first, last = on.place
         least = np.minimum.reduceat(weight, np.stack([first, last + 1], axis=1).ravel()[:-1])[::2]
-        neither_s = np.minimum(self.whole_s, least * np.minimum(self.beside_s, self.apart_s))
-        columns = self.read(weight[last - 1]), least * self.one_s, neither_s, np.append(True, first[1:] != last[:-1])
+        neither_s = np.minimum(
+            self.whole_s * _counted(least, devices), least * np.minimum(self.beside_s, self.apart_s)
+        )
+        columns = self.read(weight[last - 1], devices), least * self.one_s, neither_s, np.append(True, first[1:] != last[:-1])
         together = alone = 0.0  # least so far if the last norm puts statistics together, and if it does not
         for again, once, neither, is_new in zip(*(each.tolist() for each in columns), strict=True):
             if is_new:
                 together = alone = min(together, alone)
             together, alone = min(together, alone) + again, min(together + once, alone + neither)
         return min(together, alone)
+
+
+def _counted(weight: FloatArray | float, devices: int) -> FloatArray | float:
+    """Share that seconds of an op on the path count: on it at a weight, and as work of so many devices."""
+    return weight + (1 - weight) / devices

@@ -144,14 +144,15 @@ def _families(problem: Problem, devices: IntArray, extents: Extents, placed: Pla
     limits |= {f"zero{k}": (np.where(is_update, np.inf, along["batch"]), replicas[k]) for k in (1, 2, 3)}
     staged = Staged.of(graph, costs, anyhow, extents)
     paths = staged.paths if extents.keeps_batch else ()
-    exchanged_s = Synchronised.of(problem, devices, costs, anyhow, paths).least_s(places)
+    synchronised = Synchronised.of(problem, devices, costs, anyhow, paths)
+    exchanged_s = np.array([synchronised.least_s(k) for k in places.tolist()])
 
     def flat_s(parts: FloatArray, fits: BoolArray) -> float:
         """Seconds of meshes without stages."""
         return _least(np.maximum(costs.area_s(parts, places), exchanged_s), fits)
 
     result = {name: flat_s(parts, fits) for name, (parts, fits) in limits.items()}
-    filling = Filling(graph, costs, extents, anyhow, staged, placed)
+    filling = Filling(graph, costs, extents, anyhow, staged, placed, synchronised)
     result |= _pipelines(filling, room, count)
     # Without stages: two axes, or one that cuts the batch in some modules and weights in others.
     result[HYBRID] = flat_s(anyhow, room.shared(places))
@@ -162,9 +163,9 @@ def _families(problem: Problem, devices: IntArray, extents: Extents, placed: Pla
         for is_v in (False, True):
             known_s = filling.least_s(count, (2, count // 2), is_v, known_s)
         result[HYBRID] = known_s
-        # The same devices with a whole batch at once, whichever op of a part is on which.
-        once = np.ones(len(k))
-        result[PLACED] = _least(np.maximum(staged.area_s(k, p, once), staged.path_s(k, once)), room.shared(k * p))
+        each = np.array([count // k for k in range(2, count // 2 + 1)])
+        placed_s = np.array([filling.placed_s(k, p) for k, p in enumerate(each.tolist(), start=2)])
+        result[PLACED] = _least(placed_s, room.shared(np.arange(2, count // 2 + 1) * each))
     return {name: seconds * (1.0 - _ROUNDING) for name, seconds in result.items()}
 
 
