@@ -234,8 +234,7 @@ def fastest(
     placements = [StrategyRow(one, None) for one in (placed, single) if one is not None and one.answer is not None]
     best = min(placements, key=_objective_s, default=None)
     left_out: dict[str, str] = {}
-    others = outcome.fitting if tool.name else ()
-    candidates = {one.strategy.text: one for one in (*outcome.best_of.values(), *outcome.front, *others)}
+    candidates = {one.strategy.text: one for one in outcome.fitting}
     for one in () if aids.first else _plainer_forms(candidates.values(), graph, cluster, tool):
         candidates.setdefault(one.strategy.text, one)
     for found in _plain_first(candidates.values()):

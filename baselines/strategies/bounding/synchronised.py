@@ -194,10 +194,13 @@ class _Extra:
         """Seconds at weights of the path against the work, float64 [path], with the cheapest choices for all norms."""
         first, last = on.place
         least = np.minimum.reduceat(weight, np.stack([first, last + 1], axis=1).ravel()[:-1])[::2]
-        neither_s = np.minimum(
-            self.whole_s * _counted(least, devices), least * np.minimum(self.beside_s, self.apart_s)
+        neither_s = np.minimum(self.whole_s * _counted(least, devices), least * np.minimum(self.beside_s, self.apart_s))
+        columns = (
+            self.read(weight[last - 1], devices),
+            least * self.one_s,
+            neither_s,
+            np.append(True, first[1:] != last[:-1]),
         )
-        columns = self.read(weight[last - 1], devices), least * self.one_s, neither_s, np.append(True, first[1:] != last[:-1])
         together = alone = 0.0  # least so far if the last norm puts statistics together, and if it does not
         for again, once, neither, is_new in zip(*(each.tolist() for each in columns), strict=True):
             if is_new:

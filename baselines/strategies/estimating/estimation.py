@@ -211,7 +211,18 @@ class Estimation:
             if len(of_parts):  # each part comes from its host, and is gathered then
                 part = size[of_parts] / jobs.amount[of_parts] / self.sizes.axes[axis]
                 result[of_parts] += self.host_ways[r].seconds(part)
-        return result
+        return self._in_turn(result)
+
+    def _in_turn(self, job_s: FloatArray) -> FloatArray:
+        """Seconds of exchanges where parts put their numbers together along one axis after the other."""
+        jobs = self.step.jobs
+        numbers = np.flatnonzero(np.isin(jobs.kind, (STATISTICS, SUMS)))
+        numbers = numbers[np.lexsort((-jobs.axis[numbers], jobs.after[numbers]))]
+        total_s = np.cumsum(job_s[numbers])
+        is_first = np.append(True, np.diff(jobs.after[numbers]) > 0)[: len(numbers)]
+        before_s = np.maximum.accumulate(np.where(is_first, total_s - job_s[numbers], 0.0))
+        job_s[numbers] = total_s - before_s
+        return job_s
 
     def _host_ways(self) -> list[HostWay]:
         """The way to its host of each stage; none where nothing waits there."""

@@ -40,7 +40,7 @@ def placed_replicas(space: Space, pool: Pool, estimate: _Estimating, rival: Riva
     found = []
     for strategy, alone_s in _meshes(space, pool, estimate):
         promised_s = alone_s * max(rival.known_s / one_s, 1.0 / strategy.stages)
-        if promised_s <= pool.settings.slack * best_s and expected_ops(space.graph, strategy) <= LARGE_OPS:
+        if promised_s <= pool.settings.placed_slack * best_s and expected_ops(space.graph, strategy) <= LARGE_OPS:
             found.append((promised_s, strategy))
     found.sort(key=lambda pair: (pair[0], len(pair[1].text), pair[1].text))
     return [strategy for _, strategy in found[: pool.settings.most_placed]]

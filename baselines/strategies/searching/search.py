@@ -104,6 +104,11 @@ def _devices_of(strategy: Strategy) -> object:
     return strategy.device_names or strategy.devices
 
 
+def _exchanges_of(strategy: Strategy) -> object:
+    """Mesh and stages, and whether large sums of gradients hold up statistics, which an estimate makes too much of."""
+    return shape_of(strategy), strategy.statistics == "sync" and strategy.bucket_bytes > Strategy.bucket_bytes
+
+
 class _Search:
     """One search and what it has found so far."""
 
@@ -387,7 +392,7 @@ class _Search:
         result += _first_of_each([e for e in ranked if e.strategy in self.starts], _devices_of, result)
         limit_s = self.settings.slack * self.pool.corrected_s(result[0]) if result else 0.0
         near = [estimate for estimate in ranked if self.pool.corrected_s(estimate) <= limit_s]
-        result += _first_of_each(near, shape_of, result)
+        result += _first_of_each(near, _exchanges_of, result)
         result += _first_of_each([e for e in ranked if family_of(e.strategy) != HYBRID], family_of, result)
         return list(dict.fromkeys(result))
 

@@ -40,6 +40,7 @@ class SearchSettings:
         beyond_share, most_lacking, most_beyond: of the time, at most so many estimates, and scores, tell what it costs
             that the tool of the answer cannot run every strategy.
         placed_share, most_placed: of the time, for at most so many meshes whose parts are placed, where that may win.
+        placed_slack: times the best: what placed parts may promise, which is the most that there is to gain.
     """
 
     sketch_share: float = 0.2
@@ -73,6 +74,7 @@ class SearchSettings:
     most_lacking: int = 200
     most_beyond: int = 3
     placed_share: float = 0.2
+    placed_slack: float = 1.1
     most_placed: int = 2
 
 

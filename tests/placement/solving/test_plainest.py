@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 from training_steps import mlp
 
+from baselines.budget import Budget
 from env.cluster import Cluster
 from graphs.transforms.strategy import Strategy
 from placement.optimization import optimize
+from placement.solving.best_of_all import fastest, find_strategies, solver_or_reason
+from placement.solving.methods import SINGLE
 from placement.solving.plainest import WITHIN, oddities, plainer
+from placement.solving.solver import Solver
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")
 
@@ -41,3 +45,13 @@ def test_the_answer_is_plain_and_hardly_slower_than_the_fastest() -> None:
     for plain in plainest:  # none is as fast
         asked = optimize(mlp(batch=64, width=512, layers=6), CLUSTER, strategy=plain)
         assert asked.answer is None or asked.answered().step_time_s > (1 + WITHIN) * fastest
+
+
+def test_no_strategy_that_was_scored_is_faster_and_as_plain() -> None:
+    graph = mlp(batch=64, width=512, layers=6)
+    solver = solver_or_reason(graph, CLUSTER, 0)
+    assert isinstance(solver, Solver)
+    outcome = find_strategies(graph, CLUSTER, Budget(evaluations=3000))
+    found = fastest(graph, CLUSTER, 0, None, solver.solve(SINGLE), outcome)
+    as_plain = [one for one in outcome.fitting if oddities(one.strategy) <= oddities(found.strategy)]
+    assert found.objective_s == pytest.approx(min(one.step_time_s for one in as_plain))

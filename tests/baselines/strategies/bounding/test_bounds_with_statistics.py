@@ -58,6 +58,14 @@ def network(hosts: int, each: int, bandwidth: float, latency_s: float, launch_s:
     return Cluster("network", devices, tuple(links))
 
 
+def test_norms_count_where_replicas_are_of_several_devices() -> None:
+    graph = step("chain")
+    slow, quick = (network(1, 4, 1e9, latency_s, 1e-6) for latency_s in (1e-5, 0.0))
+    for family in ("hybrid", "placed"):
+        # Six norms at least, forward and backward, put statistics together, or something else is exchanged.
+        assert strategy_bounds(graph, slow)[family] > strategy_bounds(graph, quick)[family] + 6e-5
+
+
 def strategies(count: int) -> list[Strategy]:
     texts = [
         "dp{0}",
@@ -71,7 +79,9 @@ def strategies(count: int) -> list[Strategy]:
     found = [text.format(count) for text in texts]
     flat = [Strategy(mesh, statistics="sync") for mesh in list(meshes(count))[::2]]
     staged = [Strategy.parse(f"pp{count} {order} mb1") for order in ("1f1b", "zbv")]
-    staged += [Strategy.parse(f"pp2 {order} mb1 | dp{count // 2} | statistics=sync") for order in ("gpipe", "v-half")]
+    few = count // 2
+    staged += [Strategy.parse(f"pp2 {order} mb1 | dp{few} | statistics=sync") for order in ("gpipe", "v-half")]
+    staged += [Strategy.parse(f"{axis}{few} | placed2 | statistics=sync") for axis in ("dp", "tp", "hp")]
     return [*(Strategy.parse(f"{text} | statistics=sync") for text in found), *flat, *staged]
 
 

@@ -26,7 +26,7 @@ from graphs import OpGraph, Phase
 from graphs.capture import capture
 from graphs.errors import PlacementError
 from graphs.records import HOST
-from graphs.transforms.strategy import ACTIVATIONS, OPTIMIZER, PARAMETERS, Strategy
+from graphs.transforms.strategy import ACTIVATIONS, OPTIMIZER, PARAMETERS, PLACED, Strategy
 from graphs.zoo import build
 
 UNEVEN = (4e3, 2e3, 1e3)
@@ -171,14 +171,15 @@ def cases(draw: st.DrawFn) -> tuple[OpGraph, Cluster, Strategy]:
     places = Strategy(mesh).devices
     stages = draw(st.integers(1, len(speeds) // places))
     zero = draw(st.integers(0, 3)) if any(rule.name == "dp" for rule in mesh) else 0
+    order = draw(st.sampled_from((*SYNCHRONOUS, *((PLACED,) if mesh else ())))) if stages > 1 else "1f1b"
     strategy = Strategy(
         mesh,
         stages,
-        draw(st.sampled_from(SYNCHRONOUS)) if stages > 1 else "1f1b",
-        micro_batches=draw(st.sampled_from((1, 2, 3, 4))),
+        order,
+        micro_batches=1 if order == PLACED else draw(st.sampled_from((1, 2, 3, 4))),
         zero=zero,
         recompute=draw(st.sampled_from(((), ("*",)))),
-        offload=draw(st.sampled_from(_OFFLOADS[: 4 if has_host else 1])),
+        offload=draw(st.sampled_from(_OFFLOADS[: 4 if has_host and order != PLACED else 1])),
         fused_updates=draw(st.booleans()),
         statistics="local",
     )

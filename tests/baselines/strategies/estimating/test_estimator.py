@@ -87,6 +87,15 @@ def test_an_estimate_is_near_the_score(model: str, cluster: str, text: str) -> N
     assert estimate.peak_bytes == pytest.approx(score.peak_bytes, rel=MEMORY)
 
 
+def test_statistics_are_put_together_along_one_axis_after_the_other() -> None:
+    graph, cluster = model_graph("resnet50", train=True), Cluster.preset("2x8xH100-ib", rates="peak")
+    estimator, off = Estimator(graph, cluster), []
+    for mesh in ("dp16 zero1", "dp2 | dp8 zero1"):
+        strategy = Strategy.parse(f"{mesh} | updates=fused | statistics=sync")
+        off.append(estimator.estimate(strategy).step_time_s / scored(graph, cluster, strategy).step_time_s)
+    assert off[0] == pytest.approx(off[1], rel=0.1)  # so that their order is right
+
+
 @pytest.mark.parametrize("text", ["tp4", "dp2 | tp4 sp", "dp8 shares=3:1:1:1:1:1:1:1", "pp4 1f1b mb8"])
 def test_an_estimate_knows_what_parts_of_measured_ops_take_in_full(text: str) -> None:
     graph, cluster, strategy = model_graph("gpt2", train=True), Cluster.preset("8xH100-nvswitch"), Strategy.parse(text)
