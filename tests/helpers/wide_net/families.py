@@ -37,6 +37,25 @@ _TOWERS = {
     "text_config": {**SMALL, **OWN_ENDS, "max_position_embeddings": 32},
     "vision_config": {"image_size": 16, "patch_size": 8, **SIZES},
 }
+_T5 = {
+    **{"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4},
+    **{"decoder_start_token_id": 0, "use_cache": False},
+}
+_CONVNEXT = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "num_labels": 4}
+_SWIN = {
+    **{"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [2, 1], "num_heads": [2, 2], "window_size": 4},
+    "num_labels": 4,
+}
+_PATCHES = {
+    **{"num_input_channels": 2, "context_length": 16, "prediction_length": 4, "patch_length": 4, "patch_stride": 4},
+    "d_model": 16,
+}
+
+
+def _series() -> dict[str, torch.Tensor]:
+    return {"past_values": torch.randn(BATCH, 16, 2).double(), "future_values": torch.randn(BATCH, 4, 2).double()}
+
+
 FAMILIES: dict[str, Callable[[], Case]] = LANGUAGE | {
     # experts
     "mixtral": in_single(
@@ -82,32 +101,8 @@ FAMILIES: dict[str, Callable[[], Case]] = LANGUAGE | {
         )
     ),
     # two sequences
-    "t5": family(
-        "T5",
-        "ForConditionalGeneration",
-        language,
-        vocab_size=VOCABULARY,
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        decoder_start_token_id=0,
-        use_cache=False,
-    ),
-    "mt5": family(
-        "MT5",
-        "ForConditionalGeneration",
-        language,
-        vocab_size=VOCABULARY,
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        decoder_start_token_id=0,
-        use_cache=False,
-    ),
+    "t5": family("T5", "ForConditionalGeneration", language, **_T5),
+    "mt5": family("MT5", "ForConditionalGeneration", language, **_T5),
     "bart": family("Bart", "ForConditionalGeneration", language, **SEQUENCES),
     "mbart": family("MBart", "ForConditionalGeneration", language, **SEQUENCES),
     "pegasus": family("Pegasus", "ForConditionalGeneration", language, **SEQUENCES),
@@ -147,38 +142,12 @@ FAMILIES: dict[str, Callable[[], Case]] = LANGUAGE | {
         groups_width=4,
         num_labels=4,
     ),
-    "convnext": family(
-        "ConvNext", IMAGE_HEAD, partial(images, 32), hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, num_labels=4
-    ),
-    "convnext_v2": family(
-        "ConvNextV2", IMAGE_HEAD, partial(images, 32), hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, num_labels=4
-    ),
+    "convnext": family("ConvNext", IMAGE_HEAD, partial(images, 32), **_CONVNEXT),
+    "convnext_v2": family("ConvNextV2", IMAGE_HEAD, partial(images, 32), **_CONVNEXT),
     "mobilenet_v1": family("MobileNetV1", IMAGE_HEAD, partial(images, 32), depth_multiplier=0.25, num_labels=4),
     "mobilenet_v2": family("MobileNetV2", IMAGE_HEAD, partial(images, 32), depth_multiplier=0.25, num_labels=4),
-    "swin": family(
-        "Swin",
-        IMAGE_HEAD,
-        partial(images, 32),
-        image_size=32,
-        patch_size=4,
-        embed_dim=8,
-        depths=[2, 1],
-        num_heads=[2, 2],
-        window_size=4,
-        num_labels=4,
-    ),
-    "swin_v2": family(
-        "Swinv2",
-        IMAGE_HEAD,
-        partial(images, 32),
-        image_size=32,
-        patch_size=4,
-        embed_dim=8,
-        depths=[2, 1],
-        num_heads=[2, 2],
-        window_size=4,
-        num_labels=4,
-    ),
+    "swin": family("Swin", IMAGE_HEAD, partial(images, 32), **_SWIN),
+    "swin_v2": family("Swinv2", IMAGE_HEAD, partial(images, 32), **_SWIN),
     "segformer": family(
         "Segformer",
         IMAGE_HEAD,
@@ -235,18 +204,7 @@ FAMILIES: dict[str, Callable[[], Case]] = LANGUAGE | {
         "Siglip", "Model", lambda: {"input_ids": words(), **unlabelled_images(), "return_loss": True}, **_TOWERS
     ),
     "patchtst": family(
-        "PatchTST",
-        "ForPrediction",
-        lambda: {"past_values": torch.randn(BATCH, 16, 2).double(), "future_values": torch.randn(BATCH, 4, 2).double()},
-        num_input_channels=2,
-        context_length=16,
-        prediction_length=4,
-        patch_length=4,
-        patch_stride=4,
-        d_model=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        ffn_dim=32,
+        "PatchTST", "ForPrediction", _series, **_PATCHES, num_hidden_layers=1, num_attention_heads=2, ffn_dim=32
     ),
     "decision_transformer": family(
         "DecisionTransformer",
@@ -266,16 +224,5 @@ FAMILIES: dict[str, Callable[[], Case]] = LANGUAGE | {
         n_head=2,
         max_ep_len=8,
     ),
-    "patchtsmixer": family(
-        "PatchTSMixer",
-        "ForPrediction",
-        lambda: {"past_values": torch.randn(BATCH, 16, 2).double(), "future_values": torch.randn(BATCH, 4, 2).double()},
-        num_input_channels=2,
-        context_length=16,
-        prediction_length=4,
-        patch_length=4,
-        patch_stride=4,
-        d_model=16,
-        num_layers=2,
-    ),
+    "patchtsmixer": family("PatchTSMixer", "ForPrediction", _series, **_PATCHES, num_layers=2),
 }

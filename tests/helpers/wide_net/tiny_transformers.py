@@ -25,6 +25,8 @@ OWN_ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 CACHELESS = {"use_cache": False}
 CAUSAL = {**SMALL, **CACHELESS, **OWN_ENDS, "max_position_embeddings": 32}
 GROUPED = {**CAUSAL, "num_key_value_heads": 2}
+FEW = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, **CACHELESS}
+GPT = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, **CACHELESS}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SEQUENCES = {
     **OWN_ENDS,
