@@ -48,7 +48,7 @@ class Interconnect:
     adding_s_per_byte: float = 0.0
 
     @staticmethod
-    def among(cluster: Cluster, devices: Sequence[int], dtype: str = "float32") -> Interconnect:
+    def among(cluster: Cluster, devices: Sequence[int]) -> Interconnect:
         """The slowest route, and the slowest device at adding up, among devices of a cluster given by number.
 
         Among many devices only the routes of `pairs_among` count.
@@ -56,7 +56,7 @@ class Interconnect:
         chosen = np.array(devices, dtype=np.int64)
         latency_s, bandwidth = cluster.routes.figures_of(*pairs_among(chosen))
         s_per_byte = 1.0 / float(bandwidth.min(initial=np.inf))
-        return Interconnect(float(latency_s.max(initial=0.0)), s_per_byte, _adding_s_per_byte(cluster, chosen, dtype))
+        return Interconnect(float(latency_s.max(initial=0.0)), s_per_byte, _adding_s_per_byte(cluster, chosen))
 
     @staticmethod
     def busiest(cluster: Cluster, source: IntArray, target: IntArray) -> Interconnect:
@@ -75,7 +75,7 @@ class Interconnect:
             max(float(each.max()), float(np.bincount(link, each[transfer], minlength=1).max()))
             for each in (latency_s, s_per_byte)
         )
-        return Interconnect(latency, per_byte, _adding_s_per_byte(cluster, np.unique(source), "float32"))
+        return Interconnect(latency, per_byte, _adding_s_per_byte(cluster, np.unique(source)))
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,11 @@ class ManyRanks:
         return buffer_bytes(kind, algorithm, size_bytes, self.ranks)
 
 
-def _adding_s_per_byte(cluster: Cluster, devices: IntArray, dtype: str) -> float:
-    """Seconds to add up one byte on the slowest device."""
+def _adding_s_per_byte(cluster: Cluster, devices: IntArray) -> float:
+    """Seconds to add up one byte of float32 on the slowest device."""
     _, first = np.unique(cluster.alike[devices], return_index=True)
     items = [cluster.devices[d] for d in devices[first].tolist()]
-    return float(max(max(MOVED_PER_BYTE / d.bytes_per_s, 0.25 / d.flops_per_s(dtype)) for d in items))
+    return float(max(max(MOVED_PER_BYTE / d.bytes_per_s, 0.25 / d.flops_per_s("float32")) for d in items))
 
 
 def collective_s(kind: str, algorithm: str, size_bytes: float, ranks: int, network: Interconnect) -> float:

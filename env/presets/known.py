@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from env import gpus
 from env.device import Device
@@ -11,16 +10,15 @@ from env.device import Device
 _FORM = re.compile(r"SXM\d?|PCIE|NVL|HBM\w*|\d+GB|NVIDIA|AMD|GEFORCE|TESLA|INSTINCT|RTX")
 
 
-def known_device(name: str, devices: Sequence[Device] = ()) -> Device | None:
+def known_device(name: str) -> Device | None:
     """The device of a preset that a driver's name means, e.g. ``"NVIDIA H100 80GB HBM3"``; None where there is none.
 
     Args:
         name: as `torch.cuda.get_device_name` gives it.
-        devices: among which to look; those of `env.gpus` by default.
     """
     words = _words(name)
     best: tuple[int, Device] | None = None
-    for device in devices or _known():
+    for device in (each for each in vars(gpus).values() if isinstance(each, Device) and each.kind == "gpu"):
         own = _words(device.model)
         designation = {word for word in own if not _FORM.fullmatch(word)}
         if not designation or not designation <= words or _is_other_form(own, words):
@@ -29,10 +27,6 @@ def known_device(name: str, devices: Sequence[Device] = ()) -> Device | None:
         if best is None or shared > best[0]:
             best = shared, device
     return best[1] if best is not None else None
-
-
-def _known() -> list[Device]:
-    return [each for each in vars(gpus).values() if isinstance(each, Device) and each.kind == "gpu"]
 
 
 def _words(name: str) -> set[str]:

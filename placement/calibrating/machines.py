@@ -16,7 +16,7 @@ from graphs.formatting import format_seconds
 from placement.calibrating import ranks as torchrun
 from placement.calibrating.clock import TimeLeft
 from placement.calibrating.fitting import PRODUCTS
-from placement.calibrating.kernels import MeasuredKernel, Shapes, measured_kernels, shapes_for, sustained_factor
+from placement.calibrating.kernels import MeasuredKernel, measured_kernels, shapes_for, sustained_factor
 from placement.calibrating.launches import host_launch_s
 from placement.inputs.main_memory import available_bytes
 from placement.measuring.machine import local_machine as machine_now
@@ -64,13 +64,11 @@ class HowToMeasure:
         minutes: for kernels and collectives together; the devices' roofline and links come on top.
         devices: how many CPU cores; None for all GPUs or, without one, all cores.
         seed: of patterns that are sent, and of which kernels are left out of fits.
-        shapes: of kernels; by default those of the kind of device.
     """
 
     minutes: float = 5.0
     devices: int | None = None
     seed: int = 0
-    shapes: Shapes | None = None
 
 
 def measured_here(how: HowToMeasure, tell: Tell) -> Measured | None:
@@ -88,11 +86,11 @@ def measured_here(how: HowToMeasure, tell: Tell) -> Measured | None:
     if first.kind == "cpu":
         tell("measuring kernels")
         cores = cores_for(how.devices)[: how.devices or _MOST_CORES]
-        work = partial(_kernels_of_worker, shapes=how.shapes, seconds=deadline.left_s * _CPU_KERNELS)
+        work = partial(_kernels_of_worker, seconds=deadline.left_s * _CPU_KERNELS)
         kernels = run_workers(work, cores, limit_s=deadline.left_s + 600.0)[0]
         return Measured(machine.cluster, tuple(kernels), machine, tuple(_lines(machine.cluster, kernels)))
     place = torch.device("cuda", 0)
-    shapes = how.shapes or shapes_for(place)
+    shapes = shapes_for(place)
     kernels = measured_kernels(place, shapes, deadline, tell)
     sustained = sustained_factor(place, shapes, min(_LONG_RUN_S, 30.0 * how.minutes))
     cluster = with_data_sheets(machine.cluster, kernels)
@@ -112,11 +110,11 @@ def _units(place: torch.device) -> int | None:
     return int(torch.cuda.get_device_properties(place).multi_processor_count)
 
 
-def _kernels_of_worker(worker: Worker, shapes: Shapes | None, seconds: float) -> list[MeasuredKernel]:
+def _kernels_of_worker(worker: Worker, seconds: float) -> list[MeasuredKernel]:
     """On one core, while all others do the same."""
     place = torch.device("cpu")
     worker.barrier()
-    found = measured_kernels(place, shapes or shapes_for(place), TimeLeft(seconds))
+    found = measured_kernels(place, shapes_for(place), TimeLeft(seconds))
     worker.barrier()
     return found
 
@@ -133,7 +131,7 @@ def _with_ranks(how: HowToMeasure, tell: Tell) -> Measured | None:
             machine = machine_now.measured_machine(devices, seed=how.seed)
         torchrun.any_rank(False)
         deadline = TimeLeft(60.0 * how.minutes)
-        shapes = how.shapes or shapes_for(ranks.place)
+        shapes = shapes_for(ranks.place)
         # All at the same time: devices that share power or a host's memory do so here, too.
         kernels = measured_kernels(ranks.place, shapes, deadline.share(_KERNELS), tell if is_first else _nothing)
         sustained = sustained_factor(ranks.place, shapes, min(_LONG_RUN_S, 30.0 * how.minutes))
@@ -255,7 +253,7 @@ def measured_device(place: torch.device, how: HowToMeasure, effort: Effort = THO
         speed.launch_overhead_s.value,
         torch.cuda.get_device_name(place) if is_gpu else f"{machine_now.cpu_model()} core",
     )
-    seconds, shapes = 60.0 * how.minutes, how.shapes or shapes_for(place)
+    seconds, shapes = 60.0 * how.minutes, shapes_for(place)
     kernels = measured_kernels(place, shapes, TimeLeft(0.8 * seconds))
     sustained = sustained_factor(place, shapes, min(_LONG_RUN_S, 0.2 * seconds))
     about = f"measured {date.today().isoformat()}, torch {torch.__version__}: {place.type} in one process"

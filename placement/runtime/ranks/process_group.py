@@ -189,15 +189,12 @@ class ProcessGroup:
             activity.progress += 1
             self.waited_s += time.perf_counter() - began
 
-    def drain(self, memory: set[int] | None = None) -> None:
-        """Wait for the transfers that nobody waits for; with ``memory``: those in the storages at these addresses."""
+    def drain(self) -> None:
+        """Wait for the transfers that nobody waits for."""
         for _ in range(len(self._pending)):
-            item = pending, rank, what = self._pending.popleft()
-            if memory is not None and pending.memory.untyped_storage().data_ptr() not in memory:
-                self._pending.append(item)
-            else:
-                with self.waiting((rank,), what):
-                    pending.wait()
+            pending, rank, what = self._pending.popleft()
+            with self.waiting((rank,), what):
+                pending.wait()
         self.settle()
 
     def settle(self) -> None:
