@@ -164,10 +164,11 @@ class Workers:
         Args:
             program: Python code; it begins with `Parent.of_fresh` of ``json.loads(sys.argv[1])``, its task.
             tasks: one for each process, of what JSON can hold.
-            environments: variables of each.
+            environments: variables of each beside those of this process; they import what this process does.
             stdout: file descriptor for what they print; that of this process by default.
         """
         workers = cls()
+        path = os.pathsep.join(each or os.getcwd() for each in sys.path)
         try:
             for task, environment in zip(tasks, environments, strict=True):
                 ours, theirs = multiprocessing.Pipe()
@@ -175,7 +176,7 @@ class Workers:
                 # -P: a file of the caller's folder must not hide a package.
                 process = _Fresh(
                     [sys.executable, "-P", "-c", program, words],
-                    env=environment,
+                    env={**os.environ, "PYTHONPATH": path, **environment},
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     pass_fds=[theirs.fileno()],

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -107,12 +105,7 @@ class ProcessRunner:
             worker.end()
 
     def _started(self) -> Workers:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            "OMP_NUM_THREADS": "1",
-            "NUMBA_NUM_THREADS": "1",
-        }
+        environment = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
         return Workers.fresh(_PROGRAM, [{}], [environment], stdout=subprocess.DEVNULL)
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from graphs.disk import temporary_folder
@@ -65,7 +66,7 @@ def launch(
         try:
             workers = _started(path, places, _cores(places, pinned), stdout)
             workers.tell((work, description))
-            found = workers.collect(limit_s, report, _Look(workers))
+            found = workers.collect(limit_s, report, partial(_look, StoppedProcesses(workers.pids)))
             workers.join()
         except NoAnswerError:
             raise RankError(
@@ -109,12 +110,8 @@ def _cores(places: Sequence[str], pinned: bool) -> list[list[int]]:
 
 def _started(store: str, places: Sequence[str], cores: Sequence[list[int]], stdout: int | None) -> Workers:
     size = len(places)
-    shared = {
-        "NCCL_SOCKET_IFNAME": "lo",  # all of them are on this host
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-        "WORLD_SIZE": str(size),
-    }
+    # All of them are on this host.
+    shared = {"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"), "WORLD_SIZE": str(size)}
     environments = [
         {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} | ({"OMP_NUM_THREADS": str(len(own))} if own else {})
         for rank, own in enumerate(cores)
@@ -123,20 +120,11 @@ def _started(store: str, places: Sequence[str], cores: Sequence[list[int]], stdo
     return Workers.fresh(_PROGRAM, tasks, environments, stdout)
 
 
-class _Look:
-    """Ends a run of which a process was stopped.
-
-    Raises:
-        RankError: one has been for some time.
-    """
-
-    def __init__(self, workers: Workers) -> None:
-        self._processes = StoppedProcesses(workers.pids)
-
-    def __call__(self) -> None:
-        stopped = self._processes.look()
-        if stopped is not None:
-            raise RankError(f"rank {stopped} was stopped by a signal and has not gone on; run again.")
+def _look(processes: StoppedProcesses) -> None:
+    """Raises: RankError: a process has been stopped for some time."""
+    stopped = processes.look()
+    if stopped is not None:
+        raise RankError(f"rank {stopped} was stopped by a signal and has not gone on; run again.")
 
 
 def reason_of(store: Any, rank: int, code: int) -> str:

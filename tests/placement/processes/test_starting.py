@@ -164,9 +164,7 @@ def test_who_says_much_is_not_heard_before_who_spoke_first(tmp_path: Path) -> No
 
 def fresh(*codes: int) -> Workers:
     tasks = [{"word": f"word {rank}", "code": code} for rank, code in enumerate(codes)]
-    environments = [
-        {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NUMBER": str(rank)} for rank in range(len(codes))
-    ]
+    environments = [{"NUMBER": str(rank)} for rank in range(len(codes))]
     return Workers.fresh(FRESH, tasks, environments)
 
 
