@@ -47,8 +47,11 @@ class Handed:
     note: str = ""
 
 
-def as_the_tool_runs(given: OptimizeOptions) -> OptimizeOptions:
+def as_the_tool_runs(given: OptimizeOptions, own: Configuration | None) -> OptimizeOptions:
     """The options, with the precision and the stack of the target where nobody gave others and GRAPH is a model.
+
+    Args:
+        own: as of `own_configuration`.
 
     Raises:
         UnknownNameError: no such target.
@@ -58,7 +61,6 @@ def as_the_tool_runs(given: OptimizeOptions) -> OptimizeOptions:
     from graphs.origin import EAGER
 
     exporter = _exporter(given)
-    own = _own_configuration(given)
     if own is not None:
         stack = None if own.stack == EAGER else own.stack
         return dataclasses.replace(given, stack=given.stack or stack, optimizer=given.optimizer or own.optimizer)
@@ -94,12 +96,15 @@ def model_for(given: OptimizeOptions) -> Any:
         return None
 
 
-def handed_over(given: OptimizeOptions, result: Result, graph: OpGraph, cluster: Cluster, model: Any) -> Handed | None:
+def handed_over(
+    given: OptimizeOptions, own: Configuration | None, result: Result, graph: OpGraph, cluster: Cluster, model: Any
+) -> Handed | None:
     """The answer in the target's words, also written to `handed_to`; None where there is nothing to hand over.
 
     A configuration of the target that GRAPH is comes back with the answer in it.
 
     Args:
+        own: as of `own_configuration`.
         graph: before the strategy.
         model: as of `model_for`.
     """
@@ -115,14 +120,14 @@ def handed_over(given: OptimizeOptions, result: Result, graph: OpGraph, cluster:
     source = called(given.graph, parse_dims(given.dim))
     found = export(result, given.for_, **arguments(given.for_, graph, model, source))
     text = found if isinstance(found, str) else json.dumps(found, indent=1, allow_nan=False) + "\n"
-    handed = _in_own_file(given, result, graph, cluster, text)
+    handed = Handed(text) if own is None else _in_own_file(given, own, result, graph, cluster, text)
     path = handed_to(given)
     if path is not None:
         write_atomically(path, handed.text)
     return handed
 
 
-def _own_configuration(given: OptimizeOptions) -> Configuration | None:
+def own_configuration(given: OptimizeOptions) -> Configuration | None:
     """The configuration of the target that GRAPH is; None where it is anything else."""
     from placement.configurations.models import is_training_configuration
     from placement.configurations.registry import TOOLS, read_configuration, tool_of
@@ -136,15 +141,16 @@ def _own_configuration(given: OptimizeOptions) -> Configuration | None:
         return None
 
 
-def own_strategies(given: OptimizeOptions, graph: OpGraph, cluster: Cluster) -> tuple[Strategy, ...]:
+def own_strategies(
+    given: OptimizeOptions, own: Configuration | None, graph: OpGraph, cluster: Cluster
+) -> tuple[Strategy, ...]:
     """The strategy of the configuration of the target that GRAPH is; none where it is anything else.
 
     A first advice has no time to score it, too.
     """
     from placement.configurations.strategies import settled
 
-    own = None if given.first else _own_configuration(given)
-    if own is None or given.strategy is not None:
+    if own is None or given.first or given.strategy is not None:
         return ()
     found = _strategy_of(settled(own, cluster), graph)
     return () if found is None else (found,)
@@ -160,15 +166,14 @@ def _strategy_of(own: Configuration, graph: OpGraph) -> Strategy | None:
         return None
 
 
-def _in_own_file(given: OptimizeOptions, result: Result, graph: OpGraph, cluster: Cluster, text: str) -> Handed:
-    """The answer in the user's own file where GRAPH is one, else, and where its form has no place, by itself.
+def _in_own_file(
+    given: OptimizeOptions, own: Configuration, result: Result, graph: OpGraph, cluster: Cluster, text: str
+) -> Handed:
+    """The answer in the user's own file, which GRAPH is; where its form has no place, by itself.
 
     Args:
         text: the answer by itself.
     """
-    own = _own_configuration(given)
-    if own is None:
-        return Handed(text)
     from placement.configurations.merging import merged
     from placement.configurations.results import configuration_of
     from placement.configurations.strategies import settled

@@ -20,6 +20,7 @@ from placement.cli.targets import (
     handed_over,
     handed_to,
     model_for,
+    own_configuration,
     own_strategies,
     target_lines,
     tool_recipe,
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 def optimize(given: OptimizeOptions) -> None:
     """Find out how to run a model: the best strategy and placement, saved with all that it takes to verify them."""
-    given = as_the_tool_runs(given)
+    own = own_configuration(given)
+    given = as_the_tool_runs(given, own)
     check_outputs(given.html, given.trace, given.output, handed_to(given), inputs=[given.graph, given.cluster])
     with progress("importing"):
         from placement import optimization
@@ -60,12 +62,12 @@ def optimize(given: OptimizeOptions) -> None:
             model=model,
             first=given.first,
             limit_s=given.limit_s,
-            own=own_strategies(given, graph, cluster),
+            own=own_strategies(given, own, graph, cluster),
             **search,
         )
     result = dataclasses.replace(result, command=given.again())
     written = list(_write(result, given, graph, cluster)) if result.feasible else []
-    handed = handed_over(given, result, graph, cluster, model)
+    handed = handed_over(given, own, result, graph, cluster, model)
     if given.as_json:
         text = None if handed is None else handed.text
         more: dict[str, Any] = {"handed_over": text, "tool_recipe": tool_recipe(given, result, text)}

@@ -269,6 +269,6 @@ def test_the_first_advice_says_so_and_what_it_leaves_out(monkeypatch: pytest.Mon
 def test_a_model_is_captured_as_the_tool_trains_it(
     target: str, given: dict[str, str], taken: tuple[str | None, str | None]
 ) -> None:
-    options = as_the_tool_runs(OptimizeOptions(**{"graph": "gpt2", "train": True, "for_": target, **given}))  # type: ignore[arg-type]
+    options = as_the_tool_runs(OptimizeOptions(**{"graph": "gpt2", "train": True, "for_": target, **given}), None)  # type: ignore[arg-type]
     assert (options.precision, options.stack) == taken
-    assert as_the_tool_runs(options) == options
+    assert as_the_tool_runs(options, None) == options
