@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -94,24 +95,24 @@ def mlp(batch: int = 8, width: int = 12, layers: int = 2) -> OpGraph:
             tensors[op.name] = (out, [], in_place)
         return op.name
 
+    def mm(k: int, name: str, *texts: str, **more: Any) -> Op:
+        """A product of layer k; along the batch its part reads the whole weight, along features the whole input."""
+        whole = [f"{text} whole 0.0/{float(weight if text.startswith('batch') else size)}" for text in texts]
+        layer = {"colocation": f"w{k}", "module": f"layers.{k}", "split_rows": rows(*whole)}
+        return Op(f"{k}/{name}", "aten.mm", flops=product, bytes_moved=2.0 * size + weight, **layer, **more)
+
     last, inputs = "x", []
     for k in range(layers):
         inputs.append(last)
         last = add(
-            Op(
-                f"{k}/mm",
-                "aten.mm",
-                flops=product,
-                bytes_moved=2.0 * size + weight,
+            mm(
+                k,
+                "mm",
+                f"batch: S(0,{b}),R->S(0,{b})",
+                f"features: R,S(1,{w})->S(1,{w})",
+                f"features: S(1,{w}),S(0,{w})->P",
                 parameter_bytes=weight,
                 gradient_bytes=weight,
-                colocation=f"w{k}",
-                module=f"layers.{k}",
-                split_rows=rows(
-                    f"batch: S(0,{b}),R->S(0,{b}) whole 0.0/{float(weight)}",
-                    f"features: R,S(1,{w})->S(1,{w}) whole 0.0/{float(size)}",
-                    f"features: S(1,{w}),S(0,{w})->P whole 0.0/{float(size)}",
-                ),
             ),
             last,
             out=size,
@@ -151,20 +152,14 @@ def mlp(batch: int = 8, width: int = 12, layers: int = 2) -> OpGraph:
             out=size,
         )
         add(
-            Op(
-                f"{k}/weight/backward",
-                "aten.mm",
-                flops=product,
-                bytes_moved=2.0 * size + weight,
+            mm(
+                k,
+                "weight/backward",
+                f"batch: S(0,{b}),S(0,{b}),P->P",
+                f"features: R,S(1,{w}),S(1,{w})->S(1,{w})",
+                f"features: S(1,{w}),R,S(0,{w})->S(0,{w})",
                 phase=Phase.BACKWARD,
-                colocation=f"w{k}",
-                module=f"layers.{k}",
                 forward_of=f"{k}/mm",
-                split_rows=rows(
-                    f"batch: S(0,{b}),S(0,{b}),P->P whole 0.0/{float(weight)}",
-                    f"features: R,S(1,{w}),S(1,{w})->S(1,{w}) whole 0.0/{float(size)}",
-                    f"features: S(1,{w}),R,S(0,{w})->S(0,{w}) whole 0.0/{float(size)}",
-                ),
             ),
             inputs[k],
             grad,
@@ -174,20 +169,14 @@ def mlp(batch: int = 8, width: int = 12, layers: int = 2) -> OpGraph:
         if k:
             before = grad
             grad = add(
-                Op(
-                    f"{k}/mm/backward",
-                    "aten.mm",
-                    flops=product,
-                    bytes_moved=2.0 * size + weight,
+                mm(
+                    k,
+                    "mm/backward",
+                    f"batch: S(0,{b}),R->S(0,{b})",
+                    f"features: R,S(0,{w})->S(1,{w})",
+                    f"features: S(1,{w}),S(1,{w})->P",
                     phase=Phase.BACKWARD,
-                    colocation=f"w{k}",
-                    module=f"layers.{k}",
                     forward_of=f"{k}/mm",
-                    split_rows=rows(
-                        f"batch: S(0,{b}),R->S(0,{b}) whole 0.0/{float(weight)}",
-                        f"features: R,S(0,{w})->S(1,{w}) whole 0.0/{float(size)}",
-                        f"features: S(1,{w}),S(1,{w})->P whole 0.0/{float(size)}",
-                    ),
                 ),
                 before,
                 out=size,
