@@ -39,6 +39,9 @@ class Work(enum.IntEnum):
     ATTENTION_BACKWARD = 5
 
 
+ATTENTIONS = (Work.ATTENTION, Work.ATTENTION_BACKWARD)
+
+
 class _Kept:
     """Bytes that an op keeps, in parts and all together."""
 

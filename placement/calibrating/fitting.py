@@ -13,21 +13,20 @@ from env.device import Device
 from env.rates import AttentionRate, ProductRate, Rates
 from graphs.errors import ClusterError
 from graphs.formatting import format_count, format_seconds
-from graphs.records import Work
+from graphs.records import ATTENTIONS, Work
 from placement.calibrating.kernels import MeasuredKernel
 from placement.calibrating.least_squares import least_squares
 from placement.calibrating.records import Fit
 
 Array = NDArray[np.float64]
 PRODUCTS = (Work.PRODUCT, Work.WEIGHT_GRADIENT)
-ATTENTION = (Work.ATTENTION, Work.ATTENTION_BACKWARD)
 _OVER_PEAK = 1.03  # what clocks above the data sheet's and the clock of the measurement may explain
 _MOST_AWAY = 50.0  # times that a constant may leave what it began with
 _ROUNDING = 1e-9  # a limit stays one after logarithms and exponentials
 _LARGE_S = 2e-5  # by the peak: of products that take longer, no floor or launch explains a multiple
 _MOST_SLOWER = 20.0  # times that large products may take longer than was predicted
 LEAST = 4  # kernels of a kind that constants are fitted to
-_NAMES = {"products": PRODUCTS, "attention": ATTENTION, "memory-bound ops": (Work.OTHER,)}
+_NAMES = {"products": PRODUCTS, "attention": ATTENTIONS, "memory-bound ops": (Work.OTHER,)}
 
 
 def fitted(
@@ -60,7 +59,7 @@ def fitted(
     dtypes = list(dict.fromkeys(one.dtype for one in kernels if one.work in PRODUCTS))
     for number, dtype in enumerate(dtypes):
         rates = _products(rates, dtype, _only(mine, PRODUCTS, dtype), device, is_first=number == 0)
-    rates = _attention(rates, _only(mine, ATTENTION), device)
+    rates = _attention(rates, _only(mine, ATTENTIONS), device)
     after = replace(device, rates=rates)
     fits = []
     for what, works in _NAMES.items():

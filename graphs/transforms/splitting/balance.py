@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from graphs.opgraph import OpGraph
-from graphs.records import Work
+from graphs.records import ATTENTIONS
 from graphs.rows import Shard
 from graphs.transforms.splitting.ring_rows import SEQUENCE
 from graphs.transforms.splitting.sharding import Sharding
@@ -33,6 +33,6 @@ def is_balanced(graph: OpGraph, sharding: Sharding) -> bool:
 
 def cuts_causal_attention(graph: OpGraph, sharding: Sharding) -> bool:
     """Whether an axis cuts the queries of causal attention in one call."""
-    causal = np.isin(graph.work, (Work.ATTENTION, Work.ATTENTION_BACKWARD)) & (graph.extents[:, _DENSITY] < 1)
+    causal = np.isin(graph.work, ATTENTIONS) & (graph.extents[:, _DENSITY] < 1)
     rows = (sharding.row[op] for op in np.flatnonzero(causal).tolist())
     return any(row is not None and row.axis == SEQUENCE for row in rows)

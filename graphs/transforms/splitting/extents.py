@@ -9,7 +9,7 @@ import numpy as np
 
 from graphs.arrays import FloatArray, IntArray
 from graphs.op_kinds import op_kind
-from graphs.records import EXTENTS, Work
+from graphs.records import ATTENTIONS, EXTENTS, Work
 from graphs.rows import Partial, Shard, SplitRow
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 BATCH, ROWS, COLUMNS, DEPTH = range(4)  # of a product
 HEADS, QUERIES = 0, 1  # of attention
-_ATTENTION = (Work.ATTENTION, Work.ATTENTION_BACKWARD)
 _NEARLY = 1e-9  # relative: shares of whole numbers are whole numbers but for rounding
 
 
@@ -33,7 +32,7 @@ def divided_extent(work: Work, extents: Sequence[float], row: SplitRow, columns:
         row: along which the op is cut.
         columns: the dimension of its result that has the columns, if it has more than one.
     """
-    if work in _ATTENTION:
+    if work in ATTENTIONS:
         return QUERIES if row.axis == "sequence" else HEADS
     is_cut, is_sum = ([isinstance(part, kind) for part in row.outputs] for kind in (Shard, Partial))
     all_cut = extents[BATCH] > 1 and all(isinstance(part, Shard) for part in row.inputs)

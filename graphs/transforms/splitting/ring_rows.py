@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from graphs.records import Work
+from graphs.records import ATTENTIONS, Work
 from graphs.rows import Part, Partial, Replicate, Shard, SplitRow
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
 
 SEQUENCE = "sequence"
-_ATTENTION = (Work.ATTENTION, Work.ATTENTION_BACKWARD)
 _RESULTS = 2  # of the forward pass, that are cut: attention, and the log-sum-exps of its scores
 
 
@@ -30,7 +29,7 @@ def in_ring(graph: OpGraph, op: int, row: SplitRow, written: Sequence[Shard | No
         row: of the sequence.
         written: of each tensor that it reads, the stretch of the sequence along which that is cut; None for none.
     """
-    if graph.work[op] not in _ATTENTION or not graph.is_training:
+    if graph.work[op] not in ATTENTIONS or not graph.is_training:
         return None
     read = row.inputs[: len(written)]
     if graph.work[op] == Work.ATTENTION and (_has_mask(read) or len(row.outputs) < _RESULTS):
@@ -59,7 +58,7 @@ def _has_mask(read: Sequence[Part]) -> bool:
 
 def turned(graph: OpGraph, op: int, row: SplitRow | None) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """``(inputs, outputs)``: places of an op's tensors that go round; None where its row is of no ring."""
-    if row is None or row.axis != SEQUENCE or graph.work[op] not in _ATTENTION or row in graph.split_rows[op]:
+    if row is None or row.axis != SEQUENCE or graph.work[op] not in ATTENTIONS or row in graph.split_rows[op]:
         return None
     plain = next(each for each in graph.split_rows[op] if each.axis == SEQUENCE)
     changed = [

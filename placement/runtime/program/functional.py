@@ -100,6 +100,10 @@ def after(value: Any, *_: Any) -> Any:
     return value
 
 
+# What returns its argument where nothing is differentiated.
+HANDING_ON = {after, *(getattr(torch.ops.aten, name).default for name in ("detach", "alias", "lift_fresh"))}
+
+
 def uninitialised(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Memory without content."""
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)

@@ -18,7 +18,7 @@ from graphs.capture.trace import TensorInfo, same_stride, value_of
 from placement.runtime.program.consistent_order import consistent_order
 from placement.runtime.program.device_layout import DeviceLayout, Key, Section, reached
 from placement.runtime.program.fast_calls import with_fast_calls
-from placement.runtime.program.functional import after
+from placement.runtime.program.functional import HANDING_ON
 from placement.runtime.program.on_device import run_on, under_autocast
 from placement.runtime.program.transfers import Transfer, expect, receive, send
 
@@ -68,10 +68,6 @@ def sent_tags(routine: Routine) -> list[int]:
 def compile_routines(layout: DeviceLayout, sections: Sequence[Section]) -> Routines:
     """Write the code of every device for sections that run one after the other."""
     return _Compiler(layout, sections).compile()
-
-
-# Operators that return their argument where nothing is differentiated.
-_IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
 
 
 # Operators that are views where strides allow it. A tensor written through one has its captured strides.
@@ -313,7 +309,7 @@ class _Writer:
             self._root[name] = operator.attrgetter(str(node.target))(node.graph.owning_module)
             return self._graph.get_attr(name)
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self._value)
-        if node.target is after or node.target in _IDENTITIES:
+        if node.target in HANDING_ON:
             return self._value(node.all_input_nodes[0])
         if node in self._step.overwrites:
             is_copy, is_ours = node.target is torch.ops.aten.clone.default, self._may_overwrite(node)

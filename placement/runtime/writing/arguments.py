@@ -15,14 +15,12 @@ from graphs.transforms.splitting.sharding import is_by_groups
 from placement.runtime.calls.local_calls import LocalCall
 from placement.runtime.parts.layouts import PartLayout, whole
 from placement.runtime.planning.forms import ONCE, Form, Wanted, info_of
-from placement.runtime.program.functional import after, uninitialised
+from placement.runtime.program.functional import HANDING_ON, after, uninitialised
 
 if TYPE_CHECKING:
     from placement.runtime.writing.code import Code
     from placement.runtime.writing.rank_forms import RankForms
     from placement.runtime.writing.rank_parts import Parts, RankParts
-
-_IDENTITIES = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
 
 # Views that leave the first dimension as it is, however long: of lists they split the others.
 _OF_ANY_LENGTH = {"t", "transpose", "permute", "mT", "unsqueeze", "detach", "alias", "contiguous"}
@@ -125,7 +123,7 @@ class Arguments:
         """The call that makes a view, of ``seen`` of what it is a view of."""
         base = next(n for n in node.all_input_nodes if n in self._values.nodes.anchors)
         inputs = {n: seen(n, wanted) if n is base else self.literal(n) for n in node.all_input_nodes}
-        if node.target in _IDENTITIES or node.target is after:
+        if node.target in HANDING_ON:
             return inputs[base]
         by_groups = any(map(is_by_groups, wanted.want.codes))
         if by_groups and not _is_of_any_length(node):
