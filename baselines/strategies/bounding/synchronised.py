@@ -1,4 +1,4 @@
-"""Norms with statistics of the batch, in a mesh without stages: what their parts read and exchange beside their work.
+"""Norms with statistics of the batch, in a mesh: what their parts read and exchange beside their work.
 
 A batch norm that is cut along the batch, or along an image, adds up its part first, an op of its own, and waits for the
 sums of all parts. One that is cut along its channels does without; but then convolutions before it, which need all
@@ -12,7 +12,8 @@ channels, are done as a whole or exchange theirs. So with whatever axes a mesh h
 
 Statistics and whole ops cost seconds of devices. All of it costs seconds on the path: where parts wait for each other,
 the path goes on at the next place of the group that exchanges, so that the mean over all places holds as without. The
-cheapest choices for all norms of a path together count, each on the device where it takes least.
+cheapest choices for all norms of a path together count, each on the device where it takes least. Where a place has
+several devices, as stages or to place ops on, they share the work between two ops that all others come before or after.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _rounds(places: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Synchronised:
-    """Meshes without stages of a graph whose norms keep the statistics of the batch.
+    """Meshes of a graph whose norms keep the statistics of the batch.
 
     Attributes:
         costs: seconds of ops.
