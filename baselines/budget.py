@@ -141,7 +141,7 @@ class Limits:
         """The budget that begins now; with neither seconds of work nor evaluations given, so many seconds."""
         seconds = self.budget_s
         if seconds is None:
-            seconds = default_s if self.evaluations is None else math.inf
+            seconds = default_s if self.evaluations is None else math.inf if self.evaluations else 0.0
         evaluations = math.inf if self.evaluations is None else self.evaluations
         limit = WallLimit(math.inf if self.limit_s is None else self.limit_s)
         return Budget(seconds, evaluations, limit=limit)

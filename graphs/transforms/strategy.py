@@ -170,7 +170,7 @@ class Strategy:
                     "'dp2 | dp8 zero3'."
                 )
         sizes = {rule.name: rule.size for rule in self.mesh}
-        sizes |= {"pp": self.stages, "mb": self.micro_batches, "v": self.chunks}
+        sizes |= {PLACED if self.is_placed else "pp": self.stages, "mb": self.micro_batches, "v": self.chunks}
         for name, size in sizes.items():
             if size < 1:
                 raise StrategyError(f"strategy {self.text!r} has {name}{size}; expected 1 or more.")
@@ -226,8 +226,9 @@ class Strategy:
         if self.order != PLACED:
             return
         if self.stages == 1 or self.places == 1:
+            lacks = "no parts of a mesh" if self.places == 1 else "one device for each part"
             raise StrategyError(
-                f"strategy {self.text!r:.200} has no parts of a mesh to place on several devices each; write for "
+                f"strategy {self.text!r:.200} has {lacks}; parts are placed on two devices each or more: write for "
                 f"example 'dp2 | placed4', or {NONE!r} for a placement of the graph as it is."
             )
         if self.micro_batches > 1 or self.chunks > 1 or self.cuts:

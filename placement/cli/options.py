@@ -159,7 +159,7 @@ Workers = Annotated[
     typer.Option(
         "--workers",
         metavar="COUNT",
-        help="Processes that search side by side; the answer is the same with any number, and without.",
+        help="Processes that score strategies side by side; the answer is the same with any number, and without.",
     ),
 ]
 TrainWorkers = Annotated[

@@ -51,11 +51,15 @@ def advice_lines(result: Result) -> list[str]:
 
 
 def advice(result: Result) -> str:
-    """Advice in one line.
+    """Advice in one line, which begins with "not final" where Ctrl-C or a limit of the clock has ended the search.
 
     Args:
         result: with alternatives (`placement.solving.one_device.beside_one_device` adds them where none were searched).
     """
+    return f"not final: {_advice(result)}" if result.interrupted else _advice(result)
+
+
+def _advice(result: Result) -> str:
     ways, one_s = best_of_each(result.alternatives), single_s(result.alternatives)
     which = next((f" ({one.device})" for one in ways if one.device), "")
     answer = result.answer

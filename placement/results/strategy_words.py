@@ -84,15 +84,15 @@ def impossible(refused: Mapping[str, str]) -> list[str]:
 def _parts(strategy: Strategy) -> Iterator[str]:
     along = [rule.name for rule in strategy.mesh]
     split = next((name for name in STORAGE_AXES if name in along), "")
+    if strategy.is_placed:
+        yield f"placed op by op on {strategy.stages} devices each"
     for rule in strategy.mesh:
         if rule.name == "dp":
             yield _axis(replace(rule, size=strategy.replicas), strategy.zero, rule.size)
         elif rule.name != GROUPS:
             yield _axis(rule, strategy.zero if rule.name == split else 0, rule.size)
     micro = f"{strategy.micro_batches} micro-batches"
-    if strategy.is_placed:
-        yield f"each placed op by op on {strategy.stages} devices"
-    elif strategy.stages > 1:
+    if strategy.stages > 1 and not strategy.is_placed:
         order = _ORDERS.get(strategy.order, strategy.order)
         chunks = f", {strategy.chunks} a device" if strategy.chunks > 1 else ""
         only = "1 micro-batch" if strategy.micro_batches == 1 else micro

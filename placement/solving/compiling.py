@@ -59,7 +59,8 @@ def compile_for_strategies(places: bool = True) -> None:
     from baselines.strategies.searching.search import search_strategies  # loads transforms and simulator
 
     graph, cluster = small_step()
-    search_strategies(graph, cluster, Budget(evaluations=4))
+    if search_strategies(graph, cluster, Budget(evaluations=4)).interrupted:
+        raise KeyboardInterrupt  # which ended this search alone
     # On times of a cost model, whose arrays are not those of measured times.
     for method in STARTS[LATENCY] if places else ():
         baselines.METHODS[method](Problem(graph, cluster), 0)

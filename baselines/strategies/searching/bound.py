@@ -139,7 +139,8 @@ def _families(problem: Problem, devices: IntArray, extents: Extents, placed: Pla
     places = np.arange(2, count + 1)
     along, anyhow = extents.along, np.where(is_update, np.inf, extents.most)
     replicas = [room.whole(places, level) if extents.keeps_states else room.shared(places) for level in range(4)]
-    limits = {axis.family: (_parts(axis.family, extents, anyhow), room.shared(places)) for axis in AXES.values()}
+    families = dict.fromkeys(axis.family for axis in AXES.values())
+    limits = {name: (_parts(name, extents, anyhow, is_update), room.shared(places)) for name in families}
     limits["dp"] = along["batch"], replicas[0]
     limits |= {f"zero{k}": (np.where(is_update, np.inf, along["batch"]), replicas[k]) for k in (1, 2, 3)}
     staged = Staged.of(graph, costs, anyhow, extents)
@@ -169,15 +170,19 @@ def _families(problem: Problem, devices: IntArray, extents: Extents, placed: Pla
     return {name: seconds * (1.0 - _ROUNDING) for name, seconds in result.items()}
 
 
-def _parts(family: str, extents: Extents, anyhow: FloatArray) -> FloatArray:
-    """float64 [n]: parts into which the axes of a family may cut each op; `anyhow`: along any row, updates freely."""
+def _parts(family: str, extents: Extents, anyhow: FloatArray, is_update: BoolArray) -> FloatArray:
+    """float64 [n]: parts into which the axes of a family may cut each op; `anyhow`: along any row, updates freely.
+
+    Axes that split storage, but for those of replicas, whose levels of ZeRO are families, cut updates freely.
+    """
     axes = [axis for axis in AXES.values() if axis.family == family]
-    if any(not axis.words for axis in axes):
-        return extents.most
     if any(len(axis.words) > 1 for axis in axes):
         return anyhow
-    parts: FloatArray = np.prod([extents.along[axis.words[0]] for axis in axes], axis=0, dtype=np.float64)
-    return parts
+    if any(not axis.words for axis in axes):
+        parts = extents.most
+    else:
+        parts = np.prod([extents.along[axis.words[0]] for axis in axes], axis=0, dtype=np.float64)
+    return np.where(is_update, np.inf, parts) if any(axis.splits_storage for axis in axes) else parts
 
 
 def _pipelines(filling: Filling, room: _Room, devices: int) -> dict[str, float]:

@@ -30,6 +30,7 @@ from placement.results.advice import FIRST_LINE, advice, beside, in_two, ladder_
 from placement.results.alternatives import ONE_DEVICE, PLACEMENT, Alternative, best_of_each, front, listed, single_s
 from placement.results.result import Result
 from placement.solving import best_of_all as strategy_search
+from placement.solving.compiling import compile_for_strategies
 from placement.solving.solver import Solver
 from placement.verification import verify
 
@@ -162,13 +163,23 @@ def test_an_interrupted_search_returns_its_best(monkeypatch: pytest.MonkeyPatch,
         os.kill(os.getpid(), signal.SIGINT)
         assert budget.interrupted
         one = Scored(Strategy.parse("dp8"), 1e-9, 100, 0)
-        return StrategyOutcome(one, {"dp": one}, interrupted=True)
+        return StrategyOutcome(one, {"dp": one}, fitting=(one,), interrupted=True)
 
     monkeypatch.setattr(search, "search_strategies", stopped)
     found = optimize(heavy(), CLUSTER, **limit)  # type: ignore[arg-type]
     assert found.interrupted
     assert found.strategy.text == "dp8"
     assert "interrupted: the best found so far" in found.summary()
+
+
+def test_ctrl_c_while_code_is_loaded_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = StrategyOutcome(None, {}, interrupted=True)  # of the small search that loads it
+    with monkeypatch.context() as patched:
+        patched.setattr(search, "search_strategies", lambda *args: ended)
+        compile_for_strategies.cache_clear()
+        with pytest.raises(KeyboardInterrupt):
+            optimize(heavy(), CLUSTER)
+    compile_for_strategies()  # other tests have it done
 
 
 def test_an_interrupted_comparison_still_looks_at_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +225,7 @@ def test_strategies_are_looked_at_as_long_as_there_is_time(limit: dict[str, Any]
     def noted(*args: Any) -> StrategyOutcome:
         asked.extend(arg for arg in args if isinstance(arg, Budget))
         one = Scored(Strategy.parse("dp8"), 1e-9, 100, 0)
-        return StrategyOutcome(one, {"dp": one})
+        return StrategyOutcome(one, {"dp": one}, fitting=(one,))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "search_strategies", noted)

@@ -33,7 +33,7 @@ def test_a_file_holds_where_each_op_is(tmp_path: Path) -> None:
     program = capture_program(model, args, {}, True)
     text = "dp2 | placed2 | statistics=sync"
     found = placement.optimize(program.graph, cpus(4), strategy=text, seed=0)
-    assert in_words(found.strategy).startswith("data parallel on 2, each placed op by op on 2 devices, ")
+    assert in_words(found.strategy).startswith("placed op by op on 2 devices each, data parallel on 2, ")
     found.save(tmp_path / "found.json")
     read = Result.load(tmp_path / "found.json")
     assert read == found
