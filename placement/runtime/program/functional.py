@@ -100,7 +100,7 @@ def after(value: Any, *_: Any) -> Any:
     return value
 
 
-# What returns its argument where nothing is differentiated.
+# Functions that return their argument where nothing is differentiated.
 HANDING_ON = {after, *(getattr(torch.ops.aten, name).default for name in ("detach", "alias", "lift_fresh"))}
 
 
