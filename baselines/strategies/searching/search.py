@@ -104,6 +104,11 @@ def _devices_of(strategy: Strategy) -> object:
     return strategy.device_names or strategy.devices
 
 
+def _kind_of(strategy: Strategy) -> object:
+    """Whether it has stages, and gathers parameters: on slow networks estimates of the one are off unlike the other."""
+    return strategy.stages > 1, strategy.zero == 3
+
+
 def _exchanges_of(strategy: Strategy) -> object:
     """Mesh and stages, and whether large sums of gradients hold up statistics, which an estimate makes too much of."""
     return shape_of(strategy), strategy.statistics == "sync" and strategy.bucket_bytes > Strategy.bucket_bytes
@@ -382,7 +387,7 @@ class _Search:
         return self._time_s() - (self.all_s - self.share * self.own_s)
 
     def _best_of_families(self) -> list[Estimate]:
-        """The most promising one, also of the hand grid, each set of devices of `starts`, near meshes and families.
+        """The most promising one, also of the hand grid, of each set of devices of `starts`, near kind, mesh, family.
 
         Estimates of one mesh are off alike, those of two meshes are not.
         """
@@ -392,6 +397,7 @@ class _Search:
         result += _first_of_each([e for e in ranked if e.strategy in self.starts], _devices_of, result)
         limit_s = self.settings.slack * self.pool.corrected_s(result[0]) if result else 0.0
         near = [estimate for estimate in ranked if self.pool.corrected_s(estimate) <= limit_s]
+        result += _first_of_each(near, _kind_of, result)
         result += _first_of_each(near, _exchanges_of, result)
         result += _first_of_each([e for e in ranked if family_of(e.strategy) != HYBRID], family_of, result)
         return list(dict.fromkeys(result))
