@@ -17,23 +17,25 @@ from graphs.records import Work
 
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 _IN_16_BYTES = {"bfloat16": 8.0, "float16": 8.0, "float8_e4m3fn": 16.0, "float8_e5m2": 16.0}
-# Kinds of torch's own kernels: times as long as their bytes is a + b (1 + c / columns), from so many columns on; then
-# whether it is so in bfloat16 alone, and with hand-made kernels, too.
+# Names of torch's own kernels, without what is around them (``softmax`` of ``aten._softmax``): times as long as their
+# bytes is a + b (1 + c / columns), from so many columns on; then whether it is so in bfloat16 alone, and with hand-made
+# kernels, too.
 _KERNELS = {
-    "aten._softmax": (1.7, 0.0, 0.0, 1024, False, False),
-    "aten._log_softmax": (1.7, 0.0, 0.0, 1024, False, False),
-    "aten._softmax_backward_data": (4 / 3, 0.0, 0.0, 1024, False, False),
-    "aten._log_softmax_backward_data": (4 / 3, 0.0, 0.0, 1024, False, False),
-    "aten._safe_softmax": (2.75, 0.0, 0.0, 0, False, False),
-    "aten.nll_loss_forward": (0.0, 0.0, 0.0, 0, False, False),
-    "aten.nll_loss_backward": (0.5, 0.0, 0.0, 0, False, False),
-    "aten.native_layer_norm": (0.0, 1.0, 700.0, 0, False, False),
-    "aten.native_layer_norm_backward": (1.0, 2 / 3, 2750.0, 0, False, False),
-    "aten.sum": (0.0, 1.0, 2000.0, 0, False, False),
-    "aten.native_batch_norm": (0.0, 1.5, 550.0, 0, True, True),
-    "aten.native_batch_norm_backward": (0.0, 5 / 3, 500.0, 0, True, True),
-    "aten.max_pool2d_with_indices": (2.6, 0.0, 0.0, 0, False, True),
-    "aten.max_pool2d_with_indices_backward": (5.0, 0.0, 0.0, 0, False, True),
+    "softmax": (1.7, 0.0, 0.0, 1024, False, False),
+    "log_softmax": (1.7, 0.0, 0.0, 1024, False, False),
+    "softmax_backward_data": (4 / 3, 0.0, 0.0, 1024, False, False),
+    "log_softmax_backward_data": (4 / 3, 0.0, 0.0, 1024, False, False),
+    "safe_softmax": (2.75, 0.0, 0.0, 0, False, False),
+    "nll_loss_forward": (0.0, 0.0, 0.0, 0, False, False),
+    "nll_loss_backward": (0.5, 0.0, 0.0, 0, False, False),
+    "layer_norm": (0.0, 1.0, 700.0, 0, False, False),
+    "native_layer_norm": (0.0, 1.0, 700.0, 0, False, False),
+    "native_layer_norm_backward": (1.0, 2 / 3, 2750.0, 0, False, False),
+    "sum": (0.0, 1.0, 2000.0, 0, False, False),
+    "native_batch_norm": (0.0, 1.5, 550.0, 0, True, True),
+    "native_batch_norm_backward": (0.0, 5 / 3, 500.0, 0, True, True),
+    "max_pool2d_with_indices": (2.6, 0.0, 0.0, 0, False, True),
+    "max_pool2d_with_indices_backward": (5.0, 0.0, 0.0, 0, False, True),
 }
 _PRODUCTS = (Work.PRODUCT, Work.WEIGHT_GRADIENT, Work.GROUPED)
 
@@ -120,7 +122,9 @@ def _again(op: Op, stack: str | None) -> float:
         return 0.0
     if "conv" in op.kind:
         return 2.0 if groups == 1 and op.dtype in ("bfloat16", "float16") else 0.0
-    fixed, narrow, half, above, in_bfloat16, stays = _KERNELS.get(op.kind, (1.0, 0.0, 0.0, 0.0, False, True))
+    words = op.kind.lower().split("(")[0].split(".")
+    name = words[min(len(words) - 1, 1)].strip("_")
+    fixed, narrow, half, above, in_bfloat16, stays = _KERNELS.get(name, (1.0, 0.0, 0.0, 0.0, False, True))
     if columns <= above or (in_bfloat16 and op.dtype != "bfloat16") or (stack == "fused" and not stays):
         return 0.0
     return fixed + narrow * (1.0 + half / columns) - 1.0

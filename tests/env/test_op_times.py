@@ -170,7 +170,14 @@ def test_eager_kernels_take_what_was_measured(
 
 
 @pytest.mark.parametrize("stack", [None, "eager", "compiled", "fused"])
-@pytest.mark.parametrize("kind", [*dict.fromkeys(row[0] for row in MEASURED), "aten._safe_softmax", "aten.convolution"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *dict.fromkeys(row[0] for row in MEASURED),
+        *("aten._safe_softmax", "aten.softmax", "aten.log_softmax", "aten.layer_norm", "aten.layer_norm.default"),
+        *("aten.convolution", "aten.conv2d", "onnx.Softmax", "Softmax(dim=-1)"),
+    ],
+)
 def test_eager_kernels_have_the_same_time_twice_over_and_none_of_it_when_compiled(kind: str, stack: str | None) -> None:
     for dtype, columns in (("bfloat16", 100.0), ("float32", 100.0), ("bfloat16", 4096.0), ("bfloat16", 0.0)):
         graph = by_rows(kind, dtype, 1e4, columns, 1e9, stack)

@@ -104,11 +104,11 @@ class Estimation:
         words = {block.kind for sequence in self.order.sequences for block in sequence}
         # The order that fits the memory is not known yet; it does the two backward passes one by one.
         self.is_apart = "W" in words or (strategy.order == MEMORY_ORDER and strategy.micro_batches > 1)
-        frame = estimator.frame(self.source, stage, self.is_apart, is_chunked, is_late & is_chunked)
+        frame = estimator.frame(self.source, stage, self.n_stages, self.is_apart, is_chunked, is_late & is_chunked)
         patterns = strategy.offloaded_activations
         hosted = estimator.hosted(self.source, patterns, stage)
         is_ordered = strategy.stages > 1 or strategy.micro_batches > 1 or bool(strategy.recompute or patterns)
-        key = (is_ordered, self.source, stage.tobytes(), is_late.tobytes(), self.is_apart, patterns, *key)
+        key = (is_ordered, self.source, stage.tobytes(), self.n_stages, is_late.tobytes(), self.is_apart, patterns, *key)
         self.step, self.ways = estimator.step(frame, self.split, self.source, is_ordered, hosted, key)
         self.network = estimator.network(self.grid, tuple(rule.name for rule in strategy.mesh if rule.size > 1))
 

@@ -180,23 +180,30 @@ class Estimator:
         return is_overfull(source.graph, self.cluster, strategy, devices, self._equal_cuts[key])
 
     def frame(
-        self, source: PreparedGraph, stage: IntArray, is_split: bool, is_chunked: BoolArray, is_late: BoolArray
+        self,
+        source: PreparedGraph,
+        stage: IntArray,
+        n_stages: int,
+        is_split: bool,
+        is_chunked: BoolArray,
+        is_late: BoolArray,
     ) -> Frame:
         """Ops in blocks.
 
         Args:
+            n_stages: virtual stages, some of which may have no op: ops that share a weight are of one stage.
             is_split: whether the two backward passes are blocks of their own.
             is_chunked: bool [n], ops that run for each micro-batch.
             is_late: as of `Frame`.
         """
-        known = (source, stage.tobytes(), is_split, is_chunked.tobytes(), is_late.tobytes())
+        known = (source, stage.tobytes(), n_stages, is_split, is_chunked.tobytes(), is_late.tobytes())
         if known not in self._frames:
             graph = source.graph
             group = np.where(graph.phase == Phase.FORWARD, FORWARD, BACKWARD)
             if is_split:
                 group = np.where(_kinds(graph, stage) == 2, WEIGHTS, group)
             group = np.where((graph.phase == Phase.UPDATE) | ~is_chunked | is_late, ONCE, group)
-            self._frames[known] = Frame.of(graph, stage, group, is_late)
+            self._frames[known] = Frame.of(graph, stage, n_stages, group, is_late)
         return self._frames[known]
 
     def step(

@@ -64,11 +64,11 @@ class Frame:
         return shape_readers(self.graph.kinds)
 
     @staticmethod
-    def of(graph: OpGraph, stage: IntArray, group: IntArray, is_late: BoolArray) -> Frame:
+    def of(graph: OpGraph, stage: IntArray, n_stages: int, group: IntArray, is_late: BoolArray) -> Frame:
         order = np.lexsort((graph.topological_position, group, stage))
         position = np.empty(graph.n_ops, dtype=np.int64)
         position[order] = np.arange(graph.n_ops)
-        return Frame(graph, stage, group, is_late, position, 1 + int(stage.max(initial=0)))
+        return Frame(graph, stage, group, is_late, position, n_stages)
 
     @property
     def block(self) -> IntArray:

@@ -87,6 +87,16 @@ def test_an_estimate_is_near_the_score(model: str, cluster: str, text: str) -> N
     assert estimate.peak_bytes == pytest.approx(score.peak_bytes, rel=MEMORY)
 
 
+@pytest.mark.parametrize("stages", [2, 4, 7])
+def test_stages_whose_ops_all_share_a_weight_with_another_stage_may_be_empty(stages: int) -> None:
+    again = nn.Linear(256, 256)
+    graph = capture(nn.Sequential(nn.Linear(256, 256), *[again] * 6), (torch.randn(64, 256),))
+    cluster, strategy = Cluster.preset("8xH100-nvswitch"), Strategy.parse(f"pp{stages} gpipe mb4")
+    estimate, score = Estimator(graph, cluster).estimate(strategy), scored(graph, cluster, strategy)
+    assert estimate.step_time_s == pytest.approx(score.step_time_s, rel=TIME)
+    assert estimate.peak_bytes == pytest.approx(score.peak_bytes, rel=MEMORY)
+
+
 def test_statistics_are_put_together_along_one_axis_after_the_other() -> None:
     graph, cluster = model_graph("resnet50", train=True), Cluster.preset("2x8xH100-ib", rates="peak")
     estimator, off = Estimator(graph, cluster), []
