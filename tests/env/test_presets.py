@@ -78,6 +78,7 @@ def test_unknown_presets_and_rates_have_near_names() -> None:
         ("8xA100-nvswitch", "0d9022abb613b6f8"),
         ("8xH100-nvswitch", "be27a7a98f22dbf6"),
         ("2x8xH100-ib", "34222f07c856cd04"),
+        ("1xH100+host", "19f6e9e793b5d13d"),
     ],
 )
 def test_at_peak_they_are_what_they_were_before_there_were_rates(name: str, hash_: str) -> None:
