@@ -6,6 +6,7 @@ from baselines.registry import AUTO
 from env.cluster import UNLIMITED_BYTES
 from env.objectives import THROUGHPUT
 from graphs.formatting import format_bytes, format_seconds, show_line
+from graphs.records import HOST
 from placement.results.alternatives import (
     ONE_DEVICE,
     PLACEMENT,
@@ -74,7 +75,8 @@ def _advice(result: Result) -> str:
     peak = format_bytes(result.fullest_bytes or 0)
     alone = on_one_device(result.alternatives)
     is_alone = alone is not None and alone.strategy == result.strategy and not result.strategy.is_none
-    gain = _gain(None if is_alone else answer.speedup(one_s), _time(result, answer.objective_s))
+    beside = which if alone is not None and _is_host(result, alone.device) else ""
+    gain = _gain(None if is_alone else answer.speedup(one_s), beside, _time(result, answer.objective_s))
     head = f"{_within(_best(result), FIRST_LINE - len(f': {gain}'))}: {gain}, fits in {peak}"
     rest = [one for one in others if not _is_same(one, result)]
     return "; ".join(
@@ -151,8 +153,14 @@ def _told(one: Alternative, one_s: float | None) -> str:
     return f"{words} {format_seconds(one.step_time_s or 0.0) if speedup is None else f'{speedup:.2f}x'}"
 
 
-def _gain(speedup: float | None, time: str) -> str:
-    return time if speedup is None else f"{speedup:.2f}x one device, {time}"
+def _gain(speedup: float | None, which: str, time: str) -> str:
+    return time if speedup is None else f"{speedup:.2f}x one device{which}, {time}"
+
+
+def _is_host(result: Result, device: str) -> bool:
+    """Whether the device of a name is a CPU."""
+    number = result.cluster.device_index.get(device)
+    return number is not None and result.cluster.devices[number].kind == HOST
 
 
 def _one_device(result: Result, which: str) -> str:

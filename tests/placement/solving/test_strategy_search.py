@@ -365,6 +365,14 @@ def test_the_first_line_is_the_advice(result: Result) -> None:
     assert rest.endswith(f"one device takes {rest.rpartition('takes ')[2]}")
 
 
+def test_the_first_line_says_that_the_one_device_beside_the_answer_is_the_host() -> None:
+    cluster = Cluster.preset("8xA100-nvswitch+host", rates="peak")
+    small = [replace(d, memory_bytes=9000, reserved_bytes=0) if d.kind == "gpu" else d for d in cluster.devices]
+    first = optimize(heavy(64, 3), replace(cluster, devices=tuple(small)), evaluations=100).summary().splitlines()[0]
+    assert "x one device (cpu0), " in first
+    assert "x one device, " in optimize(heavy(64, 3), cluster, evaluations=100).summary().splitlines()[0]
+
+
 def test_a_long_advice_is_a_first_line_and_the_rest() -> None:
     ways = [f"way {k} takes {k} ms" for k in range(12)]
     assert in_two("short") == ["short"]
