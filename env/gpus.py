@@ -32,8 +32,8 @@ GPU_LAUNCH_S = 5e-6
 # are as if it were 49. `GPU_LAUNCH_S`, of XLA's GPU cost model (2023), is a compiled program's.
 EAGER_LAUNCH_S = 25e-6
 CPU_LAUNCH_S = 1e-6
-# The same on a CPU: cells of LSTMs, the same written out, and a perceptron, all 8 wide, took 6.3 to 7.3 us for each op of
-# the forward and backward pass (torch 2.13, one thread of a cloud's Xeon, 28 November 2026).
+# The same on a CPU: cells of LSTMs, the same written out, and a perceptron, all 8 wide, took 6.3 to 7.3 us for each op
+# of the forward and backward pass (torch 2.13, one thread of a cloud's Xeon, 28 November 2026).
 EAGER_CPU_LAUNCH_S = 6.5e-6
 
 # NVIDIA Tesla K40 board specification (2013), base clock 745 MHz; 288 GB/s and 12 GB with ECC off.

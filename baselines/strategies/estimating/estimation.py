@@ -108,8 +108,8 @@ class Estimation:
         patterns = strategy.offloaded_activations
         hosted = estimator.hosted(self.source, patterns, stage)
         is_ordered = strategy.stages > 1 or strategy.micro_batches > 1 or bool(strategy.recompute or patterns)
-        key = (is_ordered, self.source, stage.tobytes(), self.n_stages, is_late.tobytes(), self.is_apart, patterns, *key)
-        self.step, self.ways = estimator.step(frame, self.split, self.source, is_ordered, hosted, key)
+        known = (is_ordered, self.source, stage.tobytes(), self.n_stages, is_late.tobytes(), self.is_apart, patterns)
+        self.step, self.ways = estimator.step(frame, self.split, self.source, is_ordered, hosted, (*known, *key))
         self.network = estimator.network(self.grid, tuple(rule.name for rule in strategy.mesh if rule.size > 1))
 
     def _split(self) -> tuple[Split, Sizes, tuple[object, ...]]:
