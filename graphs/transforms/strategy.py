@@ -173,7 +173,8 @@ class Strategy:
         sizes |= {PLACED if self.is_placed else "pp": self.stages, "mb": self.micro_batches, "v": self.chunks}
         for name, size in sizes.items():
             if size < 1:
-                raise StrategyError(f"strategy {self.text!r} has {name}{size}; expected 1 or more.")
+                least = 2 if name == PLACED else 1
+                raise StrategyError(f"strategy {self.text!r} has {name}{size}; expected {least} or more.")
         if self.zero and self.storage_parts == 1:
             raise StrategyError(
                 f"strategy {self.text!r} has zero{self.zero}, which splits storage among replicas, but no dp; write for"
@@ -226,10 +227,11 @@ class Strategy:
         if self.order != PLACED:
             return
         if self.stages == 1 or self.places == 1:
-            lacks = "no parts of a mesh" if self.places == 1 else "one device for each part"
+            alone = "has one device for each part, and not two or more"
+            wrong = "places no parts of a mesh" if self.places == 1 else alone
             raise StrategyError(
-                f"strategy {self.text!r:.200} has {lacks}; parts are placed on two devices each or more: write for "
-                f"example 'dp2 | placed4', or {NONE!r} for a placement of the graph as it is."
+                f"strategy {self.text!r:.200} {wrong}; write for example 'dp2 | placed4', or {NONE!r} for a placement "
+                "of the graph as it is."
             )
         if self.micro_batches > 1 or self.chunks > 1 or self.cuts:
             raise StrategyError(

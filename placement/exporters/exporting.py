@@ -92,6 +92,12 @@ def export(
             f"{result.method} found no placement of {result.graph_name!r} that fits, so there is none to export: "
             f"{result.reason}"
         )
+    if result.strategy.is_placed and exporter.of_strategies:
+        raise MismatchError(
+            f"strategy {result.strategy.text!r:.200} places the ops of each part one by one, which {exporter.tool} "
+            f"cannot run; `placement apply` runs it, and `placement optimize` with --for {to} finds the fastest that "
+            "can be exported."
+        )
     given = {
         "model": model,
         "no_split": [no_split] if isinstance(no_split, str) else no_split,

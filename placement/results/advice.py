@@ -88,8 +88,9 @@ def _within(words: str, room: int) -> str:
     """The first of several words with commas between them, so that what follows stands on the first line."""
     if len(words) <= room:
         return words
-    at = words.rfind(", ", 0, max(room - len(", ..."), 0))
-    return f"{words[:at]}, ..." if at > 0 else words
+    commas = [at for at in range(max(room - len(", ..."), 0)) if words.startswith(", ", at)]
+    outside = [at for at in commas if words.count("(", 0, at) == words.count(")", 0, at)]
+    return f"{words[: outside[-1]]}, ..." if outside else words
 
 
 def _is_same(one: Alternative, result: Result) -> bool:
@@ -242,9 +243,13 @@ def _bought(before: Rung | None, one: Rung) -> str:
     """The memory and the time that a step of the ladder saves or costs."""
     if before is None or before.strategy == one.strategy:
         return ""
-    less, slower = 1 - one.peak_bytes / max(before.peak_bytes, 1), one.step_time_s / (before.step_time_s or 1.0) - 1
+    less, as_long = 1 - one.peak_bytes / max(before.peak_bytes, 1), one.step_time_s / (before.step_time_s or 1.0)
     memory = f"{abs(less):.0%} {'less' if less > 0 else 'more'} memory"
-    return f"{memory} and {abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
+    if as_long >= 2:  # a percentage of slower has another base than one of faster
+        return f"{memory} and {as_long:.1f} times as slow"
+    if as_long <= 0.5:
+        return f"{memory} and {1 / max(as_long, 1e-9):.1f} times as fast"
+    return f"{memory} and {abs(as_long - 1):.0%} {'slower' if as_long > 1 else 'faster'}"
 
 
 def for_trainers(result: Result) -> str:
@@ -258,15 +263,15 @@ def for_trainers(result: Result) -> str:
     if answer is None or not (as_placed and result.graph.is_training and len(answer.used) > 1):
         return ""
     run = (one for one in result.alternatives if not one.strategy.is_none and not one.strategy.is_placed)
-    fitting = [one for one in run if one.step_time_s is not None]
-    one = min(fitting, key=lambda one: one.step_time_s or 0.0, default=None)
-    if one is None:
+    scored = [(one.step_time_s, one.strategy) for one in run if one.step_time_s is not None]
+    rungs = [(one.step_time_s, one.strategy) for one in result.ladder if one.fits and not one.strategy.is_none]
+    if not scored and not rungs:
         return ""
-    cost = (one.step_time_s or 0.0) / answer.objective_s - 1
-    told = f"{one.strategy.text} {format_seconds(one.step_time_s or 0.0)}, {cost:.0%} slower"
+    step_s, strategy = min(scored or rungs, key=lambda way: way[0])
+    took = f"{'' if scored else 'about '}{format_seconds(step_s)}, {step_s / answer.objective_s - 1:.0%} slower"
     one_s = single_s(result.alternatives)
-    worth = ", and no faster than one device" if one_s is not None and one_s < (one.step_time_s or 0.0) * _SAME else ""
-    return f"run nothing that is placed op by op; the fastest strategy that was found is {told}{worth}"
+    worth = ", and no faster than one device" if one_s is not None and one_s < step_s * _SAME else ""
+    return f"run nothing that is placed op by op; the fastest strategy that was found is {strategy.text} {took}{worth}"
 
 
 def safer(result: Result) -> str:

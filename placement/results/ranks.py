@@ -15,7 +15,7 @@ from env.lanes import without_lanes
 from graphs.arrays import IntArray
 from graphs.formatting import format_bytes, show
 from graphs.transforms.axes import GROUPS
-from graphs.transforms.strategy import Strategy
+from graphs.transforms.strategy import PLACED, Strategy
 
 if TYPE_CHECKING:
     from placement.results.result import Result
@@ -52,7 +52,8 @@ def rank_map(result: Result) -> str:
 def _axes(cluster: Cluster, strategy: Strategy, grid: IntArray, several: bool, is_even: bool) -> list[str]:
     """Words about each axis: whether its groups stay in a host, the ranks of the first one, its narrowest route."""
     ranks = np.arange(grid.size).reshape(grid.shape)
-    names = ["pp", *("dp (groups)" if rule.name == GROUPS else rule.name for rule in strategy.mesh if rule.size > 1)]
+    axes = ("dp (groups)" if rule.name == GROUPS else rule.name for rule in strategy.mesh if rule.size > 1)
+    names = [PLACED if strategy.is_placed else "pp", *axes]
     leaves = np.concatenate([[_crosses(cluster, grid)], leaving_hosts(cluster, grid).any(axis=0)])
     told = []
     for axis in reversed(range(grid.ndim)):

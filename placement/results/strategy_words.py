@@ -85,7 +85,7 @@ def _parts(strategy: Strategy) -> Iterator[str]:
     along = [rule.name for rule in strategy.mesh]
     split = next((name for name in STORAGE_AXES if name in along), "")
     if strategy.is_placed:
-        yield f"placed op by op on {strategy.stages} devices each"
+        yield f"placed on {strategy.stages} devices each"
     for rule in strategy.mesh:
         if rule.name == "dp":
             yield _axis(replace(rule, size=strategy.replicas), strategy.zero, rule.size)

@@ -89,11 +89,15 @@ def _beyond(pool: Pool, fitting: Sequence[Scored]) -> tuple[Scored, str] | None:
 
 
 def _refusals(pool: Pool, best_of: Mapping[str, Scored]) -> dict[str, str]:
-    """A reason for each family of which nothing is possible; hybrids fail as their parts do."""
+    """A reason for each family of which nothing is possible; hybrids fail as their parts do.
+
+    A pipeline without micro-batches says nothing of those with some, which there may have been no time for.
+    """
     possible = {HYBRID, *best_of, *map(family_of, pool.estimates)}
     reasons: dict[str, str] = {}
     for strategy, reason in pool.refused.items():
-        if (family := family_of(strategy)) not in possible:
+        is_plain = strategy.stages > 1 and strategy.micro_batches == 1
+        if not is_plain and (family := family_of(strategy)) not in possible:
             reasons.setdefault(family, reason)
     return reasons
 

@@ -138,6 +138,7 @@ class _Search:
         self.progress = progress or (lambda text, done, total: None)
         self.capacity = max((cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist()), default=1)
         self.all_s = self._time_s()  # which parts of the search share
+        self.most_estimates = min(DEFAULTS.most_estimates, DEFAULTS.estimates_each * budget.evaluations)
         self.own_s = (1 - rival.share) * self.all_s  # what is left of it for strategies
         self.explored: set[Strategy] = set()  # whose neighbours were estimated
         self.starts: set[Strategy] = set()
@@ -199,7 +200,7 @@ class _Search:
 
     def _is_time(self, part: str) -> bool:
         """Whether a part of the estimating may go on."""
-        if self.budget.interrupted or len(self.pool.estimates) >= self.settings.most_estimates:
+        if self.budget.interrupted or len(self.pool.estimates) >= self.most_estimates:
             return False
         end_share: float = getattr(self.settings, f"{part}_share")
         return math.isinf(self.all_s) or self._time_s() > self.all_s - self.share * end_share * self.own_s

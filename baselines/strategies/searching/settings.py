@@ -21,7 +21,8 @@ class SearchSettings:
         batch, round_share: strategies scored before the next are chosen, side by side where there are workers, and
             their part of what is left: the answer must not depend on the number of workers.
         most_in_vain: refused strategies that communicate alike, after which no other one is tried.
-        most_estimates: where evaluations are the only limit.
+        most_estimates: at most, and estimates_each for each strategy that may be scored: evaluations may be all that
+            limits them.
         far_behind: times the rival: above it an estimate is slower indeed, where not every mesh was estimated.
         hopeless, enough: where so many estimates are at least `hopeless` times as slow as the rival, no further mesh is
             estimated.
@@ -55,6 +56,7 @@ class SearchSettings:
     round_share: float = 0.25
     most_in_vain: int = 2
     most_estimates: int = 20_000
+    estimates_each: int = 200
     far_behind: float = 1.1
     hopeless: float = 2.0
     enough: int = 24

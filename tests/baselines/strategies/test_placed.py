@@ -104,11 +104,11 @@ def test_texts_and_files_hold_it() -> None:
     [
         (
             "placed4",
-            "'placed4' has no parts of a mesh; .* or 'none' for a placement of the graph as it is",
+            "'placed4' places no parts of a mesh; .* or 'none' for a placement of the graph as it is",
         ),
         (
             "dp2 | placed1",
-            "one device for each part; .* two devices each or more: write for example 'dp2 | placed4'",
+            "has one device for each part, and not two or more; write for example 'dp2 | placed4'",
         ),
         ("dp2 | placed2 | mb4", "leaves no stages to cut or to run micro-batches through; leave out 'mb'"),
         ("dp2 | placed2 | cuts=a", "leave out 'mb', 'v' and 'cuts='"),

@@ -13,6 +13,7 @@ from towers import towers
 import placement
 from graphs.capture import capture_program
 from graphs.errors import MismatchError
+from placement.exporters.registry import EXPORTERS
 from placement.results.result import Result
 from placement.results.strategy_words import in_words
 from placement.runtime.application import plan_of
@@ -33,12 +34,13 @@ def test_a_file_holds_where_each_op_is(tmp_path: Path) -> None:
     program = capture_program(model, args, {}, True)
     text = "dp2 | placed2 | statistics=sync"
     found = placement.optimize(program.graph, cpus(4), strategy=text, seed=0)
-    assert in_words(found.strategy).startswith("placed op by op on 2 devices each, data parallel on 2, ")
+    assert in_words(found.strategy).startswith("placed on 2 devices each, data parallel on 2, ")
     found.save(tmp_path / "found.json")
     read = Result.load(tmp_path / "found.json")
     assert read == found
     plans = [plan_of(program, result) for result in (found, read)]
     codes = [[write(plan, rank).routine.module.code for rank in range(plan.n_ranks)] for plan in plans]
     assert codes[0] == codes[1]
-    with pytest.raises(MismatchError, match="places the ops of each replica one by one, which no script"):
-        placement.export(read, "torch", graph=program.graph, model=model)
+    for to in (name for name, exporter in EXPORTERS.items() if exporter.of_strategies):
+        with pytest.raises(MismatchError, match=f"places the ops of each part one by one, .* with --for {to} finds"):
+            placement.export(read, to)
