@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from graphs.entry_points import imported
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
-from placement.exporters.registry import EXPORTERS
+from placement.exporters.registry import EXPORTERS, PLACES_PARTS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,9 +94,8 @@ def export(
         )
     if result.strategy.is_placed and exporter.of_strategies:
         raise MismatchError(
-            f"strategy {result.strategy.text!r:.200} places the ops of each part one by one, which {exporter.tool} "
-            f"cannot run; `placement apply` runs it, and `placement optimize` with --for {to} finds the fastest that "
-            "can be exported."
+            f"{exporter.tool} cannot run strategy {result.strategy.text!r:.200}: {PLACES_PARTS}; `placement optimize` "
+            f"with --for {to} finds the fastest that can be exported."
         )
     given = {
         "model": model,

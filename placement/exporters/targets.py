@@ -12,7 +12,7 @@ from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.exporters.exporting import export
-from placement.exporters.registry import ANY, EXPORTERS, SEARCHED
+from placement.exporters.registry import ANY, EXPORTERS, PLACES_PARTS, SEARCHED
 from placement.solving.checked import Check, Checked
 from placement.solving.methods import STRATEGY
 from placement.solving.strategy_row import without_answer
@@ -51,6 +51,8 @@ def tool_for(target: str, graph: OpGraph, cluster: Cluster, model: nn.Module | N
     nearest = imported(exporter.nearest) if exporter.nearest else lambda graph, strategy: strategy
 
     def lacking(strategy: Strategy) -> str:
+        if strategy.is_placed:
+            return PLACES_PARTS
         return next(lacks(dataclasses.replace(draft, strategy=nearest(graph, strategy))), "")
 
     def cut(strategy: Strategy) -> Strategy:

@@ -102,8 +102,6 @@ def _limits(result: Result, strategy: Strategy, model_graph: OpGraph | None = No
             "it is one of placements, which no script of torch's libraries runs; export it as a device_map, or name a "
             "strategy, as `placement optimize` with --strategy dp2 does"
         )
-    if strategy.is_placed:
-        yield "it places the ops of each replica one by one, which no script of torch's libraries runs"
     if graph.origin.train is False:
         yield "it was found for inference, and the script trains; place the training step, with train=True"
     precision = graph.origin.precision
