@@ -83,7 +83,7 @@ class Run:
 def preset_of(name: str) -> Cluster | None:
     """One device as a preset has it, by the name that the driver gives it; None where no preset has this one."""
     known = known_device(name)
-    return None if known is None else Cluster(known.model, (replace(under_torch(known), name="gpu0"),))
+    return None if known is None else Cluster(known.model, under_torch([replace(known, name="gpu0")]))
 
 
 def begun(calibration: Calibration, failure: str, is_small: bool) -> Run:

@@ -361,7 +361,7 @@ def _made(preset: Preset) -> Cluster:
     """A preset, as PyTorch uses its devices."""
     from env.gpus import under_torch
 
-    devices = tuple(map(under_torch, preset.devices))
+    devices = under_torch(preset.devices)
     return Cluster(preset.name, devices, preset.links, preset.summary, preset.source, fabric=preset.fabric)
 
 

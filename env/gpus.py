@@ -18,6 +18,7 @@ a CPU (an assumption: a function call and waking the threads).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from env import gpu_rates
@@ -32,8 +33,8 @@ GPU_LAUNCH_S = 5e-6
 # are as if it were 49. `GPU_LAUNCH_S`, of XLA's GPU cost model (2023), is a compiled program's.
 EAGER_LAUNCH_S = 25e-6
 CPU_LAUNCH_S = 1e-6
-# The same on a CPU: cells of LSTMs, the same written out, and a perceptron, all 8 wide, took 6.3 to 7.3 us for each op
-# of the forward and backward pass (torch 2.13, one thread of a cloud's Xeon, 28 November 2026).
+# The same on a CPU, an assumption: `placement.calibrating.launches.host_launch_s` finds 10 us with one thread of a
+# cloud's Xeon (torch 2.13, 28 November 2026), the computing of its small ops with it.
 EAGER_CPU_LAUNCH_S = 6.5e-6
 
 # NVIDIA Tesla K40 board specification (2013), base clock 745 MHz; 288 GB/s and 12 GB with ECC off.
@@ -253,8 +254,15 @@ DGX_H100_HOST = Device(
 )
 
 
-def under_torch(device: Device) -> Device:
-    """The device as PyTorch uses it: launches of eager ops, and room for its allocator; as it is without rates."""
+def under_torch(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Devices as PyTorch uses them: launches of eager ops, and room for its allocator; as they are without rates."""
+    has_rates = any(device.rates is not None for device in devices)
+    return tuple(map(_under_torch, devices)) if has_rates else tuple(devices)
+
+
+def _under_torch(device: Device) -> Device:
+    if device.kind == "cpu":
+        return replace(device, launch_overhead_s=EAGER_CPU_LAUNCH_S)
     if device.rates is None:
         return device
     reserved = device.reserved_bytes + _allocator_bytes(device)

@@ -24,7 +24,6 @@ from env.gpus import (
     CASCADE_LAKE,
     DGX_A100_HOST,
     DGX_H100_HOST,
-    EAGER_CPU_LAUNCH_S,
     H100,
     H100_HBM2E,
     H200,
@@ -250,7 +249,6 @@ def _with_hosts(name: str, without: Callable[[], Preset]) -> Preset:
     made = without()
     host, rate = _HOSTS.get(made.devices[0].model, _OF_CARDS)
     names = list(dict.fromkeys(host_of(gpu.name) for gpu in made.devices))
-    host = replace(host, launch_overhead_s=EAGER_CPU_LAUNCH_S)
     cpus = {of: replace(host, name="cpu0" if of is None else f"{of}/cpu0") for of in names}
     links = [
         link
