@@ -19,7 +19,7 @@ from graphs.transforms.strategy import Strategy
 from placement.configurations.configuration import AFTER_ALL, LAYERS_PER_STAGE, Configuration
 from placement.configurations.recomputing import recompute_of
 from placement.configurations.strategies import OWN_EDGES, bucket_bytes_of, chunks_of, own_cuts
-from placement.exporters.whole_batch import no_mean_of_parts
+from placement.runtime.setups.whole_batch import no_mean_of_parts
 
 if TYPE_CHECKING:
     from placement.results.result import Result

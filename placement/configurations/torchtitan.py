@@ -22,7 +22,7 @@ from placement.configurations.results import (
     uneven,
 )
 from placement.configurations.strategies import own_cuts
-from placement.exporters.scripts.export_limits import no_sequence
+from placement.runtime.setups.limits import no_sequence
 
 if TYPE_CHECKING:
     from placement.results.result import Result

@@ -15,7 +15,7 @@ from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.module_paths import prefixes
 from graphs.opgraph import FloatArray, IntArray, OpGraph, Phase
 from placement.exporters.module_ranges import Needs, Stretches, chain, nearest, needs, no_stretches
-from placement.exporters.module_tree import compressed, is_under, runs_modules
+from placement.runtime.setups.module_tree import compressed, is_under, runs_modules
 
 if TYPE_CHECKING:
     from torch import nn

@@ -58,7 +58,7 @@ EXPORTERS: Mapping[str, Exporter] = {
         takes=("graph", "model", "source"),
         text="script",
         tool="PyTorch 2.13",
-        lacks="placement.exporters.scripts.export_limits:torch_lacks",
+        lacks="placement.runtime.setups.limits:torch_lacks",
         suffix=".py",
     ),
     "fsdp2": Exporter(

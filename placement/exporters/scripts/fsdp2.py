@@ -9,7 +9,7 @@ from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.exporters.scripts.export_limits import torch_lacks
+from placement.runtime.setups.limits import torch_lacks
 from placement.exporters.scripts.torch_script import torch_script
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from placement.exporters.scripts import parts
-from placement.exporters.scripts.code_text import filled, quoted
-from placement.exporters.scripts.facts import SCHEDULES, Facts
+from placement.runtime.setups.code_text import filled, quoted
+from placement.runtime.setups.facts import SCHEDULES, Facts
 from placement.inputs.transformers_config import configured_code
 
 if TYPE_CHECKING:
-    from placement.exporters.scripts.tensor_plan import TensorPlan
+    from placement.runtime.setups.tensor_plan import TensorPlan
 
 
 _CHECKPOINTS = "from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts"

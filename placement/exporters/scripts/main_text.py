@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from baselines.strategies.memory_order import order_of
 from placement.exporters.scripts import parts
-from placement.exporters.scripts.code_text import filled
-from placement.exporters.scripts.facts import Facts
+from placement.runtime.setups.code_text import filled
+from placement.runtime.setups.facts import Facts
 from placement.exporters.scripts.optimizer_text import optimizer_lines
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from placement.exporters.scripts import memory_parts
-from placement.exporters.scripts.code_text import assigned, dict_of, filled, keywords
-from placement.exporters.scripts.facts import Facts
+from placement.runtime.setups.code_text import assigned, dict_of, filled, keywords
+from placement.runtime.setups.facts import Facts
 
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "adafactor": "Adafactor", "momentum": "SGD", "sgd": "SGD"}
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from placement.exporters.scripts import tensor_parts
-from placement.exporters.scripts.code_text import dict_of, filled, keywords, quoted
-from placement.exporters.scripts.facts import Facts
-from placement.exporters.scripts.tensor_plan import TensorPlan
+from placement.runtime.setups.code_text import dict_of, filled, keywords, quoted
+from placement.runtime.setups.facts import Facts
+from placement.runtime.setups.tensor_plan import TensorPlan
 
 
 def tensor_parallel(facts: Facts, plan: TensorPlan) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from graphs.transforms.strategy import Strategy
 from placement.exporters.scripts import batch_parts, parts
-from placement.exporters.scripts.code_text import filled
-from placement.exporters.scripts.facts import SCHEDULES, Facts
-from placement.exporters.scripts.stages import stage_parts
-from placement.exporters.whole_batch import EACH, EQUAL, ONE
+from placement.runtime.setups.code_text import filled
+from placement.runtime.setups.facts import SCHEDULES, Facts
+from placement.exporters.scripts import stage_parts
+from placement.runtime.setups.whole_batch import EACH, EQUAL, ONE
 
 
 def labels(facts: Facts) -> Iterator[str]:

@@ -12,18 +12,18 @@ from graphs.formatting import format_seconds
 from graphs.module_paths import KIND
 from graphs.transforms.axes import GROUPS
 from placement.exporters.scripts import batch_parts, memory_parts, parts, tensor_parts
-from placement.exporters.scripts.code_text import comment, dict_text, filled, folded, list_text, plain, quoted, wrapped
-from placement.exporters.scripts.facts import SCHEDULES, Facts
+from placement.runtime.setups.code_text import comment, dict_text, filled, folded, list_text, plain, quoted, wrapped
+from placement.runtime.setups.facts import SCHEDULES, Facts
 from placement.exporters.scripts.imports import import_lines, made_of_configuration
 from placement.exporters.scripts.main_text import main
 from placement.exporters.scripts.optimizer_text import optimizer_pieces
 from placement.exporters.scripts.parallel_text import parallelize_body, tensor_parallel
-from placement.exporters.scripts.stages import stage_parts
+from placement.exporters.scripts import stage_parts
 from placement.exporters.scripts.step_text import labels, schedule, stages_step, step, with_means
 from placement.results.ranks import visible_devices
 
 if TYPE_CHECKING:
-    from placement.exporters.scripts.stages.stage_modules import Pieces
+    from placement.runtime.setups.stage_modules import Pieces
     from placement.results.result import Result
 
 _LETTERS = {"F": "F", "BW": "B", "B": "I", "W": "W"}  # of blocks, ours and torch's

@@ -27,14 +27,14 @@ from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.splitting.splitter import split
 from graphs.transforms.strategy import ACTIVATIONS, Strategy
 from placement.exporters.hosts import processes_of
-from placement.exporters.module_tree import is_under
-from placement.exporters.scripts.export_limits import check_exportable, check_source
-from placement.exporters.scripts.facts import Facts
-from placement.exporters.scripts.stages.stage_modules import StageModules, stage_modules
-from placement.exporters.scripts.tensor_names import shared_parameters
-from placement.exporters.scripts.tensor_plan import TensorPlan, tensor_plan
+from placement.runtime.setups.module_tree import is_under
+from placement.runtime.setups.limits import check_exportable, check_source
+from placement.runtime.setups.facts import Facts
+from placement.runtime.setups.stage_modules import StageModules, stage_modules
+from placement.runtime.setups.tensor_names import shared_parameters
+from placement.runtime.setups.tensor_plan import TensorPlan, tensor_plan
 from placement.exporters.scripts.text import script_text
-from placement.exporters.whole_batch import labels_of, modules_apart, ops_over_parts
+from placement.runtime.setups.whole_batch import labels_of, modules_apart, ops_over_parts
 from placement.solving.strategy_row import carried_out_again, cut_as_found
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def _called(layers: Sequence[str], stages: StageModules | None) -> tuple[str, ..
     """
     if stages is None or stages.pieces is None:
         return tuple(layers)
-    from placement.exporters.scripts.stages.node_text import path_text  # loads torch
+    from placement.runtime.setups.node_text import path_text  # loads torch
 
     lines = [
         (around, stages.pieces.texts[name])

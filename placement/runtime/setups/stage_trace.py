@@ -19,7 +19,7 @@ from torch import fx, nn
 
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
-from placement.exporters.module_tree import is_under
+from placement.runtime.setups.module_tree import is_under
 
 # Operators of aten whose names are not those of the functions that call them.
 _CALLED = {"bmm": "matmul", "mm": "matmul", "_softmax": "softmax", "_log_softmax": "log_softmax", "addmm": "linear"}

@@ -16,8 +16,8 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.recomputing.selecting import parted
 from graphs.transforms.strategy import MeshRule, Strategy
-from placement.exporters.scripts.facts import INPUTS_APART
-from placement.exporters.scripts.tensor_plan import cuts_no_sequence
+from placement.runtime.setups.facts import INPUTS_APART
+from placement.runtime.setups.tensor_plan import cuts_no_sequence
 from placement.inputs.transformers_config import is_configuration
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from torch import fx, nn
 
 from graphs.module_paths import prefixes
 from graphs.opgraph import OpGraph
-from placement.exporters.module_tree import is_under
-from placement.exporters.scripts.code_text import plain, quoted
-from placement.exporters.scripts.stages.node_text import NoText, is_statement, lines_of, nodes_in
-from placement.exporters.scripts.stages.stage_modules import Pieces
-from placement.exporters.scripts.stages.stage_trace import ModelTrace, ModuleCall, borders, traced
+from placement.runtime.setups.module_tree import is_under
+from placement.runtime.setups.code_text import plain, quoted
+from placement.runtime.setups.node_text import NoText, is_statement, lines_of, nodes_in
+from placement.runtime.setups.stage_modules import Pieces
+from placement.runtime.setups.stage_trace import ModelTrace, ModuleCall, borders, traced
 
 _WIDTH = 116  # characters of the head of a function
 

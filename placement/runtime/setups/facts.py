@@ -11,10 +11,10 @@ from graphs.recipes import PRECISIONS, Precision
 from graphs.transforms.axes import GROUPS
 from graphs.transforms.sequencing import StageBlock
 from graphs.transforms.strategy import Strategy
-from placement.exporters.scripts.stages.stage_modules import Pieces, StageModules
+from placement.runtime.setups.stage_modules import Pieces, StageModules
 
 if TYPE_CHECKING:
-    from placement.exporters.scripts.tensor_plan import TensorPlan
+    from placement.runtime.setups.tensor_plan import TensorPlan
     from placement.results.result import Result
 
 # Orders that torch has a class for, with the same sequence of blocks.

@@ -16,7 +16,7 @@ from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.strategy import Strategy
-from placement.exporters.module_tree import compressed, is_under
+from placement.runtime.setups.module_tree import compressed, is_under
 
 if TYPE_CHECKING:
     from torch import nn
@@ -118,7 +118,7 @@ def _returns(
     model: nn.Module, graph: OpGraph, modules: Sequence[Sequence[str]], begun: Collection[str]
 ) -> dict[str, str]:
     """`StageModules.returns`, where the model's own forward pass runs in each stage."""
-    from placement.exporters.scripts.stages.stage_pieces import several_returned  # loads torch
+    from placement.runtime.setups.stage_pieces import several_returned  # loads torch
 
     return {} if "" in begun else several_returned(model, _earlier(modules, len(modules) - 1), graph)
 
@@ -230,7 +230,7 @@ def _pieces(
     model: nn.Module, graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str]], inside: Sequence[int]
 ) -> Pieces | None:
     """The pieces of modules that stages begin inside of; None where there are no words for them."""
-    from placement.exporters.scripts.stages.stage_pieces import pieces_of  # loads torch
+    from placement.runtime.setups.stage_pieces import pieces_of  # loads torch
 
     producer, consumer, _ = graph.edge_list
     of_model = False

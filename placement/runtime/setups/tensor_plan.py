@@ -19,8 +19,8 @@ from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding, code
 from graphs.transforms.splitting.splitter import BATCH
 from graphs.transforms.strategy import Strategy
-from placement.exporters.module_tree import is_under
-from placement.exporters.scripts.tensor_names import (
+from placement.runtime.setups.module_tree import is_under
+from placement.runtime.setups.tensor_names import (
     COLUMNS,
     ROWS,
     WORDS,
