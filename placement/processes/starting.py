@@ -286,14 +286,14 @@ class Workers:
                 heard.append((rank, SILENT if isinstance(error, WorkerSilentError) else ENDED, error.code))
         return heard
 
-    def join(self) -> None:
-        """Wait for the processes to end by themselves.
+    def join(self, limit_s: float | None = None) -> None:
+        """Wait for the processes to end by themselves, each of them no longer than that.
 
         Raises:
             WorkerEndedError: one has not ended well.
         """
         for rank, (process, _) in enumerate(self._started):
-            process.join()
+            process.join(limit_s)
             if process.exitcode:
                 raise WorkerEndedError(rank, process.exitcode)
 

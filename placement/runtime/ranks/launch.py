@@ -1,4 +1,8 @@
-"""`launch`: one process for each device on this host, started and watched by the process that calls it."""
+"""`launch`: one process for each device on this host, started and watched by the process that calls it.
+
+Interpreters are started afresh: torch's own spawning imports the caller's script once more, which a script without a
+main guard does not survive.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,19 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from graphs.disk import temporary_folder
 from graphs.errors import PlacementError, RankError
 from placement.processes.processes import how_ended, orderly_end, usable_cores
-from placement.processes.progress import Report, tell_nobody
+from placement.processes.progress import Report, StepProgress, tell_nobody
 from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
 from placement.processes.stopped import StoppedProcesses
 
-_POLL_S = 0.05
-_LAST_WORDS_S = 1.0  # for a reason to arrive from a worker that has ended
+_LAST_WORDS_S = 2.0  # a rank that has lost another one leaves the reason to that one
+_END_S = 5.0  # for a process to end by itself once it has answered
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # The core is chosen before anything starts threads, which keep to the cores of the one that started them.
 _PROGRAM = """
 import json, os, signal, sys
@@ -28,8 +32,8 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C, durin
 task = json.loads(sys.argv[1])
 if task["cores"]:
     os.sched_setaffinity(0, task["cores"])
-from placement.runtime.ranks.launch import main
-main(task)
+from placement.runtime.ranks import launch
+launch.main(task)
 """
 
 
@@ -43,39 +47,39 @@ def launch(
     stdout: int | None = None,
     report: Report = tell_nobody,
 ) -> list[Any]:
-    """Run a function in one process for each device, each a rank of a `ProcessGroup`.
+    """Run a function in one process for each device, each a rank of torch's default process group.
 
     Args:
-        work: ``module:function``; it is called with the description and the `ProcessGroup`.
+        work: ``module:function``; it is called with the description.
         description: what can be pickled, such as a record of a module; so is what the function returns.
         places: torch device of each process, e.g. ``"cpu"`` or ``"cuda:0"``.
         limit_s: how long it may take, anew after each report.
         pinned: each process of a device ``"cpu"`` keeps to a core of its own and computes with one thread.
         stdout: file descriptor for what the processes print; that of this one by default.
-        report: told what the first of them gives `ProcessGroup.report`.
+        report: told what the first of them gives `tell`.
 
     Returns:
         The values that each process returned, by rank.
 
     Raises:
-        RankError: a process has died, stalled or failed; the message says rank, op and reason, and all have ended.
+        RankError: a process has died, stalled or failed; the message says which and why, and all have ended.
     """
     with orderly_end(), temporary_folder() as folder:
-        path = str(folder / "store")
-        store, workers = met_store(path), Workers()
+        workers = Workers()
         try:
-            workers = _started(path, places, _cores(places, pinned), stdout)
+            workers = _started(str(folder / "store"), places, _cores(places, pinned), stdout)
             workers.tell((work, description))
             found = workers.collect(limit_s, report, partial(_look, StoppedProcesses(workers.pids)))
-            workers.join()
+            workers.join(_END_S)
         except NoAnswerError:
             raise RankError(
-                "the processes were not done in the time they had; allow more, or take a smaller model."
+                f"nothing has come of the processes for {limit_s:.0f} s; allow more, or take a smaller model."
             ) from None
         except WorkerFailedError as error:
             raise RankError(str(error)) from None
         except WorkerEndedError as error:
-            raise RankError(reason_of(store, error.rank, error.code)) from None
+            hint = ", most likely for want of memory" if error.code == -signal.SIGKILL else ""
+            raise RankError(f"rank {error.rank} {how_ended(error.code)}{hint}.") from None
         finally:
             workers.end()
     return found
@@ -109,14 +113,18 @@ def _cores(places: Sequence[str], pinned: bool) -> list[list[int]]:
 
 
 def _started(store: str, places: Sequence[str], cores: Sequence[list[int]], stdout: int | None) -> Workers:
-    size = len(places)
-    # All of them are on this host.
-    shared = {"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"), "WORLD_SIZE": str(size)}
+    size = str(len(places))
+    # All of them are on this host, and none is to be reached from another.
+    shared = {name: os.environ.get(name, _LOOPBACK) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+    shared |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     environments = [
         {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} | ({"OMP_NUM_THREADS": str(len(own))} if own else {})
         for rank, own in enumerate(cores)
     ]
-    tasks = [{"rank": rank, "size": size, "store": store, "cores": own} for rank, own in enumerate(cores)]
+    tasks = [
+        {"rank": rank, "size": len(places), "store": store, "cores": own, "places": list(places)}
+        for rank, own in enumerate(cores)
+    ]
     return Workers.fresh(_PROGRAM, tasks, environments, stdout)
 
 
@@ -127,41 +135,63 @@ def _look(processes: StoppedProcesses) -> None:
         raise RankError(f"rank {stopped} was stopped by a signal and has not gone on; run again.")
 
 
-def reason_of(store: Any, rank: int, code: int) -> str:
-    """Why the run has failed, in the words of the first process that knew; one has ended with this exit code."""
-    from placement.runtime.ranks.watchdog import Beat, beat_key, failure_of
-
-    end = time.monotonic() + (_LAST_WORDS_S if code > 0 else 0)
-    while not (sentence := failure_of(store)) and time.monotonic() < end:
-        time.sleep(_POLL_S)
-    if sentence:
-        # Only this process knows how one of its own has ended.
-        return sentence.replace(f"rank {rank} has died", f"rank {rank} {how_ended(code)}", 1)
-    doing = ""
-    with suppress(Exception):  # it had not begun to tell
-        key = beat_key(rank)
-        doing = " " + Beat.from_json(store.get(key)).doing() if store.check([key]) else ""
-    hint = ", most likely for want of memory" if code == -signal.SIGKILL and not doing else ""
-    return f"rank {rank} {how_ended(code)}{doing}{hint}."
-
-
 # -- in the process --------------------------------------------------------------------------------------------------
+
+_parent: Parent | None = None  # of a process that `launch` has started
+
+
+def tell(progress: StepProgress) -> None:
+    """Tell who waits how far this is: rank 0 of `launch` tells the process that called it, all others nobody."""
+    if _parent is not None and os.environ["RANK"] == "0":
+        _parent.report(progress)
 
 
 def main(task: Mapping[str, Any]) -> None:
     """The life of a process that `launch` starts."""
-    parent = Parent.of_fresh(task)
-    import torch
+    global _parent
+    parent = _parent = Parent.of_fresh(task)
+    try:
+        _join(task)
+        work, description = parent.hear()
+        module, _, name = work.partition(":")
+        found = getattr(importlib.import_module(module), name)(description)
+    except Exception as error:
+        if _is_of_others(error):
+            time.sleep(_LAST_WORDS_S)
+        parent.fail(_sentence(error, task["rank"]))
+        sys.exit(1)
+    parent.answer(found)
+    import torch.distributed as dist
 
-    from placement.runtime.ranks.process_group import ProcessGroup
+    if dist.is_initialized():  # the work may have ended it
+        dist.destroy_process_group()
+
+
+def _join(task: Mapping[str, Any]) -> None:
+    """Become a rank of the default process group."""
+    import torch
+    import torch.distributed as dist
 
     if task["cores"]:
         torch.set_num_threads(len(task["cores"]))
-    group = ProcessGroup.start(met_store(task["store"]), task["rank"], task["size"], is_quiet=True, parent=parent)
-    try:
-        work, description = parent.hear()
-        module, _, name = work.partition(":")
-        parent.answer(getattr(importlib.import_module(module), name)(description, group))
-    except PlacementError as error:
-        group.fail(str(error))
-        sys.exit(1)
+    store, place = met_store(task["store"]), torch.device(task["places"][task["rank"]])
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    has_gpus = any(each.startswith("cuda") for each in task["places"])
+    backend = "cpu:gloo,cuda:nccl" if has_gpus else "gloo"
+    dist.init_process_group(backend, store=store, rank=task["rank"], world_size=task["size"])
+
+
+def _is_of_others(error: Exception) -> bool:
+    """Whether this is how the end of another rank looks from here."""
+    import torch.distributed as dist
+
+    text = str(error)
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text))
+
+
+def _sentence(error: Exception, rank: int) -> str:
+    if isinstance(error, PlacementError):
+        return str(error)
+    reason = f"{error}".strip().partition("\n")[0].removesuffix(".")
+    return f"rank {rank} failed: {type(error).__name__}{': ' * bool(reason)}{reason}."
