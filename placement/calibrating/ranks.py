@@ -18,8 +18,8 @@ import torch.distributed as dist
 from env.device import MeasuredCollective
 from graphs.errors import ClusterError
 from placement.calibrating.clock import TimeLeft
+from placement.measuring.machine.collectives import KINDS, exchange
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 SIZES = tuple(1 << k for k in (10, 14, 16, 18, 20, 22, 24, 26, 27, 28, 30))  # bytes of the whole tensor
 _REPEATS, _WARM_UP = 10, 3
 _POINT_SIZES = (64 << 10, 1 << 20, 16 << 20, 64 << 20)  # sent from one process to another
@@ -144,7 +144,11 @@ def _seconds(ranks: Launched, members: tuple[int, ...], group: Any, kind: str, s
     for size in sizes:
         work, own_s, refused = None, 0.0, False
         try:
-            work = exchange(kind, size, len(members), group, ranks.place) if ranks.rank in members else None
+            work = (
+                exchange(kind, size, len(members), group, ranks.place, torch.bfloat16)
+                if ranks.rank in members
+                else None
+            )
         except RuntimeError:  # no memory: nobody may enter the collective then
             refused = True
         if any_rank(refused):
@@ -156,33 +160,6 @@ def _seconds(ranks: Launched, members: tuple[int, ...], group: Any, kind: str, s
         if any_rank(refused):
             break
         found.append(mean_over(own_s, len(members)))
-    return found
-
-
-def exchange(kind: str, size: int, n_ranks: int, group: Any, place: torch.device) -> Callable[[], object]:
-    """One collective of a bfloat16 tensor of that many bytes.
-
-    Args:
-        size: of the whole tensor, as `graphs.transforms.derived.Collective.bytes`.
-    """
-    part = max(1, size // 2 // n_ranks)
-    if kind == "all_to_all":  # what all ranks give together is the whole
-        part = max(1, part // n_ranks)
-    whole = torch.zeros(part * n_ranks, dtype=torch.bfloat16, device=place)
-    if kind == "all_reduce":
-        return lambda: dist.all_reduce(whole, group=group)
-    if kind == "all_to_all":
-        other = torch.empty_like(whole)
-        return lambda: dist.all_to_all_single(other, whole, group=group)
-    own = torch.zeros(part, dtype=torch.bfloat16, device=place)
-    if kind == "all_gather":
-        return lambda: _newest("all_gather_single", "all_gather_into_tensor")(whole, own, group=group)
-    return lambda: _newest("reduce_scatter_single", "reduce_scatter_tensor")(own, whole, group=group)
-
-
-def _newest(*names: str) -> Callable[..., object]:
-    """The first of these functions that this torch has; the later ones are deprecated."""
-    found: Callable[..., object] = next(getattr(dist, name) for name in names if hasattr(dist, name))
     return found
 
 

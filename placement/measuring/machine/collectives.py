@@ -1,15 +1,17 @@
-"""How long collectives take among the CPU cores of this machine, carried out as ranks of a split step do it."""
+"""How long torch's collectives take among the CPU cores of this machine, by gloo, as a split step has them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from env.cluster import Cluster
 from env.communication.times import lone_collective_s
@@ -17,11 +19,8 @@ from env.device import MeasuredCollective
 from placement.measuring.machine.figures import MOST_LINK_SPREAD, Figure
 from placement.measuring.machine.speeds import Effort
 from placement.measuring.machine.workers import Worker, run_workers
-from placement.runtime.exchanging.collectives import Collectives
-from placement.runtime.exchanging.exchanges import KINDS, Exchange, Member
-from placement.runtime.parts.layouts import PartCut, PartLayout, whole
-from placement.runtime.ranks.process_group import ProcessGroup
 
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 _IN_TURN, _IN_TURN_BYTES = 16, 64 << 20  # tensors that are given by turns, so that they are in no cache
 _MOST_BYTES = 256 << 20  # in all exchanges of a size
 _COMPUTED_BYTES = 16 << 20  # read and written between two exchanges: a few milliseconds, and more than a core's caches
@@ -54,7 +53,7 @@ def compared(cluster: Cluster, cores: Sequence[int], effort: Effort) -> list[Com
     """Collectives among the cores that are a cluster's devices, of sizes between those that it has figures for.
 
     Raises:
-        ClusterError, RankError: as of `measured_collectives`.
+        ClusterError: as of `measured_collectives`.
     """
     sizes = [(a + b) // 2 for a, b in pairwise(effort.exchanged)]
     devices = cluster.compute_devices.tolist()
@@ -84,7 +83,6 @@ def measured_collectives(cores: Sequence[int], sizes: Sequence[int], effort: Eff
 
     Raises:
         ClusterError: a process failed.
-        RankError: the processes cannot reach each other.
     """
     if len(cores) < 2 or not sizes:
         return ()
@@ -101,74 +99,71 @@ def measured_collectives(cores: Sequence[int], sizes: Sequence[int], effort: Eff
 
 def _figures(worker: Worker, sizes: tuple[int, ...], effort: Effort) -> dict[tuple[str, int], tuple[Figure, ...]]:
     """Seconds by kind and number of ranks, as this worker sees them; empty where it does not take part."""
-    group = ProcessGroup.start(worker.store(), worker.rank, worker.size, is_quiet=True)
-    wanted = [(kind, ranks) for ranks in group_sizes(worker.size) for kind in KINDS]
-    each = ((kind, ranks, size) for kind, ranks in wanted for size in sizes)
-    exchanges = {key: lone_exchange(number, *key) for number, key in enumerate(each)}
-    collectives = Collectives(group, list(exchanges.values()), _CPU)
-    found = {
-        (kind, ranks): tuple(
-            figure
-            for size in sizes
-            if (figure := _settled(worker, collectives, exchanges[kind, ranks, size], effort)) is not None
-        )
-        for kind, ranks in wanted
-    }
-    worker.barrier()
-    group.leave()
+    found = {}
+    with worker.joined():
+        for ranks in group_sizes(worker.size):
+            group = dist.new_group(list(range(ranks)))
+            for kind in KINDS:
+                figures = [_settled(worker, kind, size, ranks, group, effort) for size in sizes]
+                found[kind, ranks] = tuple(figure for figure in figures if figure is not None)
     return found
 
 
-def _settled(worker: Worker, collectives: Collectives, exchange: Exchange, effort: Effort) -> Figure | None:
+def _settled(worker: Worker, kind: str, size: int, ranks: int, group: Any, effort: Effort) -> Figure | None:
     """The figure of least spread, measured again while it is doubtful; None for who does not take part. All call it."""
     best: Figure | None = None
     for _ in range(1 + effort.retries):
         worker.barrier()
-        if worker.rank in exchange.ranks:
-            figure = exchange_s(collectives, exchange, worker.rank, effort.sends)
+        if worker.rank < ranks:
+            figure = exchange_s(kind, size, ranks, group, effort.sends)
             best = figure if best is None else min(best, figure, key=lambda figure: figure.spread)
         if max(worker.all_gather(0.0 if best is None else best.spread)) <= MOST_LINK_SPREAD:
             break
     return best
 
 
-def lone_exchange(number: int, kind: str, ranks: int, size_bytes: int) -> Exchange:
-    """A collective of one float32 tensor of about that many bytes, in parts as even as can be."""
-    columns = max(ranks, 64)
-    layout = whole((max(ranks, round(size_bytes / 4 / columns)), columns))
-    rows, across = (_parts(layout, dim, ranks) for dim in (0, 1))
-    member = Member(
-        kind,
-        layout,
-        {"all_gather": rows, "all_to_all": rows}.get(kind, ()),
-        {"reduce_scatter": rows, "all_to_all": across}.get(kind, ()),
-        in_place=kind == "all_reduce",
-    )
-    return Exchange(number, tuple(range(ranks)), (member,), f"{kind} of {size_bytes} bytes")
+def exchange_s(kind: str, size_bytes: int, ranks: int, group: Any, repeats: int) -> Figure:
+    """Seconds of a collective, on one of its ranks, between stretches of computing as in a step. All ranks call this.
 
-
-def _parts(layout: PartLayout, dim: int, ranks: int) -> tuple[PartLayout, ...]:
-    extent = layout.shape[dim]
-    ends = [extent * k // ranks for k in range(ranks + 1)]
-    return tuple(PartLayout(layout.shape, (PartCut(dim, 1, extent, ends[k], ends[k + 1]),)) for k in range(ranks))
-
-
-def exchange_s(collectives: Collectives, exchange: Exchange, rank: int, repeats: int) -> Figure:
-    """Seconds of an exchange, on one of its ranks, between stretches of computing as in a step. All ranks call this.
-
-    Computing leaves other data in the caches, and the ranks come to the exchange a little apart: who is there first
+    Computing leaves other data in the caches, and the ranks come to the collective a little apart: who is there first
     waits, and has to wake up again.
     """
-    member = exchange.members[0]
-    given = member.given(rank).local_shape
-    n_bytes = member.whole.n_elements * 4
-    n_tensors = max(2, min(_IN_TURN, _IN_TURN_BYTES // n_bytes))
-    tensors = [torch.zeros(given) for _ in range(n_tensors)]
+    n_tensors = max(2, min(_IN_TURN, _IN_TURN_BYTES // size_bytes))
+    begin = [exchange(kind, size_bytes, ranks, group, _CPU, torch.float32) for _ in range(n_tensors)]
     other_data = torch.zeros(_COMPUTED_BYTES // 4)
     samples = []
-    for turn in range(min(repeats, max(5, _MOST_BYTES // n_bytes)) + 2):
+    for turn in range(min(repeats, max(5, _MOST_BYTES // size_bytes)) + 2):
         other_data += 1.0
         start = time.perf_counter()
-        collectives.finish(collectives.start(exchange.number, (tensors[turn % n_tensors],)))
+        begin[turn % n_tensors]()
         samples.append(time.perf_counter() - start)
     return Figure.of(samples[2:])
+
+
+def exchange(
+    kind: str, size_bytes: int, n_ranks: int, group: Any, place: torch.device, dtype: torch.dtype
+) -> Callable[[], object]:
+    """A collective of new tensors, in equal parts as torch's own parallel modules have it.
+
+    Args:
+        size_bytes: of the whole tensor, as `graphs.transforms.derived.Collective.bytes`.
+    """
+    part = max(1, size_bytes // dtype.itemsize // n_ranks)
+    if kind == "all_to_all":  # what all ranks give together is the whole
+        part = max(1, part // n_ranks)
+    whole = torch.zeros(part * n_ranks, dtype=dtype, device=place)
+    if kind == "all_reduce":
+        return lambda: dist.all_reduce(whole, group=group)
+    if kind == "all_to_all":
+        other = torch.empty_like(whole)
+        return lambda: dist.all_to_all_single(other, whole, group=group)
+    own = torch.zeros(part, dtype=dtype, device=place)
+    if kind == "all_gather":
+        return lambda: _newest("all_gather_single", "all_gather_into_tensor")(whole, own, group=group)
+    return lambda: _newest("reduce_scatter_single", "reduce_scatter_tensor")(own, whole, group=group)
+
+
+def _newest(*names: str) -> Callable[..., object]:
+    """The first of these functions that this torch has; the later ones are deprecated."""
+    found: Callable[..., object] = next(getattr(dist, name) for name in names if hasattr(dist, name))
+    return found

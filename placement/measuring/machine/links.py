@@ -1,40 +1,25 @@
-"""Links between devices: a self-test of their copies, and how fast they are."""
+"""Links between devices: a self-test of their copies, and how fast they are.
+
+Ranks are those of torch's default process group, by which tensors go from one to the other.
+"""
 
 from __future__ import annotations
 
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from graphs.errors import ClusterError
 from placement.measuring.machine.figures import Figure
-from placement.runtime.transport.channels import Channel, Transport
-from placement.runtime.transport.packing import Packing
 
 _PATTERN_BYTES = (1, 255, 4096, 1 << 20)
 _LEAST_COMPUTING_S = 2e-3
 _IN_TURN, _IN_TURN_BYTES = 32, 64 << 20  # tensors that are sent by turns
-
-
-def _send(transport: Transport, channel: Channel, tensor: torch.Tensor) -> None:
-    """Send a tensor, and wait until it may be changed."""
-    pending = transport.send(channel, tensor)
-    if pending is not None:
-        pending.wait()
-
-
-def _receive(transport: Transport, channel: Channel) -> torch.Tensor:
-    return transport.receive(channel, transport.expect(channel))
-
-
-def _channel(source: int, target: int, tensor: torch.Tensor) -> Channel:
-    """The way of a one-dimensional tensor."""
-    return Channel(Packing.flat(tensor.numel(), tensor.dtype), source, target)
 
 
 # -- self-test -------------------------------------------------------------------------------------------------------
@@ -49,7 +34,7 @@ def patterns(seed: int) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{size} random bytes", torch.from_numpy(random.integers(0, 256, size, dtype=np.uint8))
 
 
-def check_transport(transport: Transport, rank: int, other: int, seed: int) -> None:
+def check_link(rank: int, other: int, seed: int) -> None:
     """Send known patterns to another rank and have them sent by it; both ranks call this.
 
     Raises:
@@ -58,9 +43,10 @@ def check_transport(transport: Transport, rank: int, other: int, seed: int) -> N
     for name, pattern in patterns(seed):
         for source, target in ((min(rank, other), max(rank, other)), (max(rank, other), min(rank, other))):
             if rank == source:
-                _send(transport, _channel(source, target, pattern), pattern)
+                dist.send(pattern, target)
             else:
-                arrived = _receive(transport, _channel(source, target, pattern))
+                arrived = torch.empty_like(pattern)
+                dist.recv(arrived, source)
                 _compare(f"worker {source} to worker {target}", name, pattern, arrived)
 
 
@@ -121,27 +107,24 @@ def fitted(sizes: Sequence[int], times_s: Sequence[float]) -> LinkSpeed:
     return LinkSpeed(float(latency_s), float(1 / per_byte_s))
 
 
-def idle_times_s(transport: Transport, rank: int, other: int, sizes: Sequence[int], repeats: int) -> list[Figure]:
+def idle_times_s(rank: int, other: int, sizes: Sequence[int], repeats: int) -> list[Figure]:
     """Half of a round trip of each size, where neither end computes. Both ranks call this."""
     found = []
     for size in sizes:
         buffer, samples = torch.zeros(size, dtype=torch.uint8), []
-        away, back = _channel(rank, other, buffer), _channel(other, rank, buffer)
         for _ in range(repeats + 1):
             start = time.perf_counter()
             for source in sorted((rank, other)):
                 if rank == source:
-                    _send(transport, away, buffer)
+                    dist.send(buffer, other)
                 else:
-                    _receive(transport, back)
+                    dist.recv(buffer, other)
             samples.append((time.perf_counter() - start) / 2)
         found.append(Figure.of(samples[1:]))
     return found
 
 
-def busy_times_s(
-    transport: Transport, rank: int, source: int, target: int, sizes: Sequence[int], repeats: int
-) -> list[Figure] | None:
+def busy_times_s(rank: int, source: int, target: int, sizes: Sequence[int], repeats: int) -> list[Figure] | None:
     """One way of each size while the sender goes on computing and the receiver waits; None at the sender.
 
     That is how a transfer on the critical path goes. Both ends read one clock, as processes of one host do.
@@ -150,49 +133,39 @@ def busy_times_s(
     for size in sizes:
         # As many as a step sends, so that neither they nor where they go are in the caches nearest to the core.
         n_tensors = max(2, min(_IN_TURN, _IN_TURN_BYTES // size))
+        tensors = [torch.zeros(size, dtype=torch.uint8) for _ in range(n_tensors)]
         if rank == source:
-            _send_while_busy(transport, source, target, size, (n_tensors, n_tensors + repeats))
+            _send_while_busy(target, tensors, repeats)
         else:
-            samples = _received_s(transport, source, target, size, (n_tensors, n_tensors + repeats))
-            found.append(Figure.of(samples[-repeats:]))
+            found.append(Figure.of(_received_s(source, tensors, repeats)[-repeats:]))
     return found if rank == target else None
 
 
-def _send_while_busy(transport: Transport, source: int, target: int, size: int, counts: tuple[int, int]) -> None:
-    """The sender's part of `busy_times_s`; ``counts``: of tensors, and how often one of them is sent."""
-    work = torch.rand(64, 64)
-    tensors = [torch.zeros(size, dtype=torch.uint8) for _ in range(counts[0])]
-    clock = torch.zeros(1, dtype=torch.float64)
-    ready, channel, told = (
-        _channel(target, source, clock),
-        _channel(source, target, tensors[0]),
-        _channel(source, target, clock),
-    )
-    computing_s = _LEAST_COMPUTING_S + size / 1e9
-    for number in range(counts[1]):
-        _receive(transport, ready)
+def _send_while_busy(target: int, tensors: Sequence[torch.Tensor], repeats: int) -> None:
+    """The sender's part of `busy_times_s`: each of the tensors once, and so many more."""
+    work, clock = torch.rand(64, 64), torch.zeros(1, dtype=torch.float64)
+    computing_s = _LEAST_COMPUTING_S + tensors[0].nbytes / 1e9
+    for number in range(len(tensors) + repeats):
+        dist.recv(clock, target)  # it is ready
         sent = time.perf_counter()
-        pending = transport.send(channel, tensors[number % len(tensors)])
+        pending = dist.isend(tensors[number % len(tensors)], target)
         while time.perf_counter() - sent < computing_s:
             work @ work
-        if pending is not None:
-            pending.wait()
-        _send(transport, told, torch.tensor([sent], dtype=torch.float64))
+        pending.wait()
+        dist.send(torch.tensor([sent], dtype=torch.float64), target)
 
 
-def _received_s(transport: Transport, source: int, target: int, size: int, counts: tuple[int, int]) -> list[float]:
+def _received_s(source: int, tensors: Sequence[torch.Tensor], repeats: int) -> list[float]:
     """The receiver's part of `busy_times_s`: from sending to receiving, each time."""
-    held: deque[torch.Tensor] = deque(maxlen=counts[0])
     clock = torch.zeros(1, dtype=torch.float64)
-    ready, told = _channel(target, source, clock), _channel(source, target, clock)
-    channel = Channel(Packing.flat(size, torch.uint8), source, target)
     samples = []
-    for _ in range(counts[1]):
-        coming = transport.expect(channel)  # as a routine does: before it is sent
-        _send(transport, ready, clock)
-        held.append(transport.receive(channel, coming))
+    for number in range(len(tensors) + repeats):
+        coming = dist.irecv(tensors[number % len(tensors)], source)  # before it is sent, as in a step
+        dist.send(clock, source)
+        coming.wait()
         arrived = time.perf_counter()
-        samples.append(arrived - float(_receive(transport, told)))
+        dist.recv(clock, source)
+        samples.append(arrived - float(clock))
     return samples
 
 

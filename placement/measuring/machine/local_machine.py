@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from env.cluster import Cluster, Device, Link
-from graphs.disk import temporary_folder, write_atomically
-from graphs.errors import ClusterError, RankError
+from graphs.disk import write_atomically
+from graphs.errors import ClusterError, PlacementError
 from graphs.zoo.cache import cache_dir
 from placement.inputs.main_memory import available_bytes
 from placement.measuring.machine.collectives import measured_collectives
@@ -30,8 +32,8 @@ from placement.measuring.machine.figures import (
 from placement.measuring.machine.links import (
     LinkSpeed,
     busy_times_s,
+    check_link,
     check_moves,
-    check_transport,
     idle_times_s,
     link_speed,
     move_times_s,
@@ -39,18 +41,19 @@ from placement.measuring.machine.links import (
 )
 from placement.measuring.machine.speeds import THOROUGH, DeviceSpeed, Effort, measure_speed
 from placement.measuring.machine.workers import Worker, cores_for, run_workers
-from placement.processes.processes import usable_cores
+from placement.processes.processes import how_ended, orderly_end, usable_cores
+from placement.processes.starting import Parent, WorkerEndedError, WorkerFailedError, Workers
 from placement.processes.version import own_version
-from placement.runtime.exchanging import collectives, exchanges
-from placement.runtime.ranks.launch import launch
-from placement.runtime.transport import channels, mailbox, packing
-from placement.runtime.transport.channels import Transport
-from placement.runtime.transport.mailbox import Mailbox
 
 NAME = "local"
 _HERE = Path(__file__).parent
 _MOST_CORES = 16  # devices by default: the number of links grows with its square
 LinkSpeeds = dict[tuple[int, int], LinkSpeed]
+_PROGRAM = """
+import json, sys
+from placement.measuring.machine.local_machine import main
+main(json.loads(sys.argv[1]))
+"""
 
 # -- the machine -----------------------------------------------------------------------------------------------------
 
@@ -73,7 +76,7 @@ def local_cluster(
         ClusterError: not that many cores, a copy arrives corrupted, or a worker process failed.
     """
     apart = _takes_gpus(devices) and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    found = (_known_apart if apart else _known)(devices, seed, anew, effort)
+    found: Cluster = (partial(_apart, "_known") if apart else _known)(devices, seed, anew, effort)
     warn_of_doubts(found)
     return found
 
@@ -83,28 +86,43 @@ def _known(devices: int | None, seed: int, anew: bool, effort: Effort) -> Cluste
     return known or measured_machine(devices, seed=seed, effort=effort).cluster
 
 
-def _known_apart(devices: int | None, seed: int, anew: bool, effort: Effort) -> Cluster:
-    """In a process of its own. This one, had it used a GPU, could not be forked any more."""
-    with temporary_folder() as folder:
-        file = folder / "local.toml"
+def _apart(function: str, *args: Any) -> Any:
+    """What a function of this module returns in a process of its own, which has no process group and may use a GPU.
+
+    This one, had it used a GPU, could not be forked any more.
+    """
+    with orderly_end():
+        workers = Workers.fresh(_PROGRAM, [{}], [{}])
         try:
-            launch(f"{__name__}:write_known", (file, devices, seed, anew, effort), ["cpu"], pinned=False)
-        except RankError as error:
-            raise ClusterError(f"this machine cannot be measured: {error}") from None
-        return Cluster.from_toml(file)
+            workers.post((function, args))
+            (found,) = workers.collect()
+        except WorkerFailedError as error:
+            raise ClusterError(str(error)) from None
+        except WorkerEndedError as error:
+            raise ClusterError(f"the process that measures this machine {how_ended(error.code)}.") from None
+        finally:
+            workers.end()
+    return found
 
 
-def write_known(asked: tuple[Path, int | None, int, bool, Effort], group: object) -> None:
-    """In the process that measures apart."""
-    file, devices, seed, anew, effort = asked
-    write_atomically(file, _known(devices, seed, anew, effort).to_toml())
+def main(task: Mapping[str, Any]) -> None:
+    """The life of the process that measures apart."""
+    parent = Parent.of_fresh(task)
+    function, args = parent.hear()
+    try:
+        parent.answer(globals()[function](*args))
+    except PlacementError as error:
+        parent.fail(str(error))
 
 
-def measured_machine(devices: int | None = None, *, seed: int = 0, effort: Effort = THOROUGH) -> MeasuredMachine:
+def measured_machine(devices: int | None = None, seed: int = 0, effort: Effort = THOROUGH) -> MeasuredMachine:
     """Measure this machine now; arguments and errors as for `local_cluster`.
 
     The figures go to the cache, doubtful ones with their doubts, but not in place of earlier ones without any.
     """
+    if dist.is_initialized():  # a fork would have the group, too
+        measured: MeasuredMachine = _apart("measured_machine", devices, seed, effort)
+        return measured
     before = CoreTime.now()
     found = _measure_gpus(seed, effort) if _takes_gpus(devices) else _measure_cores(devices, seed, effort)
     n_cores = len(usable_cores())
@@ -146,12 +164,10 @@ def _stamp(devices: int | None) -> str:
     """Changes with the machine, with torch and with this code."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     versions = torch.__version__, platform.machine()
-    about = (devices, Mailbox.is_possible(), cpu_model(), usable_cores(), gpus, *versions)
+    about = (devices, cpu_model(), usable_cores(), gpus, *versions)
     digest = hashlib.sha256(repr(about).encode())
     for name in ("collectives.py", "figures.py", "links.py", "local_machine.py", "speeds.py", "workers.py"):
         digest.update((_HERE / name).read_bytes())
-    for module in (channels, collectives, exchanges, mailbox, packing):
-        digest.update(Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -190,8 +206,7 @@ def _measure_cores(devices: int | None, seed: int, effort: Effort) -> MeasuredMa
     idle = [link for link, _ in links.values()]
     method = (
         "one process pinned to each core with one thread, all at the same time; FLOP/s of a matrix product or a "
-        "convolution, whichever is faster; "
-        f"{'shared memory' if Mailbox.is_possible() else 'gloo over loopback'}, one way while the sender computes"
+        "convolution, whichever is faster; gloo over loopback, one way while the sender computes"
     )
     if idle:
         method += (
@@ -208,31 +223,30 @@ def _measure_cores(devices: int | None, seed: int, effort: Effort) -> MeasuredMa
 def _core_figures(worker: Worker, seed: int, effort: Effort) -> _CoreFigures:
     torch.manual_seed(seed)
     speed = measure_speed(torch.device("cpu"), effort, worker.all_gather)
-    transport = worker.connect()
     links: dict[int, tuple[LinkSpeed, LinkSpeed]] = {}
-    for pairs in rounds(worker.size):
-        pair = next((pair for pair in pairs if worker.rank in pair), None)  # None: pauses in this round
-        other = sum(pair) - worker.rank if pair is not None else worker.rank
-        worker.barrier()
-        if pair is not None:
-            check_transport(transport, worker.rank, other, seed)
-        for _ in range(1 + effort.retries):
+    with worker.joined():
+        for pairs in rounds(worker.size):
+            pair = next((pair for pair in pairs if worker.rank in pair), None)  # None: pauses in this round
+            other = sum(pair) - worker.rank if pair is not None else worker.rank
             worker.barrier()
             if pair is not None:
-                found = _links_here(worker.rank, transport, pair, effort)
-                links[other] = min(links.get(other, found), found, key=lambda link: link[1].spread)
-            spread = links[other][1].spread if pair is not None else 0.0
-            if max(worker.all_gather(spread)) <= MOST_LINK_SPREAD:
-                break
-    worker.barrier()
+                check_link(worker.rank, other, seed)
+            for _ in range(1 + effort.retries):
+                worker.barrier()
+                if pair is not None:
+                    found = _links_here(worker.rank, pair, effort)
+                    links[other] = min(links.get(other, found), found, key=lambda link: link[1].spread)
+                spread = links[other][1].spread if pair is not None else 0.0
+                if max(worker.all_gather(spread)) <= MOST_LINK_SPREAD:
+                    break
     return _CoreFigures(speed, links)
 
 
-def _links_here(rank: int, transport: Transport, pair: tuple[int, int], effort: Effort) -> tuple[LinkSpeed, LinkSpeed]:
+def _links_here(rank: int, pair: tuple[int, int], effort: Effort) -> tuple[LinkSpeed, LinkSpeed]:
     """The link (idle, busy) from the other one of a pair to this rank; both call it."""
     a, b = pair
-    idle = idle_times_s(transport, rank, a + b - rank, effort.sizes, effort.sends)
-    both = [busy_times_s(transport, rank, *ends, effort.sizes, effort.sends) for ends in ((a, b), (b, a))]
+    idle = idle_times_s(rank, a + b - rank, effort.sizes, effort.sends)
+    both = [busy_times_s(rank, *ends, effort.sizes, effort.sends) for ends in ((a, b), (b, a))]
     (busy,) = (times_s for times_s in both if times_s is not None)
     return link_speed(effort.sizes, idle), link_speed(effort.sizes, busy)
 

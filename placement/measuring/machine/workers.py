@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,17 +19,15 @@ from threading import BrokenBarrierError
 from typing import Any, TypeVar
 
 import torch
-from torch._C._distributed_c10d import FileStore
+import torch.distributed as dist
 
 from graphs.disk import temporary_folder
 from graphs.errors import ClusterError, PlacementError
 from placement.processes.kept_memory import keep_freed_memory
+from placement.processes.loopback import keep_to_loopback
 from placement.processes.processes import how_ended, orderly_end, usable_cores
 from placement.processes.progress import Report, StepProgress, tell_nobody
 from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
-from placement.runtime.transport.channels import Transport
-from placement.runtime.transport.gloo import GlooTransport, gloo_group
-from placement.runtime.transport.mailbox import Mailbox, MailTransport
 
 ResultT = TypeVar("ResultT")
 _LAST_WORDS_S = 1.0  # a connection lost may only be what another worker's failure led to: let that one speak first
@@ -82,28 +81,18 @@ class Worker:
         if self.rank == 0:
             self.parent.report(progress)
 
-    def connect(self) -> Transport:
-        """The transport to the other workers, the same as when a placement runs."""
-        if Mailbox.is_possible():
-            return MailTransport(self._connected_mailbox())
-        return GlooTransport(gloo_group(self.store(), self.rank, self.size, timedelta(seconds=self.limit_s)))
-
-    def store(self) -> Any:
-        """Where the workers meet."""
-        return FileStore(str(self._folder / "store"))
-
-    def _connected_mailbox(self) -> Mailbox:
-        mailbox = Mailbox(self.rank)
-        (self._folder / f"mailbox-{self.rank}").write_text(mailbox.address, encoding="utf-8")
-        self.barrier()
-        for other in range(self.size):
-            address = (self._folder / f"mailbox-{other}").read_text(encoding="utf-8")
-            if other != self.rank and not mailbox.connect(other, address):
-                raise ClusterError(
-                    "the worker processes cannot open each other's memory under /proc; set PLACEMENT_SHARED_MEMORY=0 "
-                    "to have tensors sent by gloo."
-                )
-        return mailbox
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """In the block all workers are torch's default process group, each with its own rank."""
+        keep_to_loopback()
+        file_store: Any = dist.FileStore  # type: ignore[attr-defined]
+        store, limit = file_store(str(self._folder / "store"), self.size), timedelta(seconds=self.limit_s)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=limit)
+        try:
+            yield
+            self.barrier()
+        finally:
+            dist.destroy_process_group()
 
 
 def cores_for(devices: int | None) -> list[int]:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import queue
-import threading
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,8 +17,9 @@ from env.cluster import Cluster, MeasuredCollective
 from graphs.errors import ClusterError
 from placement.cli import run
 from placement.inputs.main_memory import available_bytes
-from placement.measuring.machine import collectives, links, workers
+from placement.measuring.machine import collectives, links
 from placement.measuring.machine import local_machine as measure
+from placement.measuring.machine.collectives import KINDS
 from placement.measuring.machine.figures import (
     CoreTime,
     Figure,
@@ -34,10 +31,6 @@ from placement.measuring.machine.figures import (
 )
 from placement.measuring.machine.speeds import BRIEF, DeviceSpeed, flops_per_s
 from placement.measuring.machine.workers import cores_for
-from placement.runtime.exchanging.exchanges import KINDS
-from placement.runtime.transport.channels import Channel
-from placement.runtime.transport.gloo import GlooTransport
-from placement.runtime.transport.mailbox import MailTransport
 
 CPU = torch.device("cpu")
 N_CORES = len(cores_for(None))
@@ -76,50 +69,6 @@ def test_every_pair_meets_once(size: int) -> None:
         assert len(busy) == len(set(busy))
 
 
-class _Queues:
-    """A `Transport` between threads."""
-
-    is_near = True
-
-    def __init__(self) -> None:
-        self.boxes: dict[int, queue.SimpleQueue[torch.Tensor]] = {0: queue.SimpleQueue(), 1: queue.SimpleQueue()}
-
-    def send(self, channel: Channel, tensor: torch.Tensor) -> None:
-        self.boxes[channel.target].put(tensor.clone())
-
-    def expect(self, channel: Channel) -> None: ...
-
-    def receive(self, channel: Channel, coming: None) -> torch.Tensor:
-        return self.boxes[channel.target].get(timeout=10)
-
-    def drop(self, channel: Channel, coming: None) -> None: ...
-
-
-class _Corrupting(_Queues):
-    """Turns one bit of what comes from rank 1."""
-
-    def receive(self, channel: Channel, coming: None) -> torch.Tensor:
-        arrived = super().receive(channel, coming)
-        if channel.source == 1 and channel.n_bytes == 4096:
-            arrived[1234] ^= 1
-        return arrived
-
-
-def _as_rank_1(transport: _Queues) -> None:
-    with suppress(queue.Empty):  # rank 0 has given up
-        links.check_transport(transport, 1, 0, 7)
-
-
-@pytest.mark.parametrize(("transport", "is_good"), [(_Queues(), True), (_Corrupting(), False)])
-def test_good_copies_pass_and_corrupted_ones_are_named(transport: _Queues, is_good: bool) -> None:
-    threading.Thread(target=_as_rank_1, args=(transport,), daemon=True).start()
-    if is_good:
-        links.check_transport(transport, 0, 1, 7)
-        return
-    with pytest.raises(ClusterError, match="from worker 1 to worker 0 arrive corrupted: 4096 bytes counting up"):
-        links.check_transport(transport, 0, 1, 7)
-
-
 def test_a_corrupted_copy_to_a_device_and_back_is_named() -> None:
     links.check_moves(torch.clone, "gpu0 to gpu1", seed=0)
 
@@ -130,18 +79,11 @@ def test_a_corrupted_copy_to_a_device_and_back_is_named() -> None:
         links.check_moves(broken, "gpu0 to gpu1", seed=0)
 
 
-ways = pytest.mark.parametrize(
-    ("shared", "way"), [("1", "shared memory"), ("0", "gloo over loopback")], ids=["shared_memory", "gloo"]
-)
-
-
 # -- this machine ------------------------------------------------------------------------------------------------
 
 
 @two_cores
-@ways
-def test_this_machine_becomes_a_cluster(monkeypatch: pytest.MonkeyPatch, shared: str, way: str) -> None:
-    monkeypatch.setenv("PLACEMENT_SHARED_MEMORY", shared)
+def test_this_machine_becomes_a_cluster() -> None:
     found = measure.local_cluster(2, effort=BRIEF)
     assert found.name == "local"
     assert [(device.name, device.kind) for device in found.devices] == [("cpu0", "cpu"), ("cpu1", "cpu")]
@@ -151,7 +93,7 @@ def test_this_machine_becomes_a_cluster(monkeypatch: pytest.MonkeyPatch, shared:
         assert 0 < device.launch_overhead_s < math.inf
         assert 0 < device.memory_bytes <= available_bytes()
         assert device.model == f"{measure.cpu_model()} core"
-    for word in ("measured 20", f"placement {placement.__version__}", f"torch {torch.__version__}", "pinned", way):
+    for word in ("measured 20", f"placement {placement.__version__}", f"torch {torch.__version__}", "pinned", "gloo"):
         assert word in found.source
 
     assert [(each.kind, each.ranks, each.sizes) for each in found.collectives] == [
@@ -187,10 +129,10 @@ def test_one_core_is_a_cluster_without_links() -> None:
 
 
 def test_a_process_of_its_own_finds_the_same_machine() -> None:
-    apart = measure._known_apart(1, 0, False, BRIEF)
+    apart = measure._apart("_known", 1, 0, False, BRIEF)
     assert (apart, apart.source) == (measure.local_cluster(1), measure.local_cluster(1).source)
-    with pytest.raises(ClusterError, match=r"^this machine cannot be measured: got devices = 999; expected 1 to"):
-        measure._known_apart(999, 0, False, BRIEF)
+    with pytest.raises(ClusterError, match=r"^got devices = 999; expected 1 to"):
+        measure._apart("_known", 999, 0, False, BRIEF)
 
 
 def test_the_second_time_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,23 +249,31 @@ def test_without_a_place_for_the_cache_it_is_measured(tmp_path: Path, monkeypatc
     assert measure.local_cluster(1, effort=BRIEF).n_devices == 1
 
 
-def _corrupting(transport: type[GlooTransport | MailTransport]) -> type[Any]:
-    def receive(self: Any, channel: Channel, coming: Any) -> torch.Tensor:
-        arrived = transport.receive(self, channel, coming)
-        arrived[-1] += 1
-        return arrived
+@two_cores
+def test_a_link_that_corrupts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    received = torch.distributed.recv
 
-    return type("Corrupting", (transport,), {"receive": receive})
+    def corrupting(tensor: torch.Tensor, source: int) -> None:
+        received(tensor, source)
+        if tensor.numel() == 4096:
+            tensor[1234] ^= 1
+
+    monkeypatch.setattr(links.dist, "recv", corrupting)
+    with pytest.raises(
+        ClusterError, match=r"copies from worker \d to worker \d arrive corrupted: 4096 bytes counting up"
+    ):
+        measure.local_cluster(2, effort=BRIEF)
 
 
 @two_cores
-@ways
-def test_a_link_that_corrupts_is_refused(monkeypatch: pytest.MonkeyPatch, shared: str, way: str) -> None:
-    monkeypatch.setenv("PLACEMENT_SHARED_MEMORY", shared)
-    for name in ("GlooTransport", "MailTransport"):
-        monkeypatch.setattr(workers, name, _corrupting(getattr(workers, name)))
-    with pytest.raises(ClusterError, match=r"copies from worker \d to worker \d arrive corrupted: 1 bytes"):
-        measure.local_cluster(2, effort=BRIEF)
+def test_whoever_has_a_process_group_measures_in_another_process(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        found = measure.measured_machine(2, effort=BRIEF)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert len(found.cluster.collectives) == len(KINDS)
+    assert set(found.links) == {("cpu0", "cpu1"), ("cpu1", "cpu0")}
 
 
 def test_env_alone_says_what_to_import(monkeypatch: pytest.MonkeyPatch) -> None:
