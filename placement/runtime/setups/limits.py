@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,17 +39,20 @@ def check_source(source: str) -> None:
 
 def check_exportable(result: Result, strategy: Strategy, graph: OpGraph | None) -> None:
     """Raises: MismatchError: a strategy that plain PyTorch has no words for; the graph is the model's own."""
-    reason = next(_limits(result, strategy, graph), None)
+    reason = next(_of_scripts(result, strategy, graph), None)
     if reason is not None:
-        exportable = (one for one in _plainer(strategy) if next(_limits(result, one), None) is None)
+        exportable = (one for one in plainer(strategy) if next(_of_scripts(result, one), None) is None)
         nearest = next(exportable, None)
         instead = "" if nearest is None else f"; the nearest that can be is {show(nearest.text)}"
         raise MismatchError(f"strategy {show(strategy.text)} cannot be written as plain PyTorch: {reason}{instead}.")
 
 
-def _plainer(strategy: Strategy) -> Iterator[Strategy]:
-    """Strategies with less and less that is out of the ordinary; each has the same sizes, if torch has such axes."""
-    if strategy.is_none:
+def plainer(strategy: Strategy) -> Iterator[Strategy]:
+    """Strategies of as many devices with less and less that is out of the ordinary.
+
+    Axes that torch does not have become replicas at last.
+    """
+    if strategy.is_none or strategy.is_placed:
         return
     rules = tuple(replace(rule, modules=(), tensor_modules=(), shares=()) for rule in strategy.mesh)
     found = replace(strategy, mesh=rules, device_names=())
@@ -62,6 +66,11 @@ def _plainer(strategy: Strategy) -> Iterator[Strategy]:
     if found.stages > 1 and found.virtual_stages == found.stages:
         found = replace(found, order="1f1b" if found.micro_batches >= found.stages else "gpipe")
         yield found
+    others = [rule for rule in found.mesh if not AXES[rule.name].in_torch]
+    if others and all(rule.name != GROUPS for rule in found.mesh):
+        replicas = math.prod(rule.size for rule in (*others, *(rule for rule in found.mesh if rule.name == "dp")))
+        kept = tuple(rule for rule in found.mesh if rule not in others and rule.name != "dp")
+        yield replace(found, mesh=(MeshRule("dp", replicas), *kept))
 
 
 def _is_on_cpus(strategy: Strategy, cluster: Cluster) -> bool:
@@ -92,18 +101,27 @@ def no_sequence(strategy: Strategy) -> Iterator[str]:
 
 def torch_lacks(result: Result) -> Iterator[str]:
     """Parts of a result's strategy that plain PyTorch has no words for; it need not have been carried out."""
+    return _of_scripts(result, result.strategy)
+
+
+def runner_lacks(result: Result) -> Iterator[str]:
+    """The same of what `placement.apply` runs by torch's engine, for inference, too."""
     return _limits(result, result.strategy)
 
 
-def _limits(result: Result, strategy: Strategy, model_graph: OpGraph | None = None) -> Iterator[str]:
-    graph = result.graph
+def _of_scripts(result: Result, strategy: Strategy, model_graph: OpGraph | None = None) -> Iterator[str]:
     if strategy.is_none:
         yield (
             "it is one of placements, which no script of torch's libraries runs; export it as a device_map, or name a "
             "strategy, as `placement optimize` with --strategy dp2 does"
         )
-    if graph.origin.train is False:
+    if result.graph.origin.train is False:
         yield "it was found for inference, and the script trains; place the training step, with train=True"
+    yield from _limits(result, strategy, model_graph)
+
+
+def _limits(result: Result, strategy: Strategy, model_graph: OpGraph | None = None) -> Iterator[str]:
+    graph = result.graph
     precision = graph.origin.precision
     has_policy = precision is not None and precision not in ("float32", "bfloat16")
     if has_policy and any(rule.tensor_modules for rule in strategy.mesh):
