@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from graphs.errors import GraphError
@@ -107,16 +107,35 @@ _Graph = TypeVar("_Graph")
 
 
 @dataclass(frozen=True)
+class ModelCall:
+    """A model as it was captured.
+
+    Attributes:
+        model: a ``torch.nn.Module``.
+        args, kwargs: example inputs.
+        loss: as in `graphs.capture.capture`.
+    """
+
+    model: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    loss: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True)
 class CapturedStep:
     """How to get at the step that a graph was made of, where this process can have it.
 
     Attributes:
         program: gives it, a `graphs.capture.Program` without the data of the model.
         identity: gives a text that is equal for steps of equal calls.
+        call: gives the model with values and its inputs: of a model whose code has small sizes those, and so many
+            samples; of another one the samples that were captured. None where it is gone.
     """
 
     program: Callable[[], Any]
     identity: Callable[[], str]
+    call: Callable[[int], ModelCall | None] = lambda samples: None
 
 
 def keep_step(graph: _Graph, step: CapturedStep) -> _Graph:

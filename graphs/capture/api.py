@@ -37,6 +37,7 @@ from graphs.capture.untraced import as_untraced
 from graphs.errors import CaptureError, PlacementError, UnknownNameError
 from graphs.kept import precision_named
 from graphs.opgraph import OpGraph, Origin
+from graphs.origin import ModelCall
 from graphs.recipes import OPTIMIZERS, Optimizer, Precision
 
 GRANULARITIES = ("op", "module", "auto")
@@ -84,7 +85,7 @@ def capture(
             program = capture_program(
                 model, args, kwargs, train, loss=loss, optimizer=optimizer, precision=precision, name=name
             )
-            return with_step(program)
+            return with_step(program, ModelCall(unwrapped(model), *example_inputs(args, kwargs), loss))
         except CaptureError as error:
             if granularity == "op" or error.way_out != TO_MODULES or precision is not None:
                 raise

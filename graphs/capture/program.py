@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
 from graphs.capture.drafts import Drafts, Operand
 from graphs.capture.trace import TensorInfo, Trace, layouts
 from graphs.opgraph import OpGraph
-from graphs.origin import CapturedStep, keep_step
+from graphs.origin import CapturedStep, ModelCall, keep_step
+
+_FEW = 4096  # numbers of an example input that may be kept
 
 
 @dataclass(frozen=True)
@@ -84,15 +88,35 @@ class Program:
     tables: Mapping[int, int]
 
 
-def with_step(program: Program) -> OpGraph:
-    """The graph of a program, which keeps it."""
-    return keep_step(program.graph, captured_step(program))
+def with_step(program: Program, call: ModelCall) -> OpGraph:
+    """The graph of a program, which keeps it, and knows its model for as long as somebody has that."""
+    return keep_step(program.graph, replace(captured_step(program), call=_weakly(call)))
 
 
 def captured_step(program: Program) -> CapturedStep:
     """A program without the data of the model."""
     kept = replace(program, constants={})
     return CapturedStep(lambda: kept, lambda: _digest(kept))
+
+
+def _weakly(call: ModelCall) -> Callable[[int], ModelCall | None]:
+    """The call while its model lives. Of its inputs whole numbers are kept, and the shapes of all others."""
+    reference, rest = weakref.ref(call.model), replace(call, model=None)
+    args, kwargs = pytree.tree_map(_light, (call.args, call.kwargs))
+
+    def again(samples: int) -> ModelCall | None:
+        model = reference()
+        return None if model is None else replace(rest, model=model, args=args, kwargs=kwargs)
+
+    return again
+
+
+def _light(leaf: Any) -> Any:
+    """A tensor without memory, unless it is small, or of whole numbers, which may be those of words."""
+    if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
+        return leaf
+    is_needed = leaf.numel() <= _FEW or not (leaf.is_floating_point() or leaf.is_complex())
+    return leaf.detach() if is_needed else leaf.detach().to("meta")
 
 
 def _digest(program: Program) -> str:

@@ -20,7 +20,7 @@ from graphs.errors import GraphError
 from graphs.files import load_json_graph, save_graph
 from graphs.kept import precision_named
 from graphs.opgraph import OpGraph
-from graphs.origin import CapturedStep, keep_step, step_of
+from graphs.origin import CapturedStep, ModelCall, keep_step, step_of
 from graphs.zoo import MODELS, ZooModel, build
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def model_graph(
     samples = MODELS[name].batch_size if batch_size is None else batch_size  # some have it in another dimension
     size = "" if batch_size is None else f"-{batch_size}"
     return _kept(
-        _Named(name, f"{name}{size}", samples, partial(build, name, batch_size=batch_size)),
+        _Named(name, f"{name}{size}", samples, partial(build, name, batch_size=batch_size), partial(_small, name)),
         train,
         granularity,
         precision,
@@ -66,7 +66,21 @@ def decoder_graph(
         CaptureError: it cannot be traced.
     """
     digest = hashlib.sha256(f"{type(config).__qualname__} {config!r} {name}".encode()).hexdigest()[:16]
-    return _kept(_Named(name, f"decoder-{digest}", config.batch_size, partial(_built, config)), train, "op", precision)
+    named = _Named(
+        name, f"decoder-{digest}", config.batch_size, partial(_built, config), partial(_small_decoder, config)
+    )
+    return _kept(named, train, "op", precision)
+
+
+def _small(name: str, samples: int) -> ZooModel:
+    return build(name, device="cpu", small=True, batch_size=samples)
+
+
+def _small_decoder(config: DecoderConfig, samples: int) -> ZooModel:
+    """A decoder of the same form with the sizes of the zoo's small ones."""
+    from graphs.zoo.decoders import small_decoder
+
+    return small_decoder(config, samples)
 
 
 def _built(config: DecoderConfig) -> ZooModel:
@@ -87,12 +101,14 @@ class _Named:
         key: of its files, and of its step.
         samples: of a step.
         build: makes it on ``meta``.
+        small: makes it with values, of small sizes and for so many samples.
     """
 
     name: str
     key: str
     samples: int
     build: Callable[[], ZooModel]
+    small: Callable[[int], ZooModel]
 
     def arguments(self, train: bool) -> tuple[nn.Module, tuple[Any, ...]]:
         """The model, and what it is called with."""
@@ -107,8 +123,12 @@ def _kept(model: _Named, train: bool, granularity: str, precision: str | None) -
         module, args = model.arguments(train)
         return capture_program(module, args, None, train, precision=precision, name=model.name)
 
+    def call(samples: int) -> ModelCall:
+        zoo = model.small(samples)
+        return ModelCall(zoo.model, zoo.train_args if train else zoo.args)
+
     capture = partial(_capture, model, train, granularity, precision)
-    return kept_graph(model.key, train, granularity, precision, capture, program)
+    return kept_graph(model.key, train, granularity, precision, capture, program, call)
 
 
 def kept_graph(
@@ -118,12 +138,14 @@ def kept_graph(
     precision: str | None,
     capture: Callable[[], OpGraph],
     program: Callable[[], Program],
+    call: Callable[[int], ModelCall | None],
 ) -> OpGraph:
     """A graph from the cache if this version captured it before, else captured now.
 
     Args:
         key: of all that the graph depends on beside the three that follow.
         program: captures its step again, for a graph of ops that is read from the cache.
+        call: as of `graphs.origin.CapturedStep`.
 
     Raises:
         UnknownNameError: no such precision.
@@ -150,7 +172,7 @@ def kept_graph(
         return graph
     step = step_of(graph)  # of one that was captured now
     again = program if step is None else step.program
-    return keep_step(graph, CapturedStep(again, lambda: f"{key} {train} {precision or ''}"))
+    return keep_step(graph, CapturedStep(again, lambda: f"{key} {train} {precision or ''}", call))
 
 
 def cache_dir() -> Path:

@@ -354,6 +354,29 @@ def decoder(config: DecoderConfig) -> ZooModel:
 _SMALL = DecoderConfig(2, 16, 2, 16, heads=4, key_value_heads=2, inner_width=32, vocabulary=20, dtype=torch.float32)
 
 
+def small_decoder(config: DecoderConfig, batch_size: int) -> ZooModel:
+    """A decoder of the same form as another one, with the small sizes."""
+    sizes = {
+        name: getattr(_SMALL, name) for name in ("tokens", "layers", "width", "heads", "inner_width", "vocabulary")
+    }
+    same = config.key_value_heads == config.heads
+    found = replace(
+        config,
+        **sizes,
+        key_value_heads=_SMALL.heads if same else min(config.key_value_heads, _SMALL.key_value_heads),
+        head_width=min(config.head_width, 4),
+        experts=min(config.experts, 4),
+        experts_asked=min(config.experts_asked, 2),
+        shared_width=min(config.shared_width, 2 * _SMALL.inner_width),
+        dense_layers=min(config.dense_layers, 1),
+        dense_width=min(config.dense_width, 2 * _SMALL.inner_width),
+        dropout=0.0,
+        dtype=torch.float32,
+        batch_size=batch_size,
+    )
+    return decoder(found)
+
+
 def llama3_8b(small: bool, batch_size: int | None) -> ZooModel:
     """Llama 3 of 32 layers, on sequences of 8192 words."""
     config = DecoderConfig(8, 8192, 32, 4096, heads=32, key_value_heads=8, inner_width=14_336, vocabulary=128_256)

@@ -8,6 +8,8 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -15,11 +17,15 @@ from typing import TYPE_CHECKING, Any
 from graphs.errors import CaptureError, GraphFileError, UnknownNameError
 from graphs.kept import own_precision, precision_named
 from graphs.opgraph import OpGraph
+from graphs.origin import ModelCall, keep_step, step_of
 from placement.inputs.main_memory import available_bytes
 from placement.inputs.transformers_config import Building, configured, is_configuration, key_of
 
 if TYPE_CHECKING:
     from graphs.capture import Program
+
+_SAMPLES = {"batch", "batch_size"}  # names of a function's parameter
+_LARGE_BYTES = 1 << 30  # weights that are not made only to compute with fewer
 
 
 def is_model(argument: str) -> bool:
@@ -73,11 +79,45 @@ def graph_of_function(
         return capture_program(model, args, kwargs, train, precision=precision)
 
     return kept_graph(
-        key, train, granularity, precision, lambda: _graph(label, train, granularity, dims, precision), program
+        key,
+        train,
+        granularity,
+        precision,
+        lambda: _graph(label, train, granularity, dims, precision),
+        program,
+        partial(_call, label, dims, train),
     )
 
 
+def _call(label: str, dims: Mapping[str, int], train: bool, samples: int) -> ModelCall | None:
+    """The model with its inputs, as of `graphs.origin.CapturedStep`; on ``meta`` where its weights are many.
+
+    A function that takes ``batch`` or ``batch_size`` gives so many samples.
+    """
+    from graphs.capture import example_inputs  # these load torch
+    from placement.inputs.on_meta import on_meta
+
+    sizes = dict(dims)
+    for name in _SAMPLES & _parameters(label):
+        sizes[name] = samples
+    try:
+        returned = make_model(label, sizes, on_meta(), train)
+        is_large = _weight_bytes(returned) > _LARGE_BYTES
+    except CaptureError:
+        is_large = False
+    if not is_large and is_function(label):
+        returned = make_model(label, sizes, None, train)
+    is_call = isinstance(returned, tuple) and len(returned) in (2, 3)
+    return ModelCall(returned[0], *example_inputs(*(*returned[1:], None)[:2])) if is_call else None
+
+
 def _graph(label: str, train: bool, granularity: str, dims: Mapping[str, int], precision: str | None) -> OpGraph:
+    graph = _graph_of(label, train, granularity, dims, precision)
+    step = step_of(graph)
+    return graph if step is None else keep_step(graph, replace(step, call=partial(_call, label, dims, train)))
+
+
+def _graph_of(label: str, train: bool, granularity: str, dims: Mapping[str, int], precision: str | None) -> OpGraph:
     from placement.inputs.on_meta import on_meta  # loads torch
 
     try:
@@ -168,6 +208,14 @@ def call_function(label: str, dims: Mapping[str, int] | None = None, building: B
         GraphFileError, CaptureError: the file cannot be read, the function does not take `dims`, or the user's code
             failed.
     """
+    function, path = _function(label), Path(label.rpartition(":")[0])
+    _check_parameters(function, label, dims or {})
+    with _user_code(path, label), building or contextlib.nullcontext():
+        return function(**dims or {})
+
+
+def _function(label: str) -> Callable[..., Any]:
+    """The function that ``file.py:function`` names."""
     file, _, name = label.rpartition(":")
     path = Path(file)
     _refuse_namesakes(path)
@@ -181,9 +229,12 @@ def call_function(label: str, dims: Mapping[str, int] | None = None, building: B
             if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
         ]
         raise UnknownNameError(f"function in {path}", name, own)
-    _check_parameters(function, label, dims or {})
-    with _user_code(path, label), building or contextlib.nullcontext():
-        return function(**dims or {})
+    return function
+
+
+def _parameters(label: str) -> set[str]:
+    """Names of the sizes that a function or a configuration takes."""
+    return set(inspect.signature(_function(label)).parameters) if is_function(label) else {"batch"}
 
 
 def _check_parameters(function: Callable[..., Any], label: str, dims: Mapping[str, int]) -> None:
