@@ -131,11 +131,13 @@ class CapturedStep:
         identity: gives a text that is equal for steps of equal calls.
         call: gives the model with values and its inputs: of a model whose code has small sizes those, and so many
             samples; of another one the samples that were captured. None where it is gone.
+        model: gives the very model that was captured, or one like it on ``meta``. None where it is gone.
     """
 
     program: Callable[[], Any]
     identity: Callable[[], str]
     call: Callable[[int], ModelCall | None] = lambda samples: None
+    model: Callable[[], Any] = lambda: None
 
 
 def keep_step(graph: _Graph, step: CapturedStep) -> _Graph:

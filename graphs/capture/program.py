@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
@@ -90,7 +90,7 @@ class Program:
 
 def with_step(program: Program, call: ModelCall) -> OpGraph:
     """The graph of a program, which keeps it, and knows its model for as long as somebody has that."""
-    return keep_step(program.graph, replace(captured_step(program), call=_weakly(call)))
+    return keep_step(program.graph, replace(captured_step(program), call=_weakly(call), model=_known(call.model)))
 
 
 def captured_step(program: Program) -> CapturedStep:
@@ -109,6 +109,13 @@ def _weakly(call: ModelCall) -> Callable[[int], ModelCall | None]:
         return None if model is None else replace(rest, model=model, args=args, kwargs=kwargs)
 
     return again
+
+
+def _known(model: nn.Module) -> Callable[[], nn.Module | None]:
+    """The model, as long as somebody else has it, unless it takes no memory."""
+    if all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        return lambda: model
+    return weakref.ref(model)
 
 
 def _light(leaf: Any) -> Any:

@@ -128,7 +128,7 @@ def _kept(model: _Named, train: bool, granularity: str, precision: str | None) -
         return ModelCall(zoo.model, zoo.train_args if train else zoo.args)
 
     capture = partial(_capture, model, train, granularity, precision)
-    return kept_graph(model.key, train, granularity, precision, capture, program, call)
+    return kept_graph(model.key, train, granularity, precision, capture, program, call, lambda: model.build().model)
 
 
 def kept_graph(
@@ -139,13 +139,14 @@ def kept_graph(
     capture: Callable[[], OpGraph],
     program: Callable[[], Program],
     call: Callable[[int], ModelCall | None],
+    model: Callable[[], nn.Module | None],
 ) -> OpGraph:
     """A graph from the cache if this version captured it before, else captured now.
 
     Args:
         key: of all that the graph depends on beside the three that follow.
         program: captures its step again, for a graph of ops that is read from the cache.
-        call: as of `graphs.origin.CapturedStep`.
+        call, model: as of `graphs.origin.CapturedStep`.
 
     Raises:
         UnknownNameError: no such precision.
@@ -172,7 +173,7 @@ def kept_graph(
         return graph
     step = step_of(graph)  # of one that was captured now
     again = program if step is None else step.program
-    return keep_step(graph, CapturedStep(again, lambda: f"{key} {train} {precision or ''}", call))
+    return keep_step(graph, CapturedStep(again, lambda: f"{key} {train} {precision or ''}", call, model))
 
 
 def cache_dir() -> Path:

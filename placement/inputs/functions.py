@@ -86,7 +86,19 @@ def graph_of_function(
         lambda: _graph(label, train, granularity, dims, precision),
         program,
         partial(_call, label, dims, train),
+        partial(_model, label, dims, train),
     )
+
+
+def _model(label: str, dims: Mapping[str, int], train: bool) -> Any:
+    """The model, on ``meta`` where that works; None where the function returns none."""
+    from placement.inputs.on_meta import on_meta  # loads torch
+
+    try:
+        returned = make_model(label, dims, on_meta(), train)
+    except CaptureError:
+        returned = make_model(label, dims, None, train)
+    return returned[0] if isinstance(returned, tuple) and returned else None
 
 
 def _call(label: str, dims: Mapping[str, int], train: bool, samples: int) -> ModelCall | None:
@@ -114,7 +126,10 @@ def _call(label: str, dims: Mapping[str, int], train: bool, samples: int) -> Mod
 def _graph(label: str, train: bool, granularity: str, dims: Mapping[str, int], precision: str | None) -> OpGraph:
     graph = _graph_of(label, train, granularity, dims, precision)
     step = step_of(graph)
-    return graph if step is None else keep_step(graph, replace(step, call=partial(_call, label, dims, train)))
+    if step is None:
+        return graph
+    model = step.model if step.model() is not None else partial(_model, label, dims, train)
+    return keep_step(graph, replace(step, call=partial(_call, label, dims, train), model=model))
 
 
 def _graph_of(label: str, train: bool, granularity: str, dims: Mapping[str, int], precision: str | None) -> OpGraph:
