@@ -140,6 +140,12 @@ def _threads(request: Request) -> nn.Module:
 
 def _ranks(request: Request) -> nn.Module:
     """This process's share of a model under a strategy or a placement, one process for each device."""
+    if not request.is_strategy:
+        from placement.runtime.modules.placed_ranks import placed_ranks
+        from placement.runtime.ranks.group import joined
+
+        joined(request.n_devices)  # before the model is captured, so that the others hear of what goes wrong there
+        return placed_ranks(request.model, request.layout(), loss=request.loss)
     from placement.runtime.backends.device_mesh import check_mesh
     from placement.runtime.modules.strategy_module import StrategyModule
     from placement.runtime.ranks.process_group import join

@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from graphs.errors import MismatchError, RankError
+from placement.processes.loopback import keep_to_loopback
 from placement.runtime.ranks.failures import first_line
 from placement.runtime.transport.gloo import gloo_group
 
@@ -39,6 +40,12 @@ def meeting_point(size: int) -> tuple[Any, int, int]:
     """
     if dist.is_initialized():
         return dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
+    check_environment(size)
+    return environment_store()
+
+
+def check_environment(size: int) -> None:
+    """Raises: MismatchError: nothing says which of several processes this is, or there are fewer or more of them."""
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise MismatchError(
@@ -47,7 +54,12 @@ def meeting_point(size: int) -> tuple[Any, int, int]:
     check_size(int(os.environ["WORLD_SIZE"]), size)
     if os.environ["MASTER_PORT"] == "0":
         raise MismatchError("MASTER_PORT is 0; start torchrun with --standalone, or give it a --master-port.")
-    return environment_store()
+
+
+def keep_to_host() -> None:
+    """Where all processes are on this host, as ``torchrun`` says, let them listen on the loopback interface alone."""
+    if os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ["WORLD_SIZE"]:
+        keep_to_loopback()
 
 
 def environment_store() -> tuple[Any, int, int]:

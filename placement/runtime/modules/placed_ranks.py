@@ -1,0 +1,262 @@
+"""`PlacedRanks`: the share of a placed model that one process runs, one for each device."""
+
+from __future__ import annotations
+
+import pathlib
+import zlib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from graphs.capture.record import Loss, argument_leaves
+from graphs.errors import MismatchError
+from placement.inputs.call_arguments import check_call, tensors_of
+from placement.runtime.modules.gradients import add_gradients
+from placement.runtime.modules.initial_values import initial_values
+from placement.runtime.modules.local_tensors import lent
+from placement.runtime.modules.own_states import OwnStates, Path
+from placement.runtime.modules.rank_step import RankStep
+from placement.runtime.modules.run_folder import load_run, save_run
+from placement.runtime.modules.wrapper import OpByOpWrapper
+from placement.runtime.program.derived_layout import nearest, same_ops
+from placement.runtime.program.device_layout import DeviceLayout, Key
+from placement.runtime.program.named_tensors import NamedTensors
+from placement.runtime.program.variants import Variants
+from placement.runtime.ranks.transfers import direct_ways
+from placement.runtime.ranks.group import Ranks, joined
+from placement.runtime.ranks.meeting import check_size
+
+
+class PlacedRanks(OpByOpWrapper):
+    """A drop-in for the model in a program that runs once per device.
+
+    It has the model's modules, and of its parameters and buffers those that this rank's ops need, under their own keys:
+    ``parameters()`` is what this rank's optimizer takes. All ranks make the same calls, with the whole batch. With one
+    seed on all ranks dropout draws what it draws on one device.
+
+    Other batch sizes and lengths are captured when they first come, as far as the model runs the same ops for them, and
+    so is evaluation of a model placed for training.
+
+    Args:
+        model: gives what it has to this module; with its parameters on ``meta``, each process makes only its own.
+        layout: what every device does; the device of a number is the rank of that number.
+        ranks: the processes.
+        place: the torch device of this one.
+        loss: the model was captured with.
+
+    Raises:
+        MismatchError: there are not as many ranks as devices, or they have different placements.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, layout: DeviceLayout, ranks: Ranks, place: torch.device, loss: Loss | None = None
+    ) -> None:
+        super().__init__(model, layout.step.program)
+        check_size(ranks.size, len(layout.places))
+        _check_same(ranks, layout)
+        self._layout, self._ranks, self._place = layout, ranks, place
+        self._is_trained = layout.step.program.train
+        self._tensors = NamedTensors(model)
+        self._states = OwnStates(model, layout, ranks, place)
+        self._ways = direct_ways(ranks, place)
+        self._steps: dict[DeviceLayout, RankStep] = {}
+        whole = partial(lent, model, self._states.outlines)
+        self._variants = Variants(model, layout.step.program, layout, same_ops, nearest, loss, whole)
+        if not self._is_trained:
+            self.eval()
+
+    @property
+    def rank(self) -> int:
+        """The number of this process, that of its device."""
+        return self._ranks.rank
+
+    def train(self, mode: bool = True) -> PlacedRanks:
+        """As of any module.
+
+        Raises:
+            MismatchError: training of a model that was captured for inference.
+        """
+        if mode and not self._is_trained:
+            raise MismatchError("the model was captured for inference; capture it with train=True to train it.")
+        super().train(mode)
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise MismatchError(
+            "a process's share of a model cannot be copied or pickled; save() writes the model, gathered_state_dict() "
+            "gives its tensors."
+        )
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Run the ops between two transfers under torch.compile, whose options it takes."""
+        super().compile(*args, **kwargs)
+        self._steps.clear()
+
+    # -- running ----------------------------------------------------------------------------------------------
+
+    def step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Forward pass, the loss that was captured, and backward pass, as placed.
+
+        Adds to ``grad`` of this rank's parameters.
+
+        Returns:
+            The loss, a tensor of one number, on every rank.
+
+        Raises:
+            MismatchError: the model was captured for inference, or with other arguments, or it is in evaluation mode.
+            RankError: the run has failed, here or on another rank.
+        """
+        if not self._is_trained:
+            raise MismatchError("the result is for inference; step() expects one of a training step (train=True).")
+        if not self.training:
+            raise MismatchError("the model is in evaluation mode; step() trains it, call train() first.")
+        given, _ = self._run(args, kwargs)
+        gradients = {key[1]: value for key, value in given.items() if key[0] == "gradient"}
+        # One that was frozen since gets none, as without a placement.
+        trained = {name: value for name, value in gradients.items() if self._tensors[name].requires_grad}
+        add_gradients(self, trained)
+        loss: torch.Tensor = given["loss", 0]
+        return loss
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the model, on every rank; of a training step in evaluation mode only.
+
+        They have no gradients: `step` runs both passes, and the loss that the model was captured with.
+
+        Raises:
+            MismatchError: training mode, or other arguments than captured.
+            RankError: the run has failed, here or on another rank.
+        """
+        if self._is_trained and self.training:
+            raise MismatchError(
+                "in training mode step() runs the forward and backward passes together, with the loss that the model "
+                "was captured with; to run the model alone call eval() first, or apply a result for inference."
+            )
+        given, step = self._run(args, kwargs)
+        return step.outputs(given)
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[Key, Any], RankStep]:
+        """The results of the step for these arguments in this mode, which is captured when it is first needed."""
+        self._states.check_filled()
+        check_call(self._model, args, kwargs)
+        leaves = argument_leaves(self._model, args, kwargs)
+        if self.training:
+            self._check_gradients(tensors_of(leaves))
+        layout = self._variants.get(args, kwargs, leaves, self.training)
+        if layout not in self._steps:
+            self._steps[layout] = made = RankStep(layout, self._ranks, self._ways, self._place, self._tensors.get)
+            if self._compile_run is not None:
+                made.compile(self._compile_run)
+        step = self._steps[layout]
+        return step.run(leaves), step
+
+    # -- gradients and checkpoints ----------------------------------------------------------------------------
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """As `torch.nn.utils.clip_grad_norm_`, by the norm over all ranks. All ranks call it."""
+        return self._states.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
+
+    def gathered_gradients(self) -> dict[str, torch.Tensor]:
+        """``grad`` of the whole model's parameters by their own keys, 0 where there is none yet, on the CPU of rank 0.
+
+        An empty dict elsewhere. All ranks call it.
+        """
+        return self._states.gathered_gradients()
+
+    def gathered_state_dict(self) -> dict[str, torch.Tensor]:
+        """The whole model's state dict with its own keys, on the CPU of rank 0; an empty one elsewhere. All call it."""
+        return self._states.gathered_state_dict()
+
+    def whole(self, name: str) -> torch.Tensor:
+        """One parameter or buffer, whole, on the CPU of every rank. All ranks call it."""
+        return self._states.whole(name)
+
+    def own_part(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        """This rank's part of a tensor like a parameter or buffer: all of it, or None for one that others have."""
+        return tensor if self._tensors.get(name) is not None else None
+
+    def reset_parameters(self, seed: int = 0) -> None:
+        """Give this rank's parameters and buffers the values with which the model itself begins, as after ``to_empty``.
+
+        Every rank draws the same, one module after the other in the order of `named_modules`, so that no more than one
+        is whole at a time; `placement.runtime.modules.initial_values` says how a model gives itself values. All ranks
+        call it, before the first step.
+
+        Args:
+            seed: of torch's random numbers meanwhile.
+        """
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for name, value in initial_values(self._model, self._states.outlines):
+                own = self._tensors.get(name)
+                if own is not None:
+                    own.copy_(value)
+
+    def save(self, path: Path) -> None:
+        """Write the whole model to a safetensors file with its own keys, in one step. All ranks call it.
+
+        Raises:
+            CheckpointError: on every rank: the file cannot be written.
+        """
+        self._states.save(path)
+
+    def load(self, path: Path) -> None:
+        """Read what this rank has from a safetensors file, whoever wrote it. All ranks call it.
+
+        Raises:
+            MismatchError: on every rank: a tensor is missing or of another shape, or the file is none.
+        """
+        self._states.load(path)
+
+    def save_run(self, folder: Path, optimizer: torch.optim.Optimizer | None, **facts: Any) -> None:
+        """Save model, optimizer and its settings, random numbers and facts for `load_run`. All ranks call it.
+
+        Raises:
+            CheckpointError: on every rank: a file cannot be written.
+            MismatchError: a fact is no plain data.
+        """
+        save_run(self._ranks, self._states.kept(is_own=True), pathlib.Path(folder), optimizer, facts)
+
+    def load_run(self, folder: Path, optimizer: torch.optim.Optimizer | None) -> dict[str, Any] | None:
+        """Go on with what `save_run` saved, on these devices or others. All ranks call it.
+
+        Returns:
+            The facts; None where nothing has been saved yet.
+
+        Raises:
+            MismatchError: on every rank: the run is of another model or optimizer.
+        """
+        found = load_run(self._ranks, self._states.kept(is_own=False), pathlib.Path(folder), optimizer)
+        if found is not None:
+            self._states.forget_start()
+        return found
+
+
+def placed_ranks(
+    model: torch.nn.Module, layout: DeviceLayout, place: torch.device | None = None, loss: Loss | None = None
+) -> PlacedRanks:
+    """The share of a placed model that this process runs, one of as many as the layout has devices.
+
+    Args:
+        place: the torch device of this process; by default as the layout says.
+
+    Raises:
+        MismatchError: there are other processes than devices.
+        RankError: the processes cannot reach each other.
+    """
+    ranks = joined(len(layout.places))
+    return PlacedRanks(model, layout, ranks, place or layout.places[ranks.rank], loss)
+
+
+def _check_same(ranks: Ranks, layout: DeviceLayout) -> None:
+    """Raises: MismatchError: the ranks have different placements, and would wait for each other for ever."""
+    text = repr((layout.step.program.graph.op_names, list(layout.device), [list(ops) for ops in layout.order]))
+    digests = ranks.told(zlib.crc32(text.encode()), "what is placed there")
+    if len(set(digests)) > 1:
+        raise MismatchError(
+            "the ranks have different placements or models; find one result, save it, and give every rank that file."
+        )

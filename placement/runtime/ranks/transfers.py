@@ -1,0 +1,149 @@
+"""`Transfers`: one rank's end of the transfers of a step, by torch.distributed, while both ends compute."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from placement.runtime.program.transfers import Transfer
+from placement.runtime.ranks.group import Ranks
+from placement.runtime.ranks.packing import Packing
+
+_CPU = torch.device("cpu")
+Ways = Mapping[tuple[int, int], Any]
+"""The NCCL group that carries tensors from one rank to another, by both; those without go through the host, by gloo."""
+
+
+def direct_ways(ranks: Ranks, place: torch.device) -> Ways:
+    """A group for each direction between two ranks that have a GPU each. All ranks call it.
+
+    In one group for both directions, what one rank sends would wait for what the other one sends.
+    """
+    is_gpu = place.type == "cuda" and dist.is_nccl_available()
+    identities = ranks.told(str(torch.cuda.get_device_properties(place).uuid) if is_gpu else "")
+    found = {}
+    # One sequence for all, so that no two wait for each other.
+    for source in range(ranks.size):
+        for target in range(ranks.size):
+            if (
+                ranks.rank in (source, target)
+                and identities[source] != identities[target]
+                and ""
+                not in (
+                    identities[source],
+                    identities[target],
+                )
+            ):
+                members = [dist.get_global_rank(ranks.group, rank) for rank in (source, target)]
+                found[source, target] = dist.new_group(members, backend="nccl", use_local_synchronization=True)
+    return found
+
+
+class Transfers:
+    """`placement.runtime.program.transfers.Endpoint` of one rank for one step.
+
+    Args:
+        transfers: those of this rank, by tag.
+        order: tags of what comes from each rank, as that sends them: NCCL tells one from the other by nothing else.
+        names: of the ops.
+        place: the device of this rank.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        transfers: Mapping[int, Transfer],
+        order: Mapping[int, Sequence[int]],
+        names: Sequence[str],
+        place: torch.device,
+        ways: Ways,
+    ) -> None:
+        self._ranks, self._transfers, self._names, self._place, self._ways = ranks, transfers, names, place, ways
+        self._packings = {tag: Packing.of(transfer.info) for tag, transfer in transfers.items()}
+        self._order = order
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins: nothing has been sent yet, nothing has come."""
+        self._queues = {
+            rank: deque(tags) for rank, tags in self._order.items() if (rank, self._ranks.rank) in self._ways
+        }
+        self._wanted: set[int] = set()
+        self._coming: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._sent: list[tuple[int, Any, torch.Tensor]] = []
+
+    def expect(self, tag: int) -> None:
+        """Let a tensor come in as soon as it is sent: by NCCL, once all that come before it are expected."""
+        source = self._transfers[tag].source
+        if source not in self._queues:
+            self._ask(tag)
+            return
+        queue = self._queues[source]
+        self._wanted.add(tag)
+        while queue and queue[0] in self._wanted:
+            self._ask(queue.popleft())
+
+    def receive(self, tag: int) -> torch.Tensor:
+        """Wait for a tensor.
+
+        Raises:
+            RankError: it will never come.
+        """
+        transfer, packing = self._transfers[tag], self._packings[tag]
+        if not packing.n_bytes:
+            layout = packing.layout
+            return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=self._place)
+        queue = self._queues.get(transfer.source, ())
+        while queue and tag not in self._coming:
+            self._ask(queue.popleft())
+        self._ask(tag)
+        work, memory = self._coming.pop(tag)
+        with self._ranks.waiting(transfer.source, self._what(tag)):
+            work.wait()
+        return packing.unpacked(memory).to(self._place)
+
+    def send(self, tag: int, tensor: torch.Tensor) -> None:
+        """Send a tensor, without waiting for it to arrive; it must stay as it is until `finish`."""
+        transfer, packing = self._transfers[tag], self._packings[tag]
+        if not packing.n_bytes:
+            return
+        way = self._ways.get((transfer.source, transfer.target))
+        memory = packing.packed(tensor, _CPU if way is None else self._place)
+        with self._ranks.waiting(transfer.target, self._what(tag)):
+            if way is None:
+                work = dist.isend(memory, group_dst=transfer.target, group=self._ranks.group, tag=tag)
+            else:
+                work = dist.isend(memory, group_dst=int(transfer.target > transfer.source), group=way)
+        self._sent.append((tag, work, memory))
+
+    def finish(self) -> None:
+        """Wait until all that was sent has arrived.
+
+        Raises:
+            RankError: it never will.
+        """
+        for tag, work, _ in self._sent:
+            with self._ranks.waiting(self._transfers[tag].target, f"it to take {self._what(tag)}"):
+                work.wait()
+        self._sent.clear()
+
+    def _ask(self, tag: int) -> None:
+        packing, source = self._packings[tag], self._transfers[tag].source
+        if tag in self._coming or not packing.n_bytes:
+            return
+        way = self._ways.get((source, self._ranks.rank))
+        memory = packing.empty(_CPU if way is None else self._place)
+        with self._ranks.waiting(source, self._what(tag)):
+            if way is None:
+                work = dist.irecv(memory, group_src=source, group=self._ranks.group, tag=tag)
+            else:
+                work = dist.irecv(memory, group_src=int(source > self._ranks.rank), group=way)
+        self._coming[tag] = work, memory
+
+    def _what(self, tag: int) -> str:
+        op = self._transfers[tag].op
+        return f"op {self._names[op]!r}" if op >= 0 else "a parameter or an argument"
