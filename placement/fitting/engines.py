@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from graphs.capture import capture
 from graphs.capture.failure import TO_MODULES
 from graphs.errors import CaptureError
-from placement.fitting.real.devices import delays_of, is_here, kinds_of, plans_of
+from placement.fitting.real.devices import delays_of, is_here, kinds_of, setups_of
 from placement.fitting.real.engine import RealEngine
 from placement.fitting.real.rehearsal import Rehearsal, gradient_times
 from placement.fitting.role import Role
@@ -65,8 +65,8 @@ class Engines:
         participants = participants_of(method, task, workers, self.lr)
         if self.is_real:
             delay_s = delays_of(self._undelayed_s(assignment), self.delays)
-            plans = plans_of(task, self.graph_of(task.batch), cluster, assignment, strategy, self.ranks)
-            return RealEngine(task, workers, participants, delay_s, self.ranks, plans, kinds_of(cluster, assignment))
+            setups = setups_of(task, self.graph_of(task.batch), cluster, assignment, strategy, self.ranks)
+            return RealEngine(task, workers, participants, delay_s, self.ranks, setups, kinds_of(cluster, assignment))
         speeds = speeds_of(self.graph_of, task.batch, cluster, assignment, strategy, self.delays)
         if is_here(cluster, strategy):
             rehearsal = Rehearsal(task, self._gradients_s, workers, len(participants) - workers, task.seed)

@@ -9,5 +9,9 @@ _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def keep_to_loopback() -> None:
-    """Let this process's groups of gloo and NCCL listen on the loopback interface alone: they ask nobody who he is."""
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = _INTERFACE
+    """Let groups of gloo and NCCL that this process makes listen on the loopback interface: they ask nobody who he is.
+
+    ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` name another one.
+    """
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, _INTERFACE)

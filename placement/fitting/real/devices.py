@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from env.gym.named import LOCAL
 from graphs.errors import FitError
 from graphs.formatting import counted
 from placement.fitting.task import CPU, FitTask
-from placement.runtime.ranks.meeting import of_this_host
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from placement.fitting.real.torchrun import Ranks
     from placement.fitting.stragglers import Stragglers
     from placement.fitting.virtual.assignment import Assignment
-    from placement.runtime.planning.strategy_plan import StrategyPlan
+    from placement.runtime.setups.setup import Setup
 
+ItemT = TypeVar("ItemT")
 _GPU = "gpu"  # as kind of a device
 
 
@@ -43,7 +45,7 @@ def check_real(cluster: Cluster, devices: int) -> None:
             f"a real run takes workers on CPU cores or GPUs, and cluster {cluster.name!r} has devices of kind "
             f"{other!r}; take the cluster local, or leave out real."
         )
-    needed, there = (of_this_host(kinds) or kinds).count(_GPU), torch.cuda.device_count()
+    needed, there = (_of_this_host(kinds) or kinds).count(_GPU), torch.cuda.device_count()
     if needed > there:
         raise FitError(
             f"the workers of a real run on cluster {cluster.name!r} take {counted(needed, 'GPU')}, and this machine "
@@ -66,44 +68,56 @@ def place_of(kinds: Sequence[str], number: int) -> torch.device:
     """Device on which a process computes, by the kinds of all; the GPUs of each host are counted from ``cuda:0``."""
     if kinds[number] != _GPU:
         return CPU
-    here = of_this_host(range(len(kinds))) or range(number)
+    here = _of_this_host(range(len(kinds))) or range(number)
     return torch.device("cuda", sum(kinds[other] == _GPU for other in here if other < number))
 
 
-def plans_of(
+def setups_of(
     task: FitTask,
     graph: OpGraph,
     cluster: Cluster,
     assignment: Assignment,
     strategy: Strategy,
     ranks: Ranks | None = None,
-) -> list[StrategyPlan]:
-    """Plans of each worker's processes, one for each device; empty where each worker is one device.
+) -> list[Setup]:
+    """How each worker's processes, one for each device, run the strategy; empty where each worker is one device.
 
     Ranks of torchrun go by what the first of them has worked out: each may have measured another cluster.
 
     Raises:
-        StrategyError: graph or devices do not allow the strategy, or it cannot be run.
+        StrategyError: graph or devices do not allow the strategy.
+        MismatchError: torch cannot run it.
+        FitError: this process has a process group.
     """
     if strategy.devices == 1:
         return []
+    if dist.is_initialized():
+        raise FitError(
+            "this process has a process group, which forks of it would have, too, and the processes of a worker become "
+            "one of their own; fit before init_process_group, or after destroy_process_group."
+        )
     from env.resizing import part_of
-    from graphs.capture import capture_program
     from placement.results.result import Result
-    from placement.runtime.application import plan_of
+    from placement.runtime.setups.setup_of import setup_of
     from placement.solving.strategy_row import strategy_row
 
-    rows = torch.arange(task.batch) % len(task.data[0])
-    arguments = tuple(each[rows] for each in task.data)
-    how: dict[str, Any] = {"loss": task.loss, "optimizer": "sgd", "precision": task.precision}
-    program = capture_program(task.model, arguments, {}, True, **how)
     parts = [part_of(cluster, np.array(own, dtype=np.int64)) for own in assignment.workers]
 
     def results() -> list[str]:
         return [strategy_row(graph, part, strategy).result.to_json() for part in parts]
 
     found = results() if ranks is None else ranks.shared(results)
-    return [plan_of(program, Result.from_json(text)) for text in found]
+    return [setup_of(Result.from_json(text), graph, task.model) for text in found]
+
+
+def _of_this_host(by_process: Sequence[ItemT]) -> list[ItemT] | None:
+    """Those of processes, by number, that ``torchrun`` has started on this host; None where it has only one."""
+    known = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+    if not all(known):
+        return None
+    rank, size, local_rank, local_size = map(int, known)
+    first = rank - local_rank
+    return None if local_size >= size else list(by_process[first : first + local_size])
 
 
 def is_here(cluster: Cluster, strategy: Strategy) -> bool:

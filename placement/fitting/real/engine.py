@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -17,19 +18,20 @@ from graphs.disk import temporary_folder
 from graphs.errors import RankError
 from placement.fitting.log import CurvePoint, FitLog, FitRun, Stop, tell_no_one
 from placement.fitting.real.devices import place_of
+from placement.fitting.real.groups import file_store
 from placement.fitting.real.participant_main import COMPUTED, READ, UPDATED, ParticipantSettings, participant_main
 from placement.fitting.real.worker_groups import READY, WorkerGroup, follow
 from placement.fitting.requests import Participant, Updated, name_of
+from placement.processes.loopback import keep_to_loopback
 from placement.processes.processes import how_ended, orderly_end
 from placement.processes.starting import ENDED, FAILURE, SILENT, Parent, WorkerEndedError, Workers
 from placement.processes.stopped import StoppedProcesses
 from placement.processes.threads import single_threaded
-from placement.runtime.ranks.launch import met_store
 
 if TYPE_CHECKING:
     from placement.fitting.real.torchrun import Ranks
     from placement.fitting.task import FitTask
-    from placement.runtime.planning.strategy_plan import StrategyPlan
+    from placement.runtime.setups.setup import Setup
 
 _LOOK_S = 0.1
 _LOOK_AT_PROCESSES_S = 0.25
@@ -44,7 +46,7 @@ class RealEngine:
     Args:
         delay_s: (worker, step) -> seconds by which a gradient takes longer than it does.
         ranks: of `placement.fitting.real.torchrun`, where participants live beside them; all make the same calls.
-        plans: of each worker's step, where workers lie on several devices; each device is a process.
+        setups: of each worker's step, where workers lie on several devices; each device is a process.
         kinds: of `placement.fitting.real.devices.kinds_of`; the CPU for all by default.
     """
 
@@ -55,14 +57,14 @@ class RealEngine:
         participants: Sequence[Participant],
         delay_s: Callable[[int, int], float],
         ranks: Ranks | None = None,
-        plans: Sequence[StrategyPlan] = (),
+        setups: Sequence[Setup] = (),
         kinds: Sequence[str] = (),
     ) -> None:
         self._task, self._workers, self._participants, self._delay_s = task, workers, participants, delay_s
-        self._ranks, self._plans = ranks, plans
+        self._ranks, self._setups = ranks, setups
         self.pids: list[int] = []
         # (participant, which of its processes), so that those of a worker are neighbours: on one host, if that can be.
-        sizes = [len(plan.states) for plan in plans] or [1] * workers
+        sizes = [math.prod(setup.mesh.values()) for setup in setups] or [1] * workers
         sizes += [1] * (len(participants) - workers)
         self._processes = [(number, group_rank) for number, size in enumerate(sizes) for group_rank in range(size)]
         self._kinds = kinds or ["cpu"] * len(self._processes)
@@ -90,13 +92,13 @@ class RealEngine:
 
     def _process_main(self, stop: Stop, process: int, parent: Parent) -> None:
         """Main function of a process, which is told the names of all stores: the common one, then groups'."""
-        if self._ranks is None:  # all are on this host
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        if self._ranks is None or self._ranks.is_one_host:
+            keep_to_loopback()
         of_all, *of_groups = parent.hear()
-        meet = met_store if self._ranks is None else self._ranks.met_store
+        meet = file_store if self._ranks is None else self._ranks.met_store
         groups = tuple(
-            WorkerGroup(self._task, worker, plan, partial(meet, name))
-            for worker, (plan, name) in enumerate(zip(self._plans, of_groups, strict=True))
+            WorkerGroup(self._task, worker, setup, partial(meet, name))
+            for worker, (setup, name) in enumerate(zip(self._setups, of_groups, strict=True))
         )
         total, (number, group_rank) = len(self._participants), self._processes[process]
         place = place_of(self._kinds, process)
@@ -156,7 +158,7 @@ class RealEngine:
             workers = self._started(stop)
             try:
                 with suppress(WorkerEndedError):  # which is heard of below
-                    workers.tell([str(folder / f"{limit_s:g}-{group}") for group in range(1 + len(self._plans))])
+                    workers.tell([str(folder / f"{limit_s:g}-{group}") for group in range(1 + len(self._setups))])
                 if _meet(workers, names, len(self._processes), limit_s):
                     return workers
             except BaseException:

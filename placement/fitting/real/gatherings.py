@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
-from placement.fitting.real.mail import NO_LIMIT, Mail, fields_of, head_of
+from placement.fitting.real import groups
+from placement.fitting.real.mail import Mail, fields_of, head_of
 from placement.fitting.requests import AllGather, AllReduce, ParticipantLost
 from placement.fitting.task import CPU
-from placement.runtime.transport import nccl
-from placement.runtime.transport.gloo import gloo_group
 
 _LAST_WORDS_S = 2.0  # for the mail to find out who was lost
 
@@ -57,7 +56,7 @@ class Gatherings:
         self._store, self._mail, self._place = store, mail, place
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._left: list[Any] = []  # what nobody waits for any more, but is still written to
-        store.set(_gpu_key(mail.number), nccl.identity(place))
+        store.set(_gpu_key(mail.number), groups.gpu_identity(place))
 
     def all_reduce(self, request: AllReduce) -> tuple[Tensor, ...]:
         """The sums.
@@ -123,9 +122,9 @@ class Gatherings:
         store, rank = PrefixStore(f"group{members}", self._store), members.index(self._mail.number)
         gpus = [self._store.get(_gpu_key(member)) for member in members]
         if not all(gpus) or len(set(gpus)) < len(gpus):
-            return _Group(gloo_group(store, rank, len(members), NO_LIMIT), None)
-        backend = nccl.new_group(store, rank, self._place, len(members))
-        nccl.settle(backend.allreduce([torch.zeros(1, device=self._place)]), self._place)  # which is when they meet
+            return _Group(groups.gloo_group(store, rank, len(members)), None)
+        backend = groups.nccl_group(store, rank, len(members), self._place)
+        groups.settle(backend.allreduce([torch.zeros(1, device=self._place)]), self._place)  # which is when they meet
         return _Group(backend, self._place)
 
     def _apart(self, do: Callable[[], Any]) -> Future[Any]:
@@ -150,7 +149,7 @@ class Gatherings:
                 future, end = work.get_future(), work.wait
                 future.add_done_callback(self._mail.wake)
             else:
-                future = self._apart(partial(nccl.settle, work, group.gpu))
+                future = self._apart(partial(groups.settle, work, group.gpu))
                 end = future.result
             try:
                 self._wait(future.done, members)

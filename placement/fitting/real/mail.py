@@ -9,7 +9,6 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,10 +16,9 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from graphs.errors import FitError
+from placement.fitting.real.groups import gloo_group
 from placement.fitting.requests import LOST, Inbox, Message, ParticipantLost, Post, Receive
-from placement.runtime.transport.gloo import gloo_group
 
-NO_LIMIT = timedelta(days=7)  # a participant may compute for long before it says anything
 _HEAD_BYTES = 2048
 _HEAD, _BODY = 0, 1  # tags of gloo
 _MOST_UNDER_WAY = 8  # messages to one receiver that may be on their way
@@ -43,8 +41,7 @@ class Mail:
         # In ascending order of pairs, so that nobody waits for one who waits for him.
         pairs = {other: (min(number, other), max(number, other)) for other in range(total) if other != number}
         self._groups = {
-            other: gloo_group(PrefixStore(f"pair{pair}", store), pair.index(number), 2, NO_LIMIT)
-            for other, pair in pairs.items()
+            other: gloo_group(PrefixStore(f"pair{pair}", store), pair.index(number), 2) for other, pair in pairs.items()
         }
         for other in self._groups:
             threading.Thread(target=self._receive, args=(other,), daemon=True).start()

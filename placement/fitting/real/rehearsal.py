@@ -14,13 +14,14 @@ import torch
 from graphs.disk import temporary_folder
 from graphs.errors import FitError
 from placement.fitting.real.gatherings import Gatherings
+from placement.fitting.real.groups import file_store
 from placement.fitting.real.mail import Mail
 from placement.fitting.requests import AllGather, AllReduce, Post, Receive
 from placement.fitting.task import FitTask
+from placement.processes.loopback import keep_to_loopback
 from placement.processes.processes import how_ended, orderly_end, usable_cores
 from placement.processes.starting import Parent, WorkerEndedError, WorkerFailedError, Workers
 from placement.processes.threads import on_one_core
-from placement.runtime.ranks.launch import met_store
 
 _TIMED_S, _FEWEST, _MOST = 1.0, 5, 50  # of a measurement: about its time, and how many it is of
 _FIRST = 2  # turns that are not counted: memory is new, and members of a collective meet
@@ -176,7 +177,8 @@ class _Tools:
     """Tools of a participant of a rehearsal."""
 
     def __init__(self, task: FitTask, number: int, total: int, path: str) -> None:
-        store = met_store(path)
+        keep_to_loopback()
+        store = file_store(path)
         self._task, self._weights, self._number = task, task.weights(), number
         self.mail = Mail(store, number, total)
         self.gatherings = Gatherings(store, self.mail, task.place)

@@ -13,10 +13,12 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from functools import cache, partial
 from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from graphs.errors import FitError, PlacementError, RankError, StrategyError
 from placement.fitting.log import CurvePoint, FitRun, ReadVersion
@@ -24,9 +26,10 @@ from placement.fitting.real.plain_pipes import PlainPipe, called, met
 from placement.processes.processes import begin_worker, forking, own_network
 from placement.processes.starting import Parent, Workers
 from placement.processes.stopped import StoppedProcesses
-from placement.runtime.ranks.meeting import LOOPBACK, START, environment_store, fresh_store
 
 ProcessMain = Callable[[Parent], None]  # of a process
+_START = timedelta(seconds=300)  # until all processes are there
+_LOOPBACK = "127.0.0.1"
 _ADDRESS = "fit"
 _LOOK_S = 0.25
 _NO_RANK_0 = "rank 0 has ended or is not reached any more; start the run again."
@@ -39,6 +42,7 @@ class Ranks:
 
     Attributes:
         rank, size: of this process, of all.
+        is_one_host: all are on this host.
     """
 
     def __init__(self) -> None:
@@ -47,19 +51,24 @@ class Ranks:
         Raises:
             RankError: they do not come.
         """
-        store, self.rank, self.size = environment_store()
-        self._store = fresh_store(store, self.rank, self.size, START)  # kept, for the others may still read it
-        self._store.set(f"network/{self.rank}", own_network())
+        try:
+            found = next(iter(rendezvous("env://", timeout=_START)))
+            self._store, self.rank, self.size = found  # the store is kept, for the others may still read it
+            self._store.set(f"network/{self.rank}", own_network())
+            self.is_one_host = len({self._store.get(f"network/{rank}") for rank in range(self.size)}) == 1
+        except (RuntimeError, ValueError, OSError) as error:
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise RankError(f"cannot meet the other processes at {where}: {reason:.200}; start all of them.") from None
         self._others: list[PlainPipe] = []
         if self.rank == 0:
-            is_one_host = len({self._store.get(f"network/{rank}") for rank in range(self.size)}) == 1
-            host, self._key = LOOPBACK if is_one_host else os.environ["MASTER_ADDR"], secrets.token_bytes(32)
+            host, self._key = _LOOPBACK if self.is_one_host else os.environ["MASTER_ADDR"], secrets.token_bytes(32)
             self._listener = socket.create_server((host, 0), backlog=2 * self.size)
             self._address = host, self._listener.getsockname()[1]
             self._store.set(_ADDRESS, json.dumps([*self._address, self._key.hex()]))
             others = range(1, self.size)
-            found = self._met(others)
-            self._others = [found[rank] for rank in others]
+            pipes = self._met(others)
+            self._others = [pipes[rank] for rank in others]
         else:
             host, port, key = json.loads(self._store.get(_ADDRESS))
             self._address, self._key = (host, port), bytes.fromhex(key)
@@ -77,7 +86,7 @@ class Ranks:
 
     def _met(self, ranks: Sequence[int]) -> dict[int, PlainPipe]:
         """A connection of each of some others."""
-        return met(self._listener, self._key, ranks, START.total_seconds())
+        return met(self._listener, self._key, ranks, _START.total_seconds())
 
     def shared(self, make: Callable[[], list[str]]) -> list[str]:
         """The texts that rank 0 makes, on all ranks, which make the same call.

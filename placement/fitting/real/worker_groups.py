@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.distributed_c10d import PrefixStore
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from graphs.errors import FitError, RankError
-from placement.fitting.real.mail import NO_LIMIT
+from placement.fitting.real.groups import NO_LIMIT
 from placement.processes.threads import on_one_core
-from placement.runtime.transport.gloo import gloo_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from placement.fitting.task import FitTask
     from placement.processes.starting import Parent
-    from placement.runtime.planning.strategy_plan import StrategyPlan
+    from placement.runtime.setups.setup import Setup
 
 READY = "ready"  # what a process says that has met the others
 
@@ -32,19 +34,19 @@ class WorkerGroup:
 
     Attributes:
         number: of the worker.
-        plan: what each of them does in a step of a mini-batch.
+        setup: how they run a step of a mini-batch.
         meet: opens the store where they meet.
     """
 
     task: FitTask
     number: int
-    plan: StrategyPlan
+    setup: Setup
     meet: Callable[[], Any]
 
     @property
     def size(self) -> int:
         """How many processes there are."""
-        return len(self.plan.states)
+        return math.prod(self.setup.mesh.values())
 
 
 class WorkerRank:
@@ -56,14 +58,22 @@ class WorkerRank:
 
     def __init__(self, worker: WorkerGroup, rank: int, place: torch.device) -> None:
         self._worker, self._task = worker, replace(worker.task, place=place)
-        self._layout = worker.task.layout  # of the whole model, which becomes this process's own part below
+        model, self._layout = self._task.model, worker.task.layout  # of the whole model
+        first = {id(parameter): name for name, parameter in model.named_parameters()}
+        # By each name of tied parameters, the one that the layout has.
+        self._names = {name: first[id(each)] for name, each in model.named_parameters(remove_duplicate=False)}
         from placement.runtime.modules.strategy_module import StrategyModule  # loads capture
-        from placement.runtime.ranks.process_group import ProcessGroup
 
-        store = worker.meet()
-        group = ProcessGroup.start(store, rank, worker.size, is_quiet=True)
-        self._orders = gloo_group(PrefixStore("orders", store), rank, worker.size, NO_LIMIT)
-        self._module = StrategyModule(self._task.model, worker.plan, group, place)
+        if place.type == "cuda":
+            torch.cuda.set_device(place)
+        backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
+        axes = worker.setup.mesh
+        try:
+            dist.init_process_group(backend, store=worker.meet(), rank=rank, world_size=worker.size, timeout=NO_LIMIT)
+            mesh = init_device_mesh(place.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        except RuntimeError as error:
+            raise RankError(f"the processes of worker {worker.number} do not meet: {error}") from None
+        self._module = StrategyModule(model, worker.setup, mesh, place, self._task.loss)
         self._weights = torch.empty(self._layout.size)
 
     def gradient(self, weights: Tensor, samples: Tensor, step: int) -> tuple[float, Tensor]:
@@ -91,19 +101,27 @@ class WorkerRank:
         """The loss, and in the first process the whole gradients by name. The arguments are those of the first."""
         try:
             for each in (step, samples, self._weights):
-                self._orders.broadcast(each, 0).wait()
+                dist.broadcast(each, 0)
+            self._take_weights()
+            self._module.zero_grad()
+            with self._task.drawing(self._worker.number, int(step)):
+                loss = self._module.step(*(each[samples].to(self._task.place) for each in self._task.data))
+            return float(loss), self._module.gathered_gradients()
         except RuntimeError as error:
             raise RankError(f"a process of worker {self._worker.number} has ended: {error}") from None
-        module, layout = self._module, self._layout
-        with torch.no_grad():
-            for name, value in zip(layout.names, layout.views(self._weights), strict=True):
-                own = module.own_part(name, value)
-                if own is not None:
-                    module.get_parameter(name).copy_(own)
-        module.zero_grad()
-        with self._task.drawing(self._worker.number, int(step)):
-            loss = module.step(*(each[samples].to(self._task.place) for each in self._task.data))
-        return float(loss), module.gathered_gradients()
+
+    @torch.no_grad()
+    def _take_weights(self) -> None:
+        """Give this process's parameters their parts of the weights."""
+        whole = dict(zip(self._layout.names, self._layout.views(self._weights), strict=True))
+        for name, parameter in self._module.named_parameters():
+            value = whole.get(self._names[name])
+            if value is not None and isinstance(parameter, DTensor):
+                value = value.to(parameter.device)
+                mesh, placements = parameter.device_mesh, parameter.placements
+                value = distribute_tensor(value, mesh, placements, src_data_rank=None)
+            if value is not None:
+                parameter.copy_(value)
 
 
 def follow(worker: WorkerGroup, rank: int, core: int, place: torch.device, parent: Parent) -> None:

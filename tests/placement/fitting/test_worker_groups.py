@@ -17,7 +17,7 @@ from placement.fitting.engines import participants_of
 from placement.fitting.fit import FitComparison, checked_stop
 from placement.fitting.log import CurvePoint, FitRun
 from placement.fitting.methods import FitMethod
-from placement.fitting.real.devices import plans_of
+from placement.fitting.real.devices import setups_of
 from placement.fitting.real.engine import RealEngine
 from placement.fitting.virtual.assignment import Assignment
 
@@ -44,9 +44,9 @@ def killed(method: str, number: int) -> FitRun:
     graph = capture(model, tuple(each[:8] for each in data), train=True, loss=task.loss, optimizer="sgd")
     strategy = Strategy.parse("tp2")
     servers = FitMethod.parse(method).exchange.servers(2)
-    plans = plans_of(task, graph, cores(4), Assignment.of(cores(4), 2, 2, servers), strategy)
+    setups = setups_of(task, graph, cores(4), Assignment.of(cores(4), 2, 2, servers), strategy)
     participants = participants_of(FitMethod.parse(method), task, 2, 0.3)
-    engine = RealEngine(task, 2, participants, lambda *_: 0.01, plans=plans)
+    engine = RealEngine(task, 2, participants, lambda *_: 0.01, setups=setups)
 
     def tell(point: CurvePoint) -> None:
         if point.updates == 5:
