@@ -10,6 +10,7 @@ import copy
 import gc
 import linecache
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,29 +18,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import fx, nn
 
 from graphs.capture.record import Loss, default_loss
 from graphs.disk import temporary_folder
 from graphs.errors import MismatchError, PlacementError, RankError
-from graphs.transforms.strategy import Strategy
 from placement.measuring.machine.workers import begin_on_core
 from placement.measuring.models.repeats import Repeats
 from placement.measuring.runs.steps import ModelStep
 from placement.measuring.runs.timed_run import TimedRun, timed_run, together_s
+from placement.processes.loopback import keep_to_loopback
+from placement.processes.processes import how_ended
 from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
-from placement.runtime.modules.strategy_module import StrategyModule
-from placement.runtime.planning.placement_plan import placement_plan
-from placement.runtime.planning.strategy_plan import StrategyPlan
-from placement.runtime.planning.values import Values
+from placement.runtime.modules.placed_ranks import PlacedRanks
+from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import Functional
-from placement.runtime.ranks.launch import met_store, reason_of
-from placement.runtime.ranks.process_group import LoneProcess, ProcessGroup
+from placement.runtime.ranks.group import LostRankError, Ranks
+from placement.runtime.ranks.launch import met_store
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
 
 _START_S = 120.0  # until all processes have met
+_LAST_WORDS_S = 1.0  # a rank that has lost another one leaves the reason to that one
 _CPU = torch.device("cpu")
 
 
@@ -100,7 +102,6 @@ class WorkerPool:
     def __init__(self, model: TimedModel, cores: Sequence[int]) -> None:
         self._model, self._cores = model, list(cores)
         self._workers = Workers()
-        self._store: Any = None
         self._held = ExitStack()  # the folder that the store is in
         self._owner = os.getpid()
 
@@ -130,7 +131,6 @@ class WorkerPool:
                 [partial(_live, self._model, rank, size, core) for rank, core in enumerate(self._cores)]
             )
             path = str(self._held.enter_context(temporary_folder()) / "store")
-            self._store = met_store(path)
             self._ask(path, _START_S)
         except BaseException:
             self.close()
@@ -154,7 +154,6 @@ class WorkerPool:
         """End all processes."""
         if os.getpid() == self._owner:  # in a fork they are not this one's to end
             self._workers.end()
-            self._store = None
             self._held.close()
 
     def _ask(self, question: Any, limit_s: float) -> list[Any]:
@@ -169,9 +168,7 @@ class WorkerPool:
         except WorkerFailedError as error:
             raise RankError(str(error)) from None
         except WorkerEndedError as error:
-            if self._store is None:
-                raise RankError(f"rank {error.rank} ended early.") from None
-            raise RankError(reason_of(self._store, error.rank, error.code)) from None
+            raise RankError(f"rank {error.rank} {how_ended(error.code)}.") from None
 
 
 # -- in the process --------------------------------------------------------------------------------------------------
@@ -181,58 +178,85 @@ def _live(model: TimedModel, rank: int, size: int, core: int, parent: Parent) ->
     """Main function of a worker."""
     begin_on_core(core)
     try:
-        store = met_store(parent.hear())
-        group = ProcessGroup.start(store, rank, size, is_quiet=True) if size > 1 else LoneProcess()
+        keep_to_loopback()
+        dist.init_process_group("gloo", store=met_store(parent.hear()), rank=rank, world_size=size)
+        everybody = Ranks.of()
         model.module.train(model.step.program.train)
         parent.answer(None)
         while True:
-            parent.answer(timed(model, parent.hear(), group))
+            parent.answer(timed(model, parent.hear(), everybody))
     except EOFError:
         return
+    except LostRankError as error:
+        time.sleep(_LAST_WORDS_S)
+        parent.fail(str(error))
     except PlacementError as error:
         parent.fail(str(error))
     except Exception as error:
         parent.fail(f"rank {rank} failed with {type(error).__name__}: {error}")
 
 
-def timed(model: TimedModel, work: Arrangement | Rewriting, group: ProcessGroup) -> TimedRun | None:
+def timed(model: TimedModel, work: Arrangement | Rewriting, everybody: Ranks) -> TimedRun | None:
     """A timed run of this rank's share; None where the work does not use this rank.
 
     As `placement.apply` runs it: on one device the plain model, on several the share of each.
     """
     _forget_code()
     torch.manual_seed(0)
-    n_ranks = group.size if isinstance(work, Rewriting) else work.n_ranks
+    n_ranks = everybody.size if isinstance(work, Rewriting) else work.n_ranks
     if n_ranks == 1:
-        if group.rank:
+        if everybody.rank:
             return None
-        return timed_run(_step(model, model.module, model.loss or default_loss), model.repeats, LoneProcess())
-    if group.rank >= n_ranks:
-        timed_run(lambda: None, model.repeats, group)
+        return timed_run(_step(model, model.module, model.loss or default_loss), model.repeats)
+    if everybody.rank >= n_ranks:
+        timed_run(lambda: None, model.repeats, everybody=everybody.group)
         return None
-    ranks = group.of_first(n_ranks)
-    found = timed_run(_step(model, _share(model, work, ranks), None), model.repeats, ranks, everybody=group)
-    group.drain()
-    return found
+    ranks = _first(everybody, n_ranks)
+    if isinstance(work, Rewriting):
+        share = strategy_share(model, work.strategy)
+    else:
+        share = PlacedRanks(_twin(model.module), _layout(model, work), ranks, _CPU, model.loss)
+    return timed_run(_step(model, share, None), model.repeats, ranks.group, everybody=everybody.group)
+
+
+def _first(everybody: Ranks, size: int) -> Ranks:
+    """The first processes, of which this is one."""
+    if size == everybody.size:
+        return everybody
+    if size not in _smaller:
+        _smaller[size] = Ranks.of(range(size))
+    return _smaller[size]
+
+
+_smaller: dict[int, Ranks] = {}  # that a worker has made, by size
+
+
+def strategy_share(model: TimedModel, strategy: str) -> nn.Module:
+    """This process's share of a model under a strategy, given as text.
+
+    Raises:
+        MismatchError: strategies are not run here.
+    """
+    raise MismatchError(f"strategy {strategy!r} is not run by the executor; score it by simulation, or take 'none'.")
 
 
 def _step(model: TimedModel, module: nn.Module, loss: Loss | None) -> ModelStep:
     return ModelStep.of(module, model.args, model.kwargs, model.step.program.train, loss)
 
 
-def _share(model: TimedModel, work: Arrangement | Rewriting, ranks: ProcessGroup) -> StrategyModule:
-    """A rank's share, of modules of its own; parameters and buffers that it has whole share the model's memory."""
-    if isinstance(work, Rewriting):
-        from baselines.strategies.applied import applied  # loads all transforms
+def _layout(model: TimedModel, work: Arrangement) -> DeviceLayout:
+    orders = [[op for op in work.order if work.row[op] == rank] for rank in range(work.n_ranks)]
+    start_s = [0.0] * len(work.row)
+    for place, op in enumerate(work.order):
+        start_s[op] = float(place)
+    return DeviceLayout(model.step, work.row, orders, start_s, [_CPU] * work.n_ranks)
 
-        strategy = Strategy.parse(work.strategy)
-        plan = StrategyPlan(Values(model.step, applied(model.step.program.graph, model.cluster, strategy)))
-    else:
-        plan = placement_plan(model.step, model.cluster, range(work.n_ranks), work.row, work.order)
-    own = model.module
+
+def _twin(own: nn.Module) -> nn.Module:
+    """A model of modules and parameters of its own, whose memory is that of another one."""
     twins: dict[int, Any] = {id(buffer): buffer.detach() for buffer in own.buffers()}
     twins |= {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in own.parameters()}
-    return StrategyModule(copy.deepcopy(own, twins), plan, ranks, _CPU, model.loss)
+    return copy.deepcopy(own, twins)
 
 
 def _forget_code() -> None:

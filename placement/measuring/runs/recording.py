@@ -1,59 +1,56 @@
-"""`RecordingModule`: a share of a model that can say what it did when, for a timeline."""
+"""`RecordingModule`: a share of a placed model that can say what it did when, for a timeline."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from graphs.opgraph import Phase
+import torch.distributed as dist
+
 from placement.measuring.models.op_clock import Stretch, recorded
 from placement.measuring.runs.timeline import RecordedStep, Span
-from placement.runtime.modules.strategy_module import StrategyModule
+from placement.runtime.modules.placed_ranks import PlacedRanks
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from placement.measuring.runs.steps import ModelStep
-    from placement.runtime.modules.rank_program import RankProgram
-    from placement.runtime.program.routines import Routine
-    from placement.runtime.ranks.process_group import ProcessGroup
+    from placement.runtime.modules.rank_step import RankStep
+    from placement.runtime.program.device_layout import DeviceLayout
 
 
-class RecordingModule(StrategyModule):
-    """As `StrategyModule`; `spans_of` runs with a look at the clock after every op and transfer."""
+class RecordingModule(PlacedRanks):
+    """As `PlacedRanks`; `spans_of` runs with a look at the clock after every op and transfer."""
 
-    _recorded: RankProgram | None = None
-    _spans: list[Span]
-
-    @property
-    def is_placement(self) -> bool:
-        """Whether ops are the model's own, which a trace can name."""
-        return self._plan.is_placement
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._with_clock: dict[DeviceLayout, RankStep] = {}
+        self._spans: list[Span] | None = None
 
     def spans_of(self, run: Callable[[], object]) -> list[Span]:
-        """The spans of the planned steps that ``run`` runs on this rank."""
-        plain = self._program
+        """The spans of the steps that ``run`` runs on this rank."""
         spans: list[Span] = []
-        if self._recorded is None:
-            self._recorded = plain.changed(self._with_clock)
-        self._program, self._spans = self._recorded, spans
+        plain, self._steps, self._spans = self._steps, self._with_clock, spans
         try:
             run()
         finally:
-            self._program = plain
+            self._steps, self._spans = plain, None
         return spans
 
-    def _with_clock(self, routine: Routine) -> Routine:
-        graph, exchanged = self._plan.values.split.graph, self._plan.values.applied.exchanged
-        origins = exchanged.origin[self._plan.ops(self.rank)].tolist()
-        own = [self._plan.values.split.source[op] for op in origins if graph.phase[op] != Phase.UPDATE]
-        return recorded(routine, partial(self._write, own))
+    def _made(self, layout: DeviceLayout) -> RankStep:
+        step = super()._made(layout)
+        if self._spans is not None:
+            step.change(lambda routine: recorded(routine, partial(self._write, step, routine.ops)))
+        return step
 
-    def _write(self, ops: Sequence[int], stretches: Sequence[Stretch]) -> None:
+    def _write(self, step: RankStep, ops: Sequence[int], stretches: Sequence[Stretch]) -> None:
+        assert self._spans is not None
         for each in whole(stretches, ops):
             op, peer = each.number, None
             if each.what != "op":
-                transfer = self._program.transfers[each.number]
+                transfer = step.transfers[each.number]
                 op, peer = transfer.op, transfer.target if each.what == "send" else transfer.source
             self._spans.append(Span(each.what, op, each.start_s, each.end_s, peer))
 
@@ -79,11 +76,14 @@ def whole(spans: Sequence[Stretch], ops: Sequence[int]) -> list[Stretch]:
     return sorted(found, key=lambda span: span.start_s)
 
 
-def record_steps(module: RecordingModule, step: ModelStep, group: ProcessGroup, count: int) -> tuple[RecordedStep, ...]:
+def record_steps(
+    module: RecordingModule, step: ModelStep, group: ProcessGroup | None, count: int
+) -> tuple[RecordedStep, ...]:
     """Record some steps of this rank after one that warms up, by the host's clock, which all its processes share."""
     found = []
     for _ in range(1 + count):
-        group.barrier()
+        if group is not None:
+            dist.barrier(group=group)
         start_s = perf_counter()
         spans = module.spans_of(step.passes)
         if step.train:

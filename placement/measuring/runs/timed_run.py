@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import thread_time
 from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
 
 from placement.measuring.models.repeats import Repeats, run_steps, seconds_of
 from placement.processes.kept_memory import Usage, peak_bytes
+from placement.runtime.ranks.launch import tell
 
 if TYPE_CHECKING:
-    import torch
-
-    from placement.runtime.ranks.process_group import ProcessGroup
+    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class TimedRun:
 
     Attributes:
         step_s: seconds of each step that counts.
-        waited_s: of these, seconds spent waiting for other processes.
+        waited_s: of these, seconds in which the thread that runs the steps had no processor, since it waited.
         dropped: steps before them, which warmed up.
         usage: mean work of the system in a step.
         peak_bytes: most memory that the process ever had.
@@ -37,31 +40,37 @@ class TimedRun:
 def timed_run(
     step: Callable[[], object],
     repeats: Repeats,
-    group: ProcessGroup,
+    group: ProcessGroup | None = None,
     places: Sequence[torch.device] = (),
     everybody: ProcessGroup | None = None,
 ) -> TimedRun:
     """Run a step until that is enough, in all processes of a group together.
 
     Args:
+        group: of gloo; None of one process.
         places: devices whose work is waited for.
         everybody: a larger group that keeps step with this one; its others call this with a step of nothing.
     """
     waited_s: list[float] = []  # within the steps: waiting for the others between two of them is no part of either
     usage = [Usage.now()]  # before the first step, and after each
+    met = everybody or group
 
     def timed() -> float:
-        waited_before = group.waited_s
+        computed_s = thread_time()
         seconds = seconds_of(step, places)
-        waited_s.append(group.waited_s - waited_before)
+        waited_s.append(max(0.0, seconds - (thread_time() - computed_s)))
         usage.append(Usage.now())
         return seconds
 
     def all_gather(seconds: float) -> list[float]:
-        met = everybody or group
-        return [float(text) for text in met.all_gather(repr(seconds))] if met.size > 1 else [seconds]
+        if met is None:
+            return [seconds]
+        mine = torch.tensor([seconds], dtype=torch.float64, device="cpu")
+        found = [torch.empty_like(mine) for _ in range(met.size())]
+        dist.all_gather(found, mine, group=met)
+        return [float(each) for each in found]
 
-    times_s, warm_up = run_steps(timed, repeats, all_gather, group.report)
+    times_s, warm_up = run_steps(timed, repeats, all_gather, tell)
     return TimedRun(
         step_s=tuple(times_s[warm_up:]),
         waited_s=tuple(waited_s[warm_up:]),

@@ -24,9 +24,9 @@ from placement.runtime.program.derived_layout import nearest, same_ops
 from placement.runtime.program.device_layout import DeviceLayout, Key
 from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.variants import Variants
-from placement.runtime.ranks.transfers import direct_ways
 from placement.runtime.ranks.group import Ranks, joined
 from placement.runtime.ranks.meeting import check_size
+from placement.runtime.ranks.transfers import direct_ways
 
 
 class PlacedRanks(OpByOpWrapper):
@@ -146,11 +146,16 @@ class PlacedRanks(OpByOpWrapper):
             self._check_gradients(tensors_of(leaves))
         layout = self._variants.get(args, kwargs, leaves, self.training)
         if layout not in self._steps:
-            self._steps[layout] = made = RankStep(layout, self._ranks, self._ways, self._place, self._tensors.get)
-            if self._compile_run is not None:
-                made.compile(self._compile_run)
+            self._steps[layout] = self._made(layout)
         step = self._steps[layout]
         return step.run(leaves), step
+
+    def _made(self, layout: DeviceLayout) -> RankStep:
+        """The code of this rank for a layout."""
+        step = RankStep(layout, self._ranks, self._ways, self._place, self._tensors.get)
+        if self._compile_run is not None:
+            step.compile(self._compile_run)
+        return step
 
     # -- gradients and checkpoints ----------------------------------------------------------------------------
 

@@ -17,9 +17,9 @@ from placement.runtime.program.device_layout import DeviceLayout, Key
 from placement.runtime.program.drawing import draw
 from placement.runtime.program.functional import draws_by_data
 from placement.runtime.program.routines import Routine, compile_routines, sent_tags
-from placement.runtime.ranks.transfers import Transfers, Ways
 from placement.runtime.ranks.failures import failed_in, failed_op
 from placement.runtime.ranks.group import Ranks
+from placement.runtime.ranks.transfers import Transfers, Ways
 
 _FIRST_STEPS = 3  # in which batches are compared
 _N_COMPARED = 256  # entries of each argument

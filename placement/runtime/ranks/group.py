@@ -33,6 +33,10 @@ _REASON = "placement/reason"
 _N_FACTS = 4  # that a call may have
 
 
+class LostRankError(RankError):
+    """Another rank has ended, or does not answer: it knows better why than the one that misses it."""
+
+
 @dataclass(frozen=True, eq=False)
 class Ranks:
     """This process as one of several.
@@ -51,16 +55,18 @@ class Ranks:
 
     @classmethod
     def of(cls, members: Sequence[int] | None = None, limit: timedelta = START) -> Ranks:
-        """Processes of the default process group, or all of them; each of those that it has calls this.
+        """Processes of the default process group, or all of them; each member calls this. Without one, this alone.
 
         Raises:
             RankError: they cannot reach each other.
         """
+        if not dist.is_initialized():
+            return cls(0, 1, None, limit.total_seconds())
         chosen = list(range(dist.get_world_size())) if members is None else list(members)
         if len(chosen) == 1:
             return cls(0, 1, None, limit.total_seconds())
         try:
-            group = dist.new_group(chosen, timeout=limit, backend="gloo")
+            group = dist.new_group(chosen, timeout=limit, backend="gloo", use_local_synchronization=True)
             found = cls(dist.get_group_rank(group, dist.get_rank()), len(chosen), group, limit.total_seconds())
             found.barrier()
         except RuntimeError as error:
@@ -169,7 +175,7 @@ class Ranks:
         """While something is wanted of another rank, or of all of them.
 
         Raises:
-            RankError: it will not come; says why.
+            LostRankError: it will not come; says why.
         """
         try:
             yield
@@ -179,13 +185,13 @@ class Ranks:
             self.lost(rank, what, error)
 
     def lost(self, rank: int | None, what: str, error: Exception) -> NoReturn:
-        """Raises: RankError: what another rank was to give will not come."""
+        """Raises: LostRankError: what another rank was to give will not come."""
         who = "another rank" if rank is None else f"rank {rank}"
         if "timed out" in str(error).lower():
             sentence = f"{who} has not answered rank {self.rank}, which waits for {what}, for {self.limit_s:.0f} s."
         else:
             sentence = f"{who} has ended while rank {self.rank} waited for {what}: {first_line(error)}"
-        raise RankError(self.claimed(sentence)) from None
+        raise LostRankError(self.claimed(sentence)) from None
 
     def claimed(self, sentence: str) -> str:
         """Why the run has failed: this, unless another rank has said why before."""
