@@ -26,7 +26,7 @@ from placement.configurations.results import (
     uneven,
 )
 from placement.exporters.hosts import hosts_of
-from placement.exporters.scripts.torch_script import layers_of
+from placement.runtime.setups.facts_of import layers_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -26,27 +26,31 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def inside(module: nn.Module, script: ModuleType) -> nn.Module:
-    """The model that a wrapper or a stage holds."""
-    module = getattr(module, "module", module)
-    return module.model if isinstance(module, getattr(script, "Stage", ())) else module
+def inside(module: nn.Module) -> list[nn.Module]:
+    """The model that a wrapper holds, or the stages of it."""
+    stages = getattr(module, "stages", None)
+    return [stage.model for stage in stages.values()] if stages is not None else [getattr(module, "module", module)]
 
 
-def expected(script: ModuleType) -> list[dict[str, tuple[Tensor, Tensor]]]:
-    """Of each step of the model in one piece: gradient and new weight by name of the parameter."""
+def expected(script: ModuleType) -> list[tuple[float, dict[str, tuple[Tensor, Tensor]]]]:
+    """Of each step of the model in one piece: loss, and gradient and new weight by name of the parameter."""
     model, inputs = script.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=script.LEARNING_RATE, momentum=0.9)
     steps = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        script.loss_of(model(**inputs)).backward()
+        loss = script.loss_of(model(**inputs))
+        loss.backward()
         optimizer.step()
         steps.append(
-            {
-                name: (p.grad.clone(), p.detach().clone())
-                for name, p in model.named_parameters(remove_duplicate=False)
-                if p.grad is not None
-            }
+            (
+                loss.item(),
+                {
+                    name: (p.grad.clone(), p.detach().clone())
+                    for name, p in model.named_parameters(remove_duplicate=False)
+                    if p.grad is not None
+                },
+            )
         )
     return steps
 
@@ -59,19 +63,20 @@ def run(name: str, folder: Path) -> None:
     """Run one script's `main`, and look at every parameter after each step."""
     script = importlib.import_module(name)
     right = expected(script)
-    seen: dict[str, Any] = {"gradients": 0.0, "weights": 0.0, "names": []}
+    seen: dict[str, Any] = {"losses": 0.0, "gradients": 0.0, "weights": 0.0, "names": []}
     held: list[nn.Module] = []
     parallelize, train_step, number = script.parallelize, script.train_step, 0
 
     def noted(model: nn.Module, mesh: Any) -> Any:
         made = parallelize(model, mesh)
-        held.extend(inside(module, script) for module in (made.values() if isinstance(made, dict) else [made]))
+        held.extend(inside(made))
         return made
 
     def compared(*args: Any) -> float:
         nonlocal number
         loss: float = train_step(*args)
-        step, number = right[number], number + 1
+        (right_loss, step), number = right[number], number + 1
+        seen["losses"] = max(seen["losses"], abs(loss - right_loss) / max(abs(right_loss), 1e-3))
         for module in held:
             for path, p in module.named_parameters():
                 if p.grad is not None:

@@ -9,8 +9,8 @@ from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.runtime.setups.limits import torch_lacks
 from placement.exporters.scripts.torch_script import torch_script
+from placement.runtime.setups.limits import torch_lacks
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,4 +1,4 @@
-"""`Facts`: all that an exported script says."""
+"""`Facts`: all that a strategy says to a model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from graphs.transforms.strategy import Strategy
 from placement.runtime.setups.stage_modules import Pieces, StageModules
 
 if TYPE_CHECKING:
-    from placement.runtime.setups.tensor_plan import TensorPlan
     from placement.results.result import Result
+    from placement.runtime.setups.tensor_plan import TensorPlan
 
 # Orders that torch has a class for, with the same sequence of blocks.
 SCHEDULES = {
@@ -32,7 +32,7 @@ INPUTS_APART = ("zb-h1", "zb-h2", "zbv", "v-half", MEMORY_ORDER)
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a script says.
+    """All that a strategy says to a model, and a script to its reader.
 
     Attributes:
         groups, dp, tp, pp: sizes of the mesh's axes; groups of replicas are the outer axis dp of a strategy.
@@ -45,11 +45,10 @@ class Facts:
         own_samples: modules of which replicas compute their own samples, where other code reads the whole batch.
         plan: of tensor parallelism, or None.
         stages: of the pipeline, or None.
-        tied: names of parameters that are one in several stages, and its shape.
+        tied: names of parameters that are one in several stages, with the shape of a rank's part and the dtype.
         labels: how means over the labels that count become those of the whole batch, as `labels_of` says.
         label_losses: how many such means there are.
         has_unused: whether the step leaves some parameters without a gradient.
-        processes: how many run on each host, by its name; one "" where names say nothing.
         weight_bytes: of the whole model; 0 where it is not known.
         sequences: of the pipeline, the blocks of each rank in order.
     """
@@ -70,12 +69,11 @@ class Facts:
     own_samples: tuple[str, ...]
     plan: TensorPlan | None
     stages: StageModules | None
-    tied: Mapping[tuple[str, ...], tuple[int, ...]]
+    tied: Mapping[tuple[str, ...], tuple[tuple[int, ...], str]]
     source: str | None
     labels: str | None
     label_losses: int
     has_unused: bool
-    processes: Mapping[str, int]
     weight_bytes: int
     sequences: tuple[tuple[StageBlock, ...], ...]
 
@@ -89,6 +87,11 @@ class Facts:
         return self.source is not None and ".py:" not in self.source
 
     @property
+    def returns(self) -> Mapping[str, str]:
+        """Code of what modules of other stages return, where that is more than a tensor."""
+        return {} if self.stages is None else self.stages.returns
+
+    @property
     def pieces(self) -> Pieces:
         """Modules that borders between stages cut."""
         found = None if self.stages is None else self.stages.pieces
@@ -98,27 +101,6 @@ class Facts:
     def splits_backward(self) -> bool:
         """Whether backward passes for inputs and for weights are apart."""
         return self.stages is not None and self.strategy.order in INPUTS_APART
-
-    @property
-    def launch(self) -> str:
-        """The options of torchrun; HOST stands for one of several hosts, or for the first one."""
-        counts = list(self.processes.values())
-        if len(counts) == 1:
-            return f"--nproc-per-node {counts[0]}"
-        nodes = f"--nnodes {len(counts)}"
-        if len(set(counts)) == 1:
-            return f"{nodes} --nproc-per-node {counts[0]} --rdzv-backend c10d --rdzv-endpoint HOST:29500"
-        return f"{nodes} --node-rank NUMBER --nproc-per-node COUNT --master-addr HOST --master-port 29500"
-
-    @property
-    def launch_where(self) -> str:
-        """A line that says where torchrun is started; "" on one host."""
-        counts = list(self.processes.values())
-        if len(counts) == 1:
-            return ""
-        if len(set(counts)) == 1:
-            return "on each host, of which HOST is one:"
-        return f"on each host, of which HOST is the first; COUNT is {', '.join(map(str, counts))} by NUMBER:"
 
     @property
     def is_cut(self) -> bool:
@@ -138,7 +120,8 @@ class Facts:
         sizes = {"pp": self.pp, GROUPS: self.groups, "dp": self.dp}
         if self.is_hybrid_shard:
             sizes["one"] = 1
-        return {name: size for name, size in {**sizes, "tp": self.tp}.items() if size > 1 or name == "one"}
+        found = {name: size for name, size in {**sizes, "tp": self.tp}.items() if size > 1 or name == "one"}
+        return found or {"one": 1}
 
     @property
     def replica_axes(self) -> tuple[str, ...]:
@@ -146,14 +129,8 @@ class Facts:
         return tuple(axis for axis in (GROUPS, "dp") if axis in self.mesh)
 
     @property
-    def replica(self) -> str:
-        """Code for the number of a rank's replica."""
-        return 'mesh["dp"].get_local_rank()' if self.groups == 1 else "replica(mesh)"
-
-    @property
-    def replicas(self) -> str:
-        """Code for the number of replicas."""
-        return 'MESH["dp"]' if self.groups == 1 else "REPLICAS"
+    def replicas(self) -> int:
+        return self.groups * self.dp
 
     @property
     def has_cut_replicas(self) -> bool:

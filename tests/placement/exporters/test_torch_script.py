@@ -243,6 +243,7 @@ def check_run(folder: Path, name: str, model: str, processes: int) -> list[dict[
     """
     seen = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(processes)]
     for one in seen:
+        assert one["losses"] < 1e-5
         assert one["gradients"] < 1e-5
         assert one["weights"] < 1e-5
     names = {path for one in seen for path in one["names"]}

@@ -1,12 +1,33 @@
-"""Pieces of an exported script about weights that are cut, as text; ``$NAME`` stands for what a strategy says."""
+"""Weights that are cut along an axis of the mesh, by `parallelize_module` and styles that torch lacks."""
 
 from __future__ import annotations
 
-CUT_LOSS = """\
-    loss = loss.sum() if loss is not None else torch.stack([tensor.mean() for tensor in tensors_in(output)]).sum()
-    return loss.full_tensor() if isinstance(loss, DTensor) else loss"""
+import fnmatch
+import functools
+from typing import TYPE_CHECKING, Any
 
-BLOCKS = '''
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from placement.runtime.torch_runner.batch import Padding
+
+if TYPE_CHECKING:
+    from placement.runtime.setups.setup import Setup
+
+__all__ = ["BlocksParallel", "ColwiseParallel", "ConvolutionParallel", "RowwiseParallel", "SequenceParallel"]
+
+
 class InBlocks(torch.Tensor):
     """This rank's part of each of several blocks of features, until the model takes them apart, as DTensors."""
 
@@ -56,9 +77,8 @@ class BlocksParallel(ParallelStyle):
             made = made.as_subclass(InBlocks)
             made.blocks, made.mesh = self.blocks, mesh
         return made
-'''
 
-CONVOLUTIONS = '''
+
 class ConvolutionParallel(ParallelStyle):
     """Cuts the output channels of a convolution (0), or its input channels (1); what it hands on has all of them."""
 
@@ -90,38 +110,44 @@ class ConvolutionParallel(ParallelStyle):
         placements = [Partial() if self.dimension else Shard(1)]
         parts = DTensor.from_local(made, mesh, placements, shape=whole.shape, stride=whole.stride())
         return parts.redistribute(placements=self.output_layouts).to_local()
-'''
 
-OTHER_DIMENSION = '''
+
 def other_dimension(p: nn.Parameter) -> Shard | None:
     """Columns, for a weight whose rows are cut in blocks; else what fully_shard cuts by itself."""
     return Shard(1) if isinstance(p, DTensor) and isinstance(p.placements[0], _StridedShard) else None
-'''
 
-TENSOR_PARALLEL = '''
-def cut_weights(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Cut the weights of PLAN$WHY."""
+
+def cut_weights(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> None:
+    """Cut weights as the styles say. Between two layers, activations may be DTensors, which know their whole shape."""
+    over = mesh[setup.weight_axis]
     for path, module in list(model.named_modules()):
-        style = next((style for pattern, style in PLAN.items() if fnmatch.fnmatchcase(path, pattern)), None)
-        if style is not None$PRESENT:
-$PAD            parallelize_module(module, mesh["$AXIS"], style)
-$TAKE_OFF$GATHER$TIED$MEANS'''
-MEANS = """\
-    for p in model.parameters():
-        if isinstance(p, DTensor):  # a sum over the samples of all replicas; gradients of others are means
-            p.register_hook(lambda gradient: gradient / MESH["dp"])
-"""
-
-GATHER = """\
-        if isinstance(style, SequenceParallel):
+        style = next((style for pattern, style in setup.styles.items() if fnmatch.fnmatchcase(path, pattern)), None)
+        if style is None:
+            continue
+        if setup.stages and next(module.parameters(), None) is None:
+            continue  # of another stage
+        if setup.pads and style.input_layouts[0] == Shard(0):
+            module.register_forward_pre_hook(Padding.put_on)
+        parallelize_module(module, over, style)
+        if setup.pads and style.output_layouts[0] == Shard(0):
+            module.register_forward_hook(Padding.take_off)
+        if setup.gathers_sequence and isinstance(style, SequenceParallel):
             # One all-gather for all layers that read what a norm writes, and one reduce-scatter of their gradients.
             whole = PrepareModuleOutput(
                 output_layouts=Shard(1), desired_output_layouts=Replicate(), use_local_output=False
             )
-            parallelize_module(module, mesh["$AXIS"], whole)
-"""
+            parallelize_module(module, over, whole)
+    if setup.tied_weights:
+        # One parameter for both: parallelize_module made two of it.
+        for first, other in setup.tied_weights:
+            holder, _, name = other.rpartition(".")
+            setattr(model.get_submodule(holder), name, model.get_parameter(first))
+    if setup.cuts_replicas:
+        for p in model.parameters():
+            if isinstance(p, DTensor):  # a sum over the samples of all replicas; gradients of others are means
+                p.register_hook(lambda gradient: gradient / over.size())
 
-CUT_SEQUENCE = '''
+
 def cut_sequence(modules: list[nn.Module], mesh: DeviceMesh) -> None:
     """Cut activations [batch, sequence, ...] along the sequence, as DTensors, from the first module to the last one."""
 
@@ -134,13 +160,3 @@ def cut_sequence(modules: list[nn.Module], mesh: DeviceMesh) -> None:
 
     modules[0].register_forward_pre_hook(enter)
     modules[-1].register_forward_hook(leave)
-'''
-
-PAD = """\
-            if style.input_layouts[0] == Shard(0):
-                module.register_forward_pre_hook(Padding.put_on)
-"""
-TAKE_OFF = """\
-            if style.output_layouts[0] == Shard(0):
-                module.register_forward_hook(Padding.take_off)
-"""
