@@ -22,6 +22,7 @@ from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.recipes import PRECISIONS, number_bytes
 from graphs.transforms.strategy import Strategy
+from placement.exporters.targets import runner_limits
 from placement.results.stacks import stack_word
 from placement.sizing.fewest_devices import FewestDevices, fewest_devices
 from placement.solving.arguments import check_cluster, check_graph
@@ -186,7 +187,9 @@ def estimate_memory(graph: OpGraph, cluster: Cluster | None = None, *, optimizer
         devices=tuple(_least(device, kept, activations, samples) for device in preset_devices()),
         fewest=None
         if cluster is None
-        else dataclasses.replace(fewest_devices(graph, cluster), stack=stack_word(graph)),
+        else dataclasses.replace(
+            fewest_devices(graph, cluster, tool=runner_limits(graph, cluster)), stack=stack_word(graph)
+        ),
     )
 
 

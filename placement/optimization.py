@@ -17,7 +17,15 @@ from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.exporters.registry import ANY
-from placement.exporters.targets import tool_for, written_check
+from placement.exporters.targets import (
+    check_of_run,
+    nearest_run,
+    run_check,
+    runner_limits,
+    tool_for,
+    why_not_run,
+    written_check,
+)
 from placement.learning.by_name import learned
 from placement.results.alternatives import KeptTo
 from placement.results.result import Result
@@ -60,7 +68,7 @@ def optimize(
     workers: int | None = None,
     address: str | None = None,
     stack: str | None = None,
-    target: str = ANY,
+    target: str | None = None,
     model: nn.Module | None = None,
     first: bool = False,
     limit_s: float | None = None,
@@ -101,12 +109,14 @@ def optimize(
         stack: how ops become kernels: ``"eager"``, ``"compiled"`` or ``"fused"`` (docs/stacks.md); None: as the graph
             says, which is eager where nobody put it on another. `Result.compiled_s` of an eager answer is what
             ``"compiled"`` would bring.
-        target: the tool that is to run the answer, a training step, which `placement.export` writes for it:
-            ``"torch"``, ``"fsdp2"``, ``"torchtitan"``, ``"megatron"``, ``"accelerate"``, ``"deepspeed"``
-            (docs/targets.md). The search keeps to strategies that it can run, and `Result.kept_to` is what that costs.
-            ``"placement"`` runs all.
-        model: the model of the graph, also on ``meta``. With it strategies that cut weights or the model itself are
-            written for the target before they are scored; without it they may turn out to be none that it can run.
+        target: None: the answer is one that `placement.apply` carries out (docs/strategies.md has a table).
+            ``"any"``: all strategies are scored, and `Result.not_run` says why nothing runs the answer, if so. The
+            tool that is to run the answer, a training step, which `placement.export` writes for it: ``"torch"``,
+            ``"fsdp2"``, ``"torchtitan"``, ``"megatron"``, ``"accelerate"``, ``"deepspeed"`` (docs/targets.md). The
+            search keeps to strategies that it can run, and `Result.kept_to` is what that costs.
+        model: the model of the graph, also on ``meta``; by default the one that it was captured from, while that is
+            there. What its modules allow is known before strategies that cut weights or the model itself are scored;
+            without a model they may turn out to be none that can be run.
         first: stop at the first advice: after `FIRST_S` seconds of search over strategies, without a check by computing
             and without what ``"compiled"`` would bring.
         limit_s: seconds by the clock, on top: a search that they end returns the best so far, `Result.interrupted`.
@@ -121,8 +131,9 @@ def optimize(
         UnknownNameError: an unknown method, objective, priority, stack or target.
         GraphError: a graph that cannot be put on the stack.
         MismatchError: a method that does not serve the objective; a scorer of step times for another objective; a
-            strategy with a method, an objective, a budget or a scorer; a target beside a method, an objective or a
-            scorer, for a graph without strategies or training, or that cannot run the strategy given; ``first`` where
+            strategy with a method, an objective, a budget or a scorer; one that nothing runs; a target beside a
+            method, an objective or a scorer, for a graph without strategies or training, or that cannot run the
+            strategy given; ``first`` where
             no strategies are searched, or with a budget.
         StrategyError: a strategy that cannot be read, or that graph or cluster do not allow.
         ValueError: a seed, budget or number of evaluations below 0, or what is no graph or no cluster.
@@ -151,13 +162,18 @@ def optimize(
         model,
         first,
         tuple(each if isinstance(each, Strategy) else Strategy.parse(each) for each in own),
+        runner_limits(placed, cluster, model) if target == ANY else None,
     )
     if question.tool.name:
         _check_target(question)
+    elif question.runner is None:
+        _check_runs(question)
     if first:
         _check_first(question)
     way = next(way for way in WAYS.values() if way.fits(question))
     result = way.run(question)
+    if question.runner is not None and result.answer is not None:
+        result = dataclasses.replace(result, not_run=why_not_run(question.runner, result.strategy))
     return result if first else beside_compiled(result, question.graph, cluster)
 
 
@@ -168,10 +184,11 @@ class Question:
     Attributes:
         limits: budget, evaluations, and by the clock.
         workers: how many, and the address of their Ray cluster; None: this process alone.
-        tool: runs the answer.
+        tool: limits of what runs the answer.
         model: of the graph, where it was given.
         first: whether the first advice is enough.
         own: strategies of the user's own.
+        runner: limits of `placement.apply`, where the search goes beyond these; else None.
     """
 
     graph: OpGraph
@@ -189,6 +206,7 @@ class Question:
     model: nn.Module | None = None
     first: bool = False
     own: tuple[Strategy, ...] = ()
+    runner: ToolLimits | None = None
 
     @property
     def is_simulated(self) -> bool:
@@ -214,7 +232,9 @@ class Question:
     def check(self) -> Check:
         """Finds out about a strategy before it is the answer."""
         found = unchecked if self.first else check
-        return written_check(self.tool.name, self.model, found) if self.tool.name else found
+        if self.runner is not None:
+            return check_of_run(self.runner, found)
+        return written_check(self.tool.name, self.model, found) if self.tool.name else run_check(self.tool, found)
 
     def solver(self) -> Solver:
         return Solver(self.graph, self.cluster, self.seed, self.objective, self.priority)
@@ -243,6 +263,18 @@ def _check_target(question: Question) -> None:
             f"target {name!r} runs strategies, and no op of graph {question.graph.name!r} can be split; capture it "
             "from a model."
         )
+
+
+def _check_runs(question: Question) -> None:
+    """Raises: MismatchError: a strategy that nothing runs."""
+    strategy = question.strategy
+    reason = "" if strategy is None else why_not_run(question.tool, strategy)
+    if strategy is None or not reason:
+        return
+    nearest = nearest_run(question.tool, strategy)
+    instead = "" if nearest is None else f"; the nearest that runs is {nearest.text!r}"
+    begin = f"nothing runs strategy {strategy.text!r:.200}: {reason}{instead}"
+    raise MismatchError(f"{begin}; target='any' scores it.").but_on_command_line(f"{begin}; --for any scores it.")
 
 
 def _check_first(question: Question) -> None:

@@ -36,13 +36,14 @@ ClusterOption = Annotated[
     ),
 ]
 For = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--for",
         metavar="TARGET",
         autocompletion=completion.one_of(completion.SEARCHED),
         help="The tool that runs the answer: torch, fsdp2, torchtitan, megatron, accelerate or deepspeed. The search "
-        "keeps to what it can run, and the answer is in its words. placement runs everything.",
+        "keeps to what it can run, and the answer is in its words. Without it, placement apply runs the answer; any "
+        "also scores what nothing runs.",
     ),
 ]
 ModelToRun = Annotated[

@@ -89,7 +89,7 @@ def do_it(given: Any, result: Result, on_one_device: bool = False, other: Strate
     without = {"budget_s", "evaluations"} if strategy != "none" or method in HEURISTICS else set()
     told = [field for field in ANSWER_FIELDS if field not in without]
     told = [field for field in told if field == "seed" or not is_default(given, field)]
-    is_run = _is_model_here(given) and set(told) <= set(_APPLIED)
+    is_run = _is_model_here(given) and set(told) <= set(_APPLIED) and not result.not_run
     told += ["scorer"] if not is_run and _is_given(given, "scorer") else []
     told += ["for_"] if strategy != "none" and not is_run and _is_given(given, "for_") else []
     words |= {option_of(field): getattr(given, field) for field in told}

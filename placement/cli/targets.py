@@ -56,7 +56,7 @@ def as_the_tool_runs(given: OptimizeOptions, own: Configuration | None) -> Optim
     Raises:
         UnknownNameError: no such target.
     """
-    if given.for_ not in SEARCHED:
+    if given.for_ is not None and given.for_ not in SEARCHED:
         raise UnknownNameError("target", given.for_, SEARCHED)
     from graphs.origin import EAGER
 
@@ -108,13 +108,13 @@ def handed_over(
         graph: before the strategy.
         model: as of `model_for`.
     """
-    if given.for_ == ANY or not result.feasible or result.strategy.is_none:
+    exporter = _exporter(given)
+    if exporter is None or given.for_ is None or not result.feasible or result.strategy.is_none:
         return None
     from placement.exporters.exporting import export
     from placement.exporters.targets import arguments, needs_model
     from placement.inputs.functions import called
 
-    exporter = EXPORTERS[given.for_]
     if "graph" in exporter.takes and model is None and needs_model(result.strategy):
         return None
     source = called(given.graph, parse_dims(given.dim))
@@ -178,7 +178,7 @@ def _in_own_file(
     from placement.configurations.results import configuration_of
     from placement.configurations.strategies import settled
 
-    asked = configuration_of(result, given.for_)
+    asked = configuration_of(result, own.tool)
     own = dataclasses.replace(
         settled(own, cluster),
         precision=asked.precision,
@@ -223,10 +223,11 @@ def tool_recipe(given: OptimizeOptions, result: Result, text: str | None) -> dic
     from placement.configurations.results import configuration_of
 
     exporter = _exporter(given)
-    if text is None or exporter is None or given.for_ not in TOOLS:
+    tool = given.for_
+    if text is None or exporter is None or tool is None or tool not in TOOLS:
         return None
     try:
-        own, asked = read_configuration(text, given.for_), configuration_of(result, given.for_)
+        own, asked = read_configuration(text, tool), configuration_of(result, tool)
     except ConfigurationError:  # a value that is written and not read: the note is not worth the answer
         return None
     precision = own.precision or asked.precision or "float32"
@@ -262,4 +263,4 @@ def _handed(given: OptimizeOptions, exporter: Exporter, result: Result, text: st
 
 
 def _exporter(given: OptimizeOptions) -> Exporter | None:
-    return EXPORTERS[given.for_] if given.for_ != ANY and given.for_ in EXPORTERS else None
+    return None if given.for_ in (None, ANY) else EXPORTERS[given.for_]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baselines.budget import Limits
 from env.cluster import Cluster
@@ -20,6 +20,7 @@ from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import NONE
 from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
+from placement.exporters.targets import run_check, runner_limits
 from placement.learning.by_name import learned
 from placement.results.alternatives import best_of_each, single_s
 from placement.results.answer import Answer, relative_gap
@@ -35,6 +36,9 @@ from placement.solving.methods import AUTO, SINGLE, default_methods, measure, su
 from placement.solving.own_methods import own_methods
 from placement.solving.solver import Attempt, Finding, Solver
 from placement.solving.strategy_row import without_answer
+
+if TYPE_CHECKING:
+    from placement.solving.best_of_all import SearchAids
 
 SAME = 1e-9  # objectives closer than this, relative, are a tie
 
@@ -238,7 +242,7 @@ def compare(
         tell("strategies", len(names), steps)
         if any(result.interrupted for result in ordered):
             limits = Limits(0.0)  # a quick look: without it the table would be silent about the best ways
-        overall = beside_placements(graph, cluster, seed, ordered[0], single, limits, check)
+        overall = beside_placements(graph, cluster, seed, ordered[0], single, limits, _run_alone(graph, cluster))
     tell("", steps, steps)
     return Comparison(
         graph=graph,
@@ -269,8 +273,16 @@ def _strategies_alone(graph: OpGraph, cluster: Cluster, seed: int, limits: Limit
         unsupported=(),
         single_device_s=None,
         versions=versions(),
-        overall=beside_placements(graph, cluster, seed, nothing, nothing, limits, check),
+        overall=beside_placements(graph, cluster, seed, nothing, nothing, limits, _run_alone(graph, cluster)),
     )
+
+
+def _run_alone(graph: OpGraph, cluster: Cluster) -> SearchAids:
+    """Aids of a search for strategies that `placement.apply` runs, which are checked."""
+    from placement.solving.best_of_all import SearchAids
+
+    limits = runner_limits(graph, cluster)
+    return SearchAids(run_check(limits, check), tool=limits)
 
 
 def _families(overall: Result) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from baselines.budget import Limits
 from baselines.strategies.figures import StrategyFigures
+from baselines.strategies.searching.records import ToolLimits
 from env.cluster import Cluster
 from env.objectives import LATENCY
 from env.plan import Priority
@@ -19,6 +20,7 @@ from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
 from graphs.transforms.strategy_reading import read_strategies
 from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
+from placement.exporters.targets import runner_limits, why_not_run
 from placement.results.result import Result, versions
 from placement.results.result_json import comparison_row
 from placement.results.stacks import asked_for, beside_compiled, compiled_words
@@ -40,7 +42,7 @@ class StrategyComparison(AsJson):
     Attributes:
         graph, cluster: as they were given.
         seed: of everything random.
-        rows: fastest first, then those that do not fit, last those that are not possible.
+        rows: fastest first, then those that nothing runs, those that do not fit, and last those that are not possible.
         single: the best single device for the graph as it is; None if the graph fits nowhere.
         versions: of Python and the packages that made it.
         unread: texts that are no strategy, and why.
@@ -86,19 +88,22 @@ class StrategyComparison(AsJson):
         return None if row.result.answer is None else row.result.answer.speedup(self.single_device_s)
 
     def headline(self) -> str:
-        """The advice in one sentence."""
+        """The advice in one sentence, which says what nothing runs."""
+        is_run = self.best is None or not self.best.result.not_run
+        return self._headline() if is_run else f"nothing runs it: {self._headline()}"
+
+    def _headline(self) -> str:
         best = self.best
         if best is None or best.result.answer is None:
             return "None of these strategies fits."
         speedup = self.speedup(best)
         time = format_seconds(best.result.answer.objective_s)
+        rank = "" if len(self.rows) == 1 else " is the fastest of these"
         if speedup is None:
-            rank = "" if len(self.rows) == 1 else " is the fastest of these"
             return f"{best.strategy.text}{rank}: {time}; one device is not enough for the graph as it is."
         if speedup <= 1:
             these = f"{best.strategy.text} is not" if len(self.rows) == 1 else "None of these is"
             return f"{these} faster than one device, {format_seconds(self.single_device_s or 0.0)}."
-        rank = "" if len(self.rows) == 1 else " is the fastest of these"
         return f"{best.strategy.text}{rank}: {time}, {speedup:.2f}x one device."
 
     def reasons(self) -> list[str]:
@@ -141,6 +146,7 @@ class StrategyComparison(AsJson):
             fields["devices"] = len(result.answer.used)
         if result.answer is None:
             return Row(fields, "unfit", result.reason or "")
+        fields["strategy"] += " (nothing runs it)" if result.not_run else ""
         return Row(fields, "best" if row is self.best else "")
 
     def _one_device(self) -> dict[str, Any]:
@@ -196,7 +202,7 @@ def compare_strategies(
     progress: Callable[[str, int, int], None] | None = None,
     stack: str | None = None,
 ) -> StrategyComparison:
-    """Score several strategies.
+    """Score several strategies, also those that nothing runs, whose `Result.not_run` says why.
 
     Args:
         graph: with split rows, for strategies that split.
@@ -221,7 +227,7 @@ def compare_strategies(
     asked = sorted(dict.fromkeys(asked), key=lambda strategy: strategy.is_none)
     solver = solver_or_reason(graph, cluster, seed)
     bounds = None if isinstance(solver, str) else strategy_bounds(graph, cluster)
-    rows: list[StrategyRow] = []
+    limits_of_run, rows = runner_limits(graph, cluster), list[StrategyRow]()
     refused: StrategyError | None = None
     for done, strategy in enumerate(asked):
         if progress is not None:
@@ -235,7 +241,7 @@ def compare_strategies(
             rows.append(unrewritten_row(placed.among_strategies(bounds or {})))
             continue
         try:
-            rows.append(strategy_row(graph, cluster, strategy, seed, bounds))
+            rows.append(_marked(strategy_row(graph, cluster, strategy, seed, bounds), limits_of_run))
         except StrategyError as error:
             refused = refused or error
             rows.append(refused_row(graph, cluster, strategy, str(error), seed))
@@ -261,10 +267,18 @@ def _by_one(found: StrategyFigures) -> str:
     return f"; so on {parts.device}, which computes longest: bubble and exposed are means of {found.devices} devices"
 
 
-def _rank(row: StrategyRow) -> tuple[bool, bool, float, str]:
-    """Fastest first, then what does not fit, last what is not possible."""
-    answer = row.result.answer
-    return answer is None, row.is_refused, 0.0 if answer is None else answer.objective_s, row.strategy.text
+def _marked(row: StrategyRow, limits: ToolLimits) -> StrategyRow:
+    """The row, which says why nothing runs its strategy, if nothing does."""
+    if row.result.answer is None:
+        return row
+    return replace(row, result=replace(row.result, not_run=why_not_run(limits, row.strategy)))
+
+
+def _rank(row: StrategyRow) -> tuple[bool, bool, bool, float, str]:
+    """Fastest first, then what nothing runs, what does not fit, and last what is not possible."""
+    answer, is_run = row.result.answer, not row.result.not_run
+    step_s = 0.0 if answer is None else answer.objective_s
+    return answer is None, row.is_refused, not is_run, step_s, row.strategy.text
 
 
 def _best_checked(graph: OpGraph, cluster: Cluster, rows: list[StrategyRow]) -> list[StrategyRow]:
@@ -272,6 +286,8 @@ def _best_checked(graph: OpGraph, cluster: Cluster, rows: list[StrategyRow]) -> 
     failed: list[StrategyRow] = []
     while rows and rows[0].result.answer is not None and not rows[0].strategy.is_none:
         result = rows[0].result
+        if result.not_run:
+            break
         found = check(graph, cluster, result)
         if not found.problem:
             return [replace(rows[0], result=replace(result, checked=found.words)), *rows[1:], *failed]

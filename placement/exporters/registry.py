@@ -122,5 +122,5 @@ EXPORTERS: Mapping[str, Exporter] = {
 }
 TARGETS = tuple(EXPORTERS)
 PLACES_PARTS = "it places the ops of each part one by one, which `placement apply` alone runs"  # as of `lacks`, of all
-ANY = "placement"  # the target of a search that every strategy is for: `placement.apply` runs them all
+ANY = "any"  # the target of a search over all strategies, also those that nothing runs
 SEARCHED = (ANY, *(name for name, exporter in EXPORTERS.items() if exporter.lacks))

@@ -45,9 +45,10 @@ def _notes(found: StrategyComparison, why: str) -> str:
     lines = [*found.reasons(), *([f"why: {why}"] if why else [])]
     items = [f"<li>{escape(line)}</li>" for line in lines]
     items += [
-        f"<li><code>{escape(row.strategy.text)}</code>: {escape(row.result.note)}</li>"
+        f"<li><code>{escape(row.strategy.text)}</code>: {escape(said)}</li>"
         for row in found.rows
-        if row.result.note
+        for said in (row.result.note, f"nothing runs it: {row.result.not_run}" if row.result.not_run else "")
+        if said
     ]
     return f'<ul class="notes">{"".join(items)}</ul>' if items else ""
 

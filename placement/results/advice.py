@@ -52,12 +52,15 @@ def advice_lines(result: Result) -> list[str]:
 
 
 def advice(result: Result) -> str:
-    """Advice in one line, which begins with "not final" where Ctrl-C or a limit of the clock has ended the search.
+    """Advice in one line.
+
+    It begins with "not final" where Ctrl-C or a limit of the clock has ended the search, and says what nothing runs.
 
     Args:
         result: with alternatives (`placement.solving.one_device.beside_one_device` adds them where none were searched).
     """
-    return f"not final: {_advice(result)}" if result.interrupted else _advice(result)
+    before = ("not final: " if result.interrupted else "") + ("nothing runs it: " if result.not_run else "")
+    return f"{before}{_advice(result)}"
 
 
 def _advice(result: Result) -> str:

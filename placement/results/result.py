@@ -80,6 +80,7 @@ class Result:
         why: of a search over strategies, why the next best way is not the best, in words.
         limit_s: seconds by the clock that it was allowed on top of all; None without such a limit.
         kept_to: of a search that kept to what one tool can run, that tool; None without one.
+        not_run: of what was scored though nothing runs it, why nothing does; "" where `placement.apply` does.
         command: the command line that made it, or "".
         solve_time_s: how long the method took; two results that differ only here are equal.
     """
@@ -114,6 +115,7 @@ class Result:
     spent: str = ""
     why: str = ""
     kept_to: KeptTo | None = None
+    not_run: str = ""
     limit_s: float | None = None
     command: str = field(default="", compare=False)
     solve_time_s: float = field(default=0.0, compare=False)

@@ -25,7 +25,7 @@ from placement.results.packed_answer import is_packed, packed_answer, unpacked_a
 from placement.results.result import Result
 
 SCHEMA = "placement.result"
-VERSION = 13
+VERSION = 14
 _PROBLEM = ("graph", "cluster")
 _ANSWER = tuple(f.name for f in fields(Answer))
 _DECISIONS = "decisions"
@@ -52,6 +52,7 @@ _ADDED: dict[int, dict[str, Any]] = {
     11: {"spent": "", "why": ""},
     12: {"kept_to": None},
     13: {"limit_s": None},
+    14: {"not_run": ""},
 }
 _WORDS: dict[Any, str] = {
     str: "a string",
@@ -97,6 +98,7 @@ def comparison_row(result: Result, single_s: float | None) -> dict[str, Any]:
         "solve_time_s": result.solve_time_s,
         "interrupted": result.interrupted,
         "note": result.note,
+        "not_run": result.not_run,
         "placement": None if result.placement is None else dict(result.placement),
     }
 

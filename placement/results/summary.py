@@ -43,6 +43,8 @@ def summary(result: Result) -> str:
     repeats, note = repeats_first(result.note)
     if repeats:
         head = f"not shared   {show_line(repeats)}\n{head}"
+    if result.not_run:
+        head = f"not run      {show_line(result.not_run)}\n{head}"
     if result.alternatives:
         first, *more = advice_lines(result)
         head = "\n".join([first, *(f"also         {rest}" for rest in more), head])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from baselines import prices
 from baselines.budget import Budget
+from baselines.strategies.searching.records import ANY_TOOL, ToolLimits
 from baselines.strategies.searching.space import frugal_strategies, less_frugal
 from env.cluster import Cluster
 from env.resizing import resized
@@ -89,12 +90,15 @@ class FewestDevices:
         }
 
 
-def fewest_devices(graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, more_than: int = 0) -> FewestDevices:
+def fewest_devices(
+    graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, more_than: int = 0, tool: ToolLimits = ANY_TOOL
+) -> FewestDevices:
     """Try more and more devices of a cluster, and hosts like its own, until a frugal strategy is estimated to fit.
 
     Args:
         most: devices to try.
         more_than: so many are known not to do.
+        tool: limits of what runs the strategy, as far as its words say.
     """
     from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
 
@@ -105,16 +109,18 @@ def fewest_devices(graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, m
             fewer = resized(cluster, count)
         except ClusterError:  # it has no hosts to repeat
             break
-        estimates = list(_estimates(Estimator(graph, fewer), frugal_strategies(graph, count)))
+        estimates = list(_estimates(Estimator(graph, fewer), frugal_strategies(graph, count), tool))
         tried, best = count, min(estimates, key=lambda e: (e.missing_bytes, e.step_time_s), default=None)
         found = best or found
         if best is not None and best.fits:
-            best = fastest_that_fits(graph, fewer, count)
+            best = fastest_that_fits(graph, fewer, count, tool)
             return FewestDevices(graph.name, cluster.name, has, at_least, count, tried, best)
     return FewestDevices(graph.name, cluster.name, has, at_least, None, tried or at_least, found)
 
 
-def enough_devices(graph: OpGraph, cluster: Cluster, most: int, more_than: int, seconds: float) -> FewestDevices:
+def enough_devices(
+    graph: OpGraph, cluster: Cluster, most: int, more_than: int, seconds: float, tool: ToolLimits = ANY_TOOL
+) -> FewestDevices:
     """As `fewest_devices`, in so many seconds of work: by halves, and any strategy that fits is enough.
 
     The largest number comes first, which is twice what is needed at least where that is more than `most`. Where they
@@ -123,14 +129,16 @@ def enough_devices(graph: OpGraph, cluster: Cluster, most: int, more_than: int, 
     budget = Budget(seconds)
     at_least, has = _at_least(graph, cluster), len(cluster.compute_devices)
     most = max(most, min(2 * at_least, MOST_DEVICES))
-    found, is_whole = _one_that_fits(graph, cluster, most, budget) if max(at_least, more_than) <= most else (None, True)
+    found, is_whole = None, True
+    if max(at_least, more_than) <= most:
+        found, is_whole = _one_that_fits(graph, cluster, most, budget, tool)
     if found is None or not found.fits:
         tried = at_least if found is None else most
         return FewestDevices(graph.name, cluster.name, has, at_least, None, tried, found, is_whole)
     too_few, count = max(at_least - 1, more_than), most
     while too_few + 1 < count and not budget.over():
         half = (too_few + count) // 2
-        other, _ = _one_that_fits(graph, cluster, half, budget)
+        other, _ = _one_that_fits(graph, cluster, half, budget, tool)
         if other is not None and other.fits:
             found, count = other, half
         else:
@@ -138,14 +146,16 @@ def enough_devices(graph: OpGraph, cluster: Cluster, most: int, more_than: int, 
     return FewestDevices(graph.name, cluster.name, has, at_least, count, count, found)
 
 
-def _one_that_fits(graph: OpGraph, cluster: Cluster, count: int, budget: Budget) -> tuple[Estimate | None, bool]:
+def _one_that_fits(
+    graph: OpGraph, cluster: Cluster, count: int, budget: Budget, tool: ToolLimits
+) -> tuple[Estimate | None, bool]:
     """The first frugal strategy that fits, else the one that lacks least, and whether all were looked at."""
     from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
 
     best: Estimate | None = None
     try:
         estimator = Estimator(graph, resized(cluster, count))
-        for estimate in _estimates(estimator, frugal_strategies(graph, count)):
+        for estimate in _estimates(estimator, frugal_strategies(graph, count), tool):
             if best is None or estimate.missing_bytes < best.missing_bytes:
                 best = estimate
             budget.spend(1, prices.estimate_s(graph))
@@ -162,19 +172,21 @@ def _at_least(graph: OpGraph, cluster: Cluster) -> int:
     return int(max(1, -(-int(graph.kept_bytes.sum()) // max(1, usable))))
 
 
-def fastest_that_fits(graph: OpGraph, cluster: Cluster, count: int) -> Estimate | None:
+def fastest_that_fits(graph: OpGraph, cluster: Cluster, count: int, tool: ToolLimits = ANY_TOOL) -> Estimate | None:
     """The fastest by estimate of the frugal strategies for so many devices and those that save less, if one fits."""
     from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
 
     estimator = Estimator(graph, cluster)
     fitting = (
-        next((one for one in _estimates(estimator, ways) if one.fits), None) for ways in less_frugal(graph, count)
+        next((one for one in _estimates(estimator, ways, tool) if one.fits), None) for ways in less_frugal(graph, count)
     )
     return min((one for one in fitting if one is not None), key=lambda one: one.step_time_s, default=None)
 
 
-def _estimates(estimator: Estimator, strategies: Iterable[Strategy]) -> Iterator[Estimate]:
+def _estimates(estimator: Estimator, strategies: Iterable[Strategy], tool: ToolLimits) -> Iterator[Estimate]:
     for strategy in strategies:
+        if tool.lacks(strategy):
+            continue
         try:
             yield estimator.estimate(strategy)
         except StrategyError:

@@ -61,7 +61,7 @@ class SearchAids:
     Attributes:
         check: what is known of a strategy before it is the answer.
         score_many: scores strategies side by side, by workers; None: this process does, one after the other.
-        tool: runs the answer; one that is named runs strategies and one device, so nothing else is placed.
+        tool: limits of what runs the answer; a named one runs strategies and one device, so nothing else is placed.
         first: whether to stop at the first advice.
         own: strategies of the user's own, which are scored before all others.
     """
@@ -154,17 +154,17 @@ def beside_placements(
     placed: Result,
     single: Result,
     limits: Limits = NO_LIMITS,
-    check: Check = unchecked,
+    aids: SearchAids = NO_AIDS,
 ) -> Result:
     """`best_of_all` with placements that are known, and the whole budget for strategies."""
     began_s = time.perf_counter()
     compile_for_strategies()
     budget = limits.budget(default_budget_s(graph))
     part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
-    outcome = find_strategies(graph, cluster, part)
+    outcome = find_strategies(graph, cluster, part, tool=aids.tool)
     budget.absorb(part)
     budget.spend(outcome.scored)
-    return _within(budget, fastest(graph, cluster, seed, placed, single, outcome, SearchAids(check)), began_s)
+    return _within(budget, fastest(graph, cluster, seed, placed, single, outcome, aids), began_s)
 
 
 def _within(budget: Budget, result: Result, began_s: float) -> Result:
@@ -230,7 +230,7 @@ def fastest(
 
     tool = aids.tool
     bounds = strategy_bounds(graph, cluster)
-    saving = [] if single.answer is not None else _on_one_device(graph, cluster)
+    saving = [] if single.answer is not None else _on_one_device(graph, cluster, tool)
     placements = [StrategyRow(one, None) for one in (placed, single) if one is not None and one.answer is not None]
     best = min(placements, key=_objective_s, default=None)
     left_out: dict[str, str] = {}
@@ -358,13 +358,13 @@ def _alternatives(placed: Result | None, single: Result, outcome: StrategyOutcom
         yield Alternative(family_of(one.strategy), one.strategy, one.step_time_s, one.peak_bytes)
 
 
-def _on_one_device(graph: OpGraph, cluster: Cluster) -> list[Alternative]:
+def _on_one_device(graph: OpGraph, cluster: Cluster, tool: ToolLimits) -> list[Alternative]:
     """The fastest strategy by which a graph fits on the largest device, where one does."""
     from baselines.strategies.searching.scoring import tried
 
     largest = max(cluster.compute_devices.tolist(), key=lambda d: cluster.devices[d].usable_bytes)
     alone = part_of(cluster, np.array([largest]))
-    found = fastest_that_fits(graph, alone, 1) if has_strategies(graph) else None
+    found = fastest_that_fits(graph, alone, 1, tool) if has_strategies(graph) else None
     if found is None or found.strategy.is_none:
         return []
     scored = tried(graph, alone, found.strategy).scored
@@ -400,7 +400,7 @@ def nothing_fits(
     if tool.name:
         more = _fits_elsewhere(cluster, tool, outcome)
     else:
-        more = enough_devices(graph, cluster, _MORE_DEVICES * n, n, _ENOUGH_S).headline()
+        more = enough_devices(graph, cluster, _MORE_DEVICES * n, n, _ENOUGH_S, tool).headline()
     who = f" that {tool.name} can run" if tool.name else ""
     return (
         f"the most frugal strategy{who}, {frugal.strategy.text!r}, {lacking}: {frugal.reason or 'by estimate.'} The "

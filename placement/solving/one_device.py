@@ -39,12 +39,13 @@ def beside_one_device(result: Result, graph: OpGraph, cluster: Cluster) -> Resul
 
 
 def with_alternatives(best: Result, results: Iterable[Result], single: Result | None) -> Result:
-    """A result beside others for the same graph and cluster, and one device.
+    """A result beside others for the same graph and cluster that something runs, and one device.
 
     Args:
         single: None where the graph fits on no device.
     """
-    found = (as_alternative(result, _name(result)) for result in results if result.answer is not None)
+    run = (result for result in results if not result.not_run or result.strategy == best.strategy)
+    found = (as_alternative(result, _name(result)) for result in run if result.answer is not None)
     one = Alternative(ONE_DEVICE, Strategy(), None, None) if single is None else as_alternative(single, ONE_DEVICE)
     return dataclasses.replace(best, alternatives=listed([*found, one]))
 

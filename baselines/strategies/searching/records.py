@@ -55,10 +55,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class ToolLimits:
-    """Limits of the tool that is to run the answer; by default of one that runs every strategy.
+    """Limits of what is to run the answer; by default there are none.
 
     Attributes:
-        name: empty of the one by default.
+        name: of a tool, which runs strategies and no placements, and of which is told what it costs to keep to it;
+            empty of `placement.apply`, and where there are no limits.
         lacks: the first part of a strategy that it has no words for; empty where it has words for all. Asked of
             every strategy before it is estimated, so it has to be quick.
         recomputed: patterns of what runs again, as of `Strategy.recompute`, that it has words for.

@@ -71,7 +71,8 @@ def search_strategies(
         score_many: scores `SearchSettings.batch` strategies side by side, by workers; None: one after the other, here.
         rival: what there is without strategies; where none promises to come near it, the search ends after a part of
             its time. The user's own strategies are scored before all others.
-        tool: runs the answer; a few strategies that it cannot run are scored beyond the evaluations.
+        tool: limits of what runs the answer; a few strategies that a named one cannot run are scored beyond the
+            evaluations.
     """
     search = _Search(graph, cluster, budget, progress, score_many, rival, tool)
     try:
@@ -128,7 +129,7 @@ class _Search:
         tool: ToolLimits,
     ) -> None:
         self.settings, self.tool = DEFAULTS, tool
-        self.kept_s = 0.0 if tool is ANY_TOOL else DEFAULTS.beyond_share * budget.left_s()  # for the end
+        self.kept_s = DEFAULTS.beyond_share * budget.left_s() if tool.name else 0.0  # for the end
         self.estimate_s = prices.estimate_s(graph)
         self.rival, self.share = rival, 1.0
         self.is_whole = False  # whether all that was to be estimated so far was
@@ -169,7 +170,7 @@ class _Search:
             self._score(due)
         allowed = min(self.budget.left_s(), self.settings.placed_share * self.all_s)
         score_placed(self.space, self.pool, placed, self.budget, allowed, self.progress)
-        if self.tool is not ANY_TOOL:
+        if self.tool.name:
             self.progress("looking beyond", 4, 4)
             look_beyond(self.pool, self.budget, self.kept_s, self.estimator, self._tried, self._scoring_s)
 
@@ -408,12 +409,13 @@ class _Search:
         return scoring_s(self.graph, self.cluster, estimate.strategy)
 
     def _placed_replicas(self) -> list[Strategy]:
-        """Strategies that place every part of a mesh, for which time is kept; none for a tool, since none runs them."""
-        if self.tool is not ANY_TOOL or self.budget.over():
+        """Strategies that place every part of a mesh, for which time is kept; none for a named tool: none runs them."""
+        if self.tool.name or self.budget.over():
             return []
         fitting = (self.pool.corrected_s(each) for each in self.pool.estimates.values() if each.fits)
         best_s = min([self.rival.known_s, *fitting])
         found = placed_replicas(self.space, self.pool, self._estimate, self.rival, best_s)
+        found = [one for one in found if not self.tool.lacks(one)]
         if found and not math.isinf(self.all_s):
             self.kept_s = self.settings.placed_share * self.all_s
         return found

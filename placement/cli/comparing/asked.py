@@ -132,7 +132,7 @@ class OptimizeOptions(HowToSearch, HowToScore):
             "default the best strategy is searched.",
         ),
     ] = None
-    for_: options.For = "placement"
+    for_: options.For = None
     first: Annotated[
         bool, typer.Option("--first", help="Stop at the first advice, after a few seconds of search and unchecked.")
     ] = False

@@ -110,6 +110,8 @@ def strategy_tables(found: StrategyComparison) -> list[RenderableType]:
     for row in found.rows:
         if row.result.note:
             below.append(Text(f" {row.strategy.text}  {show_line(row.result.note)}"))
+        if row.result.not_run:
+            below.append(Text(f" {row.strategy.text}  nothing runs it: {show_line(row.result.not_run)}", style="red"))
         if not row.result.feasible:
             reason = show_line(row.result.reason or "")
             below.append(Text(f" {row.strategy.text}  {row.without_answer}: {reason}", style="red"))
