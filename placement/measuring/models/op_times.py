@@ -23,8 +23,7 @@ from graphs.opgraph import Phase
 from placement.inputs.call_arguments import as_captured
 from placement.measuring.machine.speeds import synchronise
 from placement.measuring.machine.workers import Worker
-from placement.measuring.models.half_step_timing import HalfStep, Imagined
-from placement.measuring.models.micro_batch_timing import MicroBatchStep, Nobody
+from placement.measuring.models.micro_batch_timing import PartOfStep
 from placement.measuring.models.op_clock import OpReader
 from placement.measuring.models.repeats import Repeats, run_steps, seconds_of
 from placement.processes.progress import Report, StepProgress, tell_nobody
@@ -63,7 +62,6 @@ class MeasuredStep:
         updates: op -> seconds in each step of the update of a parameter, with handing its gradient over, after them.
         fixed: op -> of ``ops`` what each part of it takes in full, in each step; where that was measured.
         updates_fixed: the same of ``updates``.
-        halves: op -> seconds in each step of its half, where weights are cut in two; empty where they cannot be.
         alone: op -> seconds in each of some more steps in which the other workers rest; empty where nobody else is, or
             this worker is one that rests.
     """
@@ -74,7 +72,6 @@ class MeasuredStep:
     updates: Times
     fixed: Times
     updates_fixed: Times
-    halves: Times
     alone: Times
 
 
@@ -87,12 +84,14 @@ class StepToMeasure:
         program: of the model.
         inputs: tensors among its arguments by their path.
         optimizer: by name; read only for a training step.
+        part: the step on a part of the batch; None where there is none.
     """
 
     model: nn.Module
     program: Program
     inputs: Mapping[str, torch.Tensor]
     optimizer: str
+    part: PartOfStep | None = None
 
     def optimizer_of(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """An optimizer of parameters, with master copies of the narrow ones where the precision has them."""
@@ -113,16 +112,9 @@ def op_times(
     report: Report = tell_nobody,
 ) -> MeasuredStep:
     """Run a step over and over on one device, with readings and without by turns; with other workers, all in step."""
-    program = step.program
-    order = program.graph.topological_order.tolist()
-    layout = DeviceLayout(
-        functional(program), [0] * len(order), [order], [float(i) for i in range(len(order))], [place]
-    )
-    routine = compile_routines(layout, [layout.whole() if program.train else layout.forward()]).sections[0][0]
+    layout, routine = _on_one_device(step.program, place)
     (place,) = layout.places
-    parts, halves = MicroBatchStep.of(layout.step, place), HalfStep.of(layout.step, place)
-    routines = [routine, *(cut.routine for cut in (parts, halves) if cut is not None)]
-    turns = _Turns(step, layout, routine, parts, halves, _values(step, layout, routines), place)
+    turns = _Turns(step, layout, routine, _values(step, layout, routine), place)
 
     def barrier() -> None:
         if worker is not None:
@@ -131,7 +123,7 @@ def op_times(
     exchange = (lambda seconds: [seconds]) if worker is None else worker.all_gather
 
     def tell(now: StepProgress) -> None:
-        runs = 1 + len(routines)  # a turn runs the step as it is, and each of these with readings
+        runs = 2 if step.part is None else 3  # a turn runs the step as it is, and with readings, and a part of it
         report(replace(now, done=runs * now.done, expected=runs * now.expected))
 
     step_s, warm_up = run_steps(turns.take, repeats, exchange, tell)
@@ -145,19 +137,27 @@ def op_times(
         updates = update_times_s(updated, make, place, steps, barrier, sum_s)
         smallest = [(op, parameter.reshape(-1)[:1].clone(), g.reshape(-1)[:1].clone()) for op, parameter, g in updated]
         updates_fixed = update_times_s(smallest, make, place, steps, barrier)
-    ops, fixed, in_halves = turns.op_times_s(warm_up)
+    ops, fixed = turns.op_times_s(warm_up)
     alone: Times = {}
     if worker is not None and worker.size > 1:
         barrier()
         if worker.rank == 0:
             alone = turns.more_times_s(min(steps, _MOST_ALONE))
         barrier()
-    return MeasuredStep(ops, step_s[warm_up:], drawing, updates, fixed, updates_fixed, in_halves, alone)
+    return MeasuredStep(ops, step_s[warm_up:], drawing, updates, fixed, updates_fixed, alone)
+
+
+def _on_one_device(program: Program, place: torch.device) -> tuple[DeviceLayout, Routine]:
+    """A step with all of its ops on one device, and its code."""
+    order = program.graph.topological_order.tolist()
+    starts = [float(i) for i in range(len(order))]
+    layout = DeviceLayout(functional(program), [0] * len(order), [order], starts, [place])
+    return layout, compile_routines(layout, [layout.whole() if program.train else layout.forward()]).sections[0][0]
 
 
 @dataclass(eq=False)
 class _Turns:
-    """Runs of a step: each turn plain with its update, and with readings: of the whole, in parts, of one half.
+    """Runs of a step: each turn plain with its update, and with readings: of the whole, and of a part.
 
     ``values``: states and inputs.
     """
@@ -165,31 +165,26 @@ class _Turns:
     step: StepToMeasure
     layout: DeviceLayout
     routine: Routine
-    parts: MicroBatchStep | None
-    halves: HalfStep | None
     values: Mapping[Key, Any]
     place: torch.device
 
     def __post_init__(self) -> None:
         self._whole = OpReader(self.routine, self.place, self._taken, None)
-        if self.parts is not None:
-            self._parts = OpReader(self.parts.routine, self.place, self._taken, None, Nobody())
-        if self.halves is not None:
-            own = self.halves.parts_of(self.values)
-            imagined = Imagined(self.halves.exchanges, self.place)
-            self._half = OpReader(self.halves.routine, self.place, lambda r: self._taken(r, own), None, imagined)
+        part = self.step.part
+        self._part: OpReader | None = None
+        if part is not None:
+            less = replace(self.step, program=part.program, inputs=part.inputs)
+            layout, routine = _on_one_device(part.program, self.place)
+            values = _values(less, layout, routine, self.values)
+            self._part = OpReader(routine, self.place, lambda routine: _taken(routine, values, layout), None)
         self._rows: list[dict[int, float]] = []
         self._fixed: list[dict[int, float]] = []
-        self._halves: list[dict[int, float]] = []
         self.given: dict[Key, Any] = {}
         self.updates: _Updates | None = None
         self.update_s: list[float] = []
 
-    def _taken(self, routine: Routine, values: Mapping[Key, Any] | None = None) -> list[Any]:
-        """The arguments of one run, of all values or others; what is drawn for it, the run may overwrite."""
-        values = self.values if values is None else values
-        drawn = {("drawn", number): tensor for number, tensor in draw(self.layout.step, self.place).items()}
-        return [drawn[key] if key in drawn else values[key] for key in routine.takes]
+    def _taken(self, routine: Routine) -> list[Any]:
+        return _taken(routine, self.values, self.layout)
 
     def plain(self) -> float:
         """Run without readings; returns how many seconds it took."""
@@ -211,48 +206,60 @@ class _Turns:
             if self.updates is not None:
                 self.update_s.append(self.updates.take(self.given))
         self._rows.append(self._whole.read())
-        if self.parts is not None:
-            self._fixed.append(self.parts.fixed_s(self._rows[-1], self._parts.read()))
-        self._take_half()
+        self._take_part()
         return step_s
 
-    def _take_half(self) -> None:
-        """Read one half; none any more where an op cannot take the zeros that stand for what others would send."""
-        if self.halves is None:
+    def _take_part(self) -> None:
+        """Read the step on a part; none any more where an op cannot run there, as one whose data says which rows."""
+        if self.step.part is None or self._part is None:
             return
         try:
-            self._halves.append(self._half.read())
-        except (RuntimeError, IndexError, ValueError):
-            self.halves = None
-            self._halves.clear()
+            self._fixed.append(self.step.part.fixed_s(self._rows[-1], self._part.read()))
+        except (RuntimeError, IndexError):
+            self._part = None
+            self._fixed.clear()
 
     def more_times_s(self, steps: int) -> Times:
         """By op, of so many more runs of the whole."""
         rows = [self._whole.read() for _ in range(steps)]
         return {op: [row[op] for row in rows] for op in rows[0]}
 
-    def op_times_s(self, warm_up: int) -> tuple[Times, Times, Times]:
-        """By op, of every turn but the first ones: its time, the fixed part of that, and the time of its half."""
-        times, fixed, halves = (
+    def op_times_s(self, warm_up: int) -> tuple[Times, Times]:
+        """By op, of every turn but the first ones: its time, and the fixed part of that."""
+        times, fixed = (
             {op: [row[op] for row in rows[warm_up:]] for op in (rows[0] if rows else ())}
-            for rows in (self._rows, self._fixed, self._halves)
+            for rows in (self._rows, self._fixed)
         )
-        return times, fixed, halves
+        return times, fixed
 
 
-def _values(step: StepToMeasure, layout: DeviceLayout, routines: Sequence[Routine]) -> dict[Key, Any]:
-    """States and inputs; states that the step writes are copies, so that the user's stay as they are."""
+def _taken(routine: Routine, values: Mapping[Key, Any], layout: DeviceLayout) -> list[Any]:
+    """The arguments of one run; what is drawn for it, the run may overwrite."""
+    drawn = {("drawn", number): tensor for number, tensor in draw(layout.step, layout.places[0]).items()}
+    return [drawn[key] if key in drawn else values[key] for key in routine.takes]
+
+
+def _values(
+    step: StepToMeasure, layout: DeviceLayout, routine: Routine, known: Mapping[Key, Any] | None = None
+) -> dict[Key, Any]:
+    """States and inputs; states that the step writes are copies, so that the user's stay as they are.
+
+    ``known``: of another step of the model, whose states these are.
+    """
     program, (place,) = step.program, layout.places
     written = set(layout.step.state_writes.values())
     index_of = {name: index for index, state in enumerate(program.states) for name in state.names}
     copies: dict[int, torch.Tensor] = {}  # tied states stay one
     tensors = NamedTensors(step.model)
     found: dict[Key, Any] = {}
-    for kind, name in dict.fromkeys(key for routine in routines for key in routine.takes):
+    for kind, name in routine.takes:
         if kind == "input":
             found[kind, name] = as_captured(step.inputs[name], program.trace.arguments[name], place)
         elif kind == "state":
             own = tensors.get(name)
+            if own is not None and known is not None and (kind, name) in known:
+                found[kind, name] = known[kind, name]
+                continue
             tensor = (program.constants[name] if own is None else own).detach()
             if index_of.get(name) in written:
                 tensor = copies.setdefault(index_of[name], tensor.to(place, copy=True))

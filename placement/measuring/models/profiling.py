@@ -16,7 +16,7 @@ from torch import nn
 
 from env.cluster import Cluster, Device
 from env.problem import Problem
-from graphs.capture import capture_program, example_inputs
+from graphs.capture import Program, capture_program, example_inputs
 from graphs.capture.program import captured_step
 from graphs.capture.record import Loss
 from graphs.errors import ClusterError, MismatchError
@@ -27,7 +27,7 @@ from graphs.origin import keep_step
 from placement.inputs.call_arguments import bound, check_states
 from placement.measuring.machine.figures import spread
 from placement.measuring.machine.workers import Worker, cores_for, run_workers
-from placement.measuring.models.half_step_timing import with_whole_times
+from placement.measuring.models.micro_batch_timing import PartOfStep
 from placement.measuring.models.op_times import REPEATS, MeasuredStep, StepToMeasure, Times, op_times
 from placement.measuring.models.repeats import Repeats, beforehand
 from placement.processes.progress import Report, tell_nobody
@@ -42,8 +42,7 @@ class Profile:
     """Measured op times (n ops, k models or kinds of devices).
 
     Attributes:
-        graph: with the medians in ``time_s``, in ``fixed_s`` what of it every part of an op takes in full, and in the
-            rows that cut weights what halves take in full beside that.
+        graph: with the medians in ``time_s``, and in ``fixed_s`` what of it every part of an op takes in full.
         spread_s: float64 [n, k] like ``graph.time_s``: the middle half of an op's times lies within this much.
         step_s: by key of ``graph.time_keys`` the measured time of the whole step on one such device, without updates.
         steps: by key, how many times each median is of.
@@ -114,13 +113,18 @@ def step_to_measure(
     positional, keywords = example_inputs(args, kwargs)
     check_states(model)
     how: dict[str, Any] = {"loss": loss, "optimizer": optimizer, "precision": precision, "name": name}
-    program = capture_program(model, positional, keywords, train, **how)
+
+    def captured(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Program:
+        return capture_program(model, args, kwargs, train, **how)
+
+    program = captured(positional, keywords)
     check_gradients(program.graph, optimizer)
+    part = PartOfStep.of(model, program, (positional, keywords), captured)
     if precision is not None:
         model = copy.deepcopy(model)
         convert(model, precision_named(precision))
         accept_gradients(model, precision_named(precision))
-    return StepToMeasure(model, program, bound(model, program, positional, keywords), optimizer)
+    return StepToMeasure(model, program, bound(model, program, positional, keywords), optimizer, part)
 
 
 def check_gradients(graph: OpGraph, optimizer: str) -> None:
@@ -168,7 +172,6 @@ def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Prof
     time_s, spread_s = (np.full((graph.n_ops, len(keys)), np.nan) for _ in range(2))
     fixed_s, drawing_s, alone = np.zeros(time_s.shape), np.zeros(time_s.shape), np.ones(time_s.shape)
     step_s, steps = {}, {}
-    halves_s: list[dict[int, float]] = []
     for column, key in enumerate(keys):
         whole = [seconds for part in measured[key] for seconds in part.step_s]
         step_s[key], steps[key] = statistics.median(whole), len(whole)
@@ -190,12 +193,7 @@ def _profile(graph: OpGraph, measured: Mapping[str, list[MeasuredStep]]) -> Prof
             for op, samples in times.items():
                 seconds = round(statistics.median(samples) * factor, 10)
                 fixed_s[op, column] = min(max(0.0, seconds), time_s[op, column])
-        every_half = [part.halves for part in measured[key]]
-        halves = _pooled(every_half) if all(every_half) else {}
-        halves_s.append({op: statistics.median(halves[op]) * scale for op in halves if op in own and op not in drawing})
     found = dataclasses.replace(graph, time_keys=keys, time_s=time_s, fixed_s=fixed_s)
-    if halves_s[0]:  # rows say it once, so one kind of device stands for all
-        found = with_whole_times(found, 0, halves_s[0])
     return Profile(found, spread_s, step_s, steps, alone, drawing_s)
 
 

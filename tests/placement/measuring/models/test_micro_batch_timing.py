@@ -1,6 +1,8 @@
-"""What every part of an op takes in full, read from a step in micro-batches."""
+"""What every part of an op takes in full, read from the step on a part of the batch."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -8,73 +10,102 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from graphs.capture import capture_program
-from placement.measuring.models.micro_batch_timing import MicroBatchStep, Nobody
-from placement.measuring.models.op_clock import clocked
-from placement.runtime.program.functional import functional
-from placement.runtime.program.routines import Routine
+from placement.measuring.models.micro_batch_timing import PartOfStep
+from placement.measuring.models.op_times import op_times
+from placement.measuring.models.profiling import step_to_measure
+from placement.measuring.models.repeats import Repeats
 
+CPU = torch.device("cpu")
+TWICE = Repeats.exactly(3, 1)
 SECONDS = st.floats(1e-6, 1.0)
 
 
 class Tower(nn.Module):
-    """Two layers, whose second needs a sum over micro-batches, and its loss."""
+    """Two layers, whose second needs a sum over the batch, and its loss."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = self.layers(x).square().mean()
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        made = self.layers(x)
+        loss: torch.Tensor = (made if scale is None else made * scale).square().mean()
         return loss
 
 
-def in_parts(batch: int, train: bool = True) -> tuple[nn.Module, torch.Tensor, MicroBatchStep | None]:
-    torch.manual_seed(0)
-    model, x = Tower(), torch.rand(batch, 8)
-    return model, x, MicroBatchStep.of(functional(capture_program(model, (x,), {}, train)), torch.device("cpu"))
+class Looking(nn.Module):
+    """Rows of the batch that are chosen by data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.layer(x).index_select(0, rows).square().mean()
+        return loss
 
 
-@given(st.lists(st.tuples(SECONDS, st.floats(0, 1), st.integers(2, 8)), min_size=1, max_size=5))
-def test_the_fixed_part_is_what_parts_have_too_much(ops: list[tuple[float, float, int]]) -> None:
+class OfEight(Tower):
+    """A model for one batch."""
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x.view(8, 8))
+
+
+def part_of(batch: int, model: nn.Module | None = None, *more: torch.Tensor) -> PartOfStep | None:
+    return step_to_measure(model or Tower(), (torch.rand(batch, 8), *more), train=True).part
+
+
+@given(st.lists(st.tuples(SECONDS, st.floats(0, 1), st.floats(0.1, 0.9)), min_size=1, max_size=5))
+def test_the_fixed_part_is_what_a_part_has_too_much(ops: list[tuple[float, float, float]]) -> None:
     whole = {op: seconds for op, (seconds, _, _) in enumerate(ops)}
-    fixed = {op: seconds * share for op, (seconds, share, _) in enumerate(ops)}
-    copies = {op: n for op, (_, _, n) in enumerate(ops)}
-    work = dict.fromkeys(whole, 1.0)
-    parts = {op: copies[op] * fixed[op] + whole[op] - fixed[op] for op in whole}
-    step = MicroBatchStep(Routine(lambda: (), (), (), (), None), copies, work)  # type: ignore[arg-type]
-    assert step.fixed_s(whole, parts) == pytest.approx(fixed, abs=1e-12)
+    fixed = {op: seconds * of_it for op, (seconds, of_it, _) in enumerate(ops)}
+    share = {op: work for op, (_, _, work) in enumerate(ops)}
+    part = {op: fixed[op] + share[op] * (whole[op] - fixed[op]) for op in whole}
+    program: Any = None
+    assert PartOfStep(program, {}, share).fixed_s(whole, part) == pytest.approx(fixed, abs=1e-12)
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(9, 4), (8, 4), (5, 2), (4, 2)])
 def test_a_batch_is_cut_as_far_as_it_goes(batch: int, expected: int) -> None:
-    _, _, found = in_parts(batch)
+    found = part_of(batch, None, torch.tensor(2.0))
     assert found is not None
-    assert set(found.copies.values()) == {expected}
-    # More than the whole where each part reads what the batch does not shrink.
-    assert all(1 - 1e-9 <= work < expected for work in found.work.values())
+    assert {path: tuple(tensor.shape) for path, tensor in found.inputs.items()} == {
+        "x": (batch // expected, 8),
+        "scale": (),
+    }
+    # More than its samples where a part reads what the batch does not shrink.
+    least = batch // expected / batch
+    assert found.share
+    assert all(least - 1e-9 <= share < 1 for share in found.share.values())
+    kinds = {found.program.graph.kinds[op] for op in found.share}
+    assert "aten.addmm" in kinds
+    assert not any(kind.startswith("optimizer.") for kind in kinds)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_no_part_has_a_single_sample(batch: int) -> None:
-    assert in_parts(batch)[2] is None
+    assert part_of(batch) is None
 
 
-def test_the_step_in_parts_computes_the_step_and_says_which_op_takes_how_long() -> None:
-    model, x, found = in_parts(8)
-    assert found is not None
-    ticks = iter(range(10**6))
-    code = clocked(found.routine, lambda: float(next(ticks)))
-    state = model.state_dict()
-    taken = [x if kind == "input" else state[str(name)] for kind, name in found.routine.takes]
-    with torch.no_grad():
-        results_and_readings = code.run(None, Nobody(), *taken)
-    results = dict(zip(found.routine.gives, results_and_readings, strict=False))
-    model(x).backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(results["gradient", name], parameter.grad)
-    # Adding up what micro-batches gave is no op of the model, and counts towards none.
-    sums = [label for label in code.labels if label[0] == "sum"]
-    assert len(sums) == 3 * 5  # four gradients and the loss, of four micro-batches
-    seconds = code.seconds(results_and_readings[len(found.routine.gives) :], lambda before, after: after - before)
-    assert set(found.copies) - {0} <= set(seconds)  # op 0 is the input
+def test_a_model_for_one_batch_has_no_part() -> None:
+    assert part_of(8, OfEight()) is None
+
+
+def test_the_fixed_part_of_every_op_that_is_cut_is_measured() -> None:
+    step = step_to_measure(Tower(), (torch.rand(64, 8),), train=True)
+    found = op_times(step, CPU, TWICE)
+    assert step.part is not None
+    assert set(found.fixed) == set(step.part.share) & set(found.ops)
+    assert {len(samples) for samples in found.fixed.values()} == {2}
+    assert found.updates.keys() == found.updates_fixed.keys()
+    assert found.updates
+
+
+def test_a_part_that_cannot_run_is_not_measured() -> None:
+    rows = torch.tensor([7, 0, 1, 2, 3, 4, 5, 6])
+    step = step_to_measure(Looking(), (torch.rand(8, 8), rows), train=True)
+    assert step.part is not None
+    found = op_times(step, CPU, TWICE)
+    assert found.fixed == {}
+    assert len(found.step_s) == 2
