@@ -1,23 +1,29 @@
-"""Outcomes of a placement beside those of the plain model: equal but for rounding, and how far off."""
+"""Steps of a placement beside those of the plain model: equal but for rounding, and how far off."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
-GRADIENT = "gradient/"  # prefix of the names of gradients; those of outputs and of the loss have none
-# Sums in another order differ by rounding; float32 keeps 7 digits, and a step adds many numbers.
-RELATIVE, ABSOLUTE = 1e-3, 1e-5
-NOISE = (
-    1e-6  # of the largest gradient: what rounding leaves of a sum that is zero, such as a bias's before a batch norm
-)
+# First parts of the names of what is compared.
+LOSS, OUTPUT, GRADIENT, WEIGHT, BUFFER = "loss/", "output/", "gradient/", "weight/", "buffer/"
+# Numbers about the plain model beside these: its largest gradient, Adam's epsilon, the sum of its rates, and by how
+# much the weight with the rest of the name has moved.
+LARGEST, EPS, RATES, MOVED = "fact/largest gradient", "fact/eps", "fact/rates", "fact/moved/"
+
+TOLERANCE = 5e-4  # of the largest entry: sums in another order differ by rounding, and a step adds many numbers
+OF_CHANGE = 0.02  # of the largest change of a weight
+# Of the largest gradient: what rounding leaves of a sum that is zero, such as that of a bias before a norm.
+NOISE = 1e-6
 NEGLIGIBLE = 1e-3  # of the largest gradient: differences are told relative to at least that
-ROUNDINGS = 4.0  # times the change by weights that are off by their rounding
-ROUNDING = "rounding/"  # that change, of the tensor with the rest of the name
+ROUNDINGS, ROUNDINGS_OF_HALVES = 32.0, 4.0  # times the change by weights that are off by their rounding
+_LAST_BITS = 4.0  # of a number format, in which a weight may differ
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class Difference:
     """A tensor that differs from the plain model's.
 
     Attributes:
-        name: ``"loss"``, ``"output/0"``, or ``"gradient/"`` and a parameter's name.
+        name: such as ``"loss/2"``, of the second step, or ``"gradient/"`` and a parameter's name.
         share: the largest difference of an entry, relative to the largest entry; infinite for another shape.
     """
 
@@ -33,42 +39,91 @@ class Difference:
     share: float
 
 
-# By the name of each tensor: whether it is the model's, and its largest difference.
-Compared = Mapping[str, tuple[bool, float]]
+class Off(NamedTuple):
+    """How far a tensor is off.
 
-
-def compared(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, tuple[bool, float]]:
-    """Whether each tensor that was computed here is the model's, and its largest difference.
-
-    That is relative to the largest number in the model's, of a small gradient to `NEGLIGIBLE` of the largest one;
-    infinite where the model has no such tensor, and NaN where the model's has no finite number, so that nothing can be
-    compared.
+    Attributes:
+        by: the largest difference of an entry; NaN where the plain model's has no finite number, infinite where the
+            plain model has no such tensor.
+        allowed: how much that may be.
+        scale: the largest entry.
     """
-    largest_gradient = max((largest(reference[name]) for name in reference if name.startswith(GRADIENT)), default=0.0)
-    result: dict[str, tuple[bool, float]] = {}
+
+    by: float
+    allowed: float
+    scale: float
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether it may be off by so much."""
+        return math.isnan(self.by) or self.by <= self.allowed
+
+    @property
+    def share(self) -> float:
+        """The difference, relative to the largest entry."""
+        return self.by / self.scale
+
+
+Compared = Mapping[str, Off]
+
+
+class TensorFile(Mapping[str, Tensor]):
+    """The tensors of a safetensors file, each read when it is asked for."""
+
+    def __init__(self, path: str) -> None:
+        opened: Any = safe_open
+        self._file = opened(path, "pt")
+        self._names = frozenset(self._file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def compared(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, Off]:
+    """How far each tensor that was computed here is off the model's."""
+
+    def fact(name: str) -> float:
+        return float(reference[name]) if name in reference else 0.0
+
+    largest_gradient, eps = fact(LARGEST), fact(EPS)
+    result: dict[str, Off] = {}
     for name, tensor in found.items():
         if name not in reference:
-            result[name] = False, math.inf
+            if not (name.startswith(GRADIENT) and not tensor.any()):  # what has no gradient is gathered as zeros
+                result[name] = Off(math.inf, 0.0, 1.0)
             continue
-        of_gradient = largest_gradient * name.startswith(GRADIENT)
-        noise = max(NOISE * of_gradient, ROUNDINGS * float(reference.get(f"{ROUNDING}{name}", 0.0)))
         own, expected = tensor.detach().cpu(), reference[name]
-        is_empty = expected.numel() > 0 and not expected.isfinite().any()
-        # A gradient that is zero but for rounding has no figures to be off by.
-        scale = max(largest(expected), NEGLIGIBLE * of_gradient, 1e-30)
-        off = math.nan if is_empty else distance(own, expected) / scale
-        result[name] = equal(own, expected, noise), off
+        size = largest(expected)
+        allowed, scale = TOLERANCE * size, max(size, 1e-30)
+        if not (expected.is_floating_point() or expected.is_complex()):
+            allowed = 0.0
+        elif name.startswith(GRADIENT):
+            allowed = max(allowed, NOISE * largest_gradient)
+            scale = max(scale, NEGLIGIBLE * largest_gradient)
+        elif name.startswith(WEIGHT):
+            # Adam moves a weight by no more than its rates times the gradient over its epsilon.
+            noise = fact(RATES) * NOISE * largest_gradient / eps if eps else 0.0
+            allowed = OF_CHANGE * fact(f"{MOVED}{name}") + noise + _LAST_BITS * torch.finfo(expected.dtype).eps * size
+        is_empty = expected.numel() > 0 and expected.is_floating_point() and not expected.isfinite().any()
+        result[name] = Off(math.nan if is_empty else distance(own, expected), allowed, scale)
     return result
 
 
-def equal(found: Tensor, expected: Tensor, noise: float = 0.0) -> bool:
-    """Equal within rounding, relative to the largest number in it, or within ``noise``."""
-    if found.shape != expected.shape:
-        return False
-    if not (expected.is_floating_point() or expected.is_complex()):
-        return torch.equal(found, expected)
-    atol = max(ABSOLUTE * max(largest(expected), 1e-30) * 10, noise)
-    return bool(torch.allclose(found, expected, rtol=RELATIVE, atol=atol, equal_nan=True))
+def rounded(ranks: Sequence[Compared], moved: Mapping[str, float], times: float) -> list[Compared]:
+    """The same where tensors may be off by so many times what rounding moves them by."""
+    return [
+        {name: off._replace(allowed=max(off.allowed, times * moved.get(name, 0.0))) for name, off in rank.items()}
+        for rank in ranks
+    ]
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
@@ -77,31 +132,40 @@ def distance(found: Tensor, expected: Tensor) -> float:
         return math.inf
     if not found.numel():
         return 0.0
+    if found.dtype == expected.dtype == torch.float32:
+        off = float((found - expected).abs_().max())
+        if math.isfinite(off):
+            return off
     wide = torch.complex128 if found.is_complex() else torch.float64
     same = (found == expected) | (found.isnan() & expected.isnan())
-    off = torch.where(same, 0.0, (found.to(wide) - expected.to(wide)).abs())
-    return float(off.nan_to_num(nan=math.inf).max())
+    apart = torch.where(same, 0.0, (found.to(wide) - expected.to(wide)).abs())
+    return float(apart.nan_to_num(nan=math.inf).max())
 
 
 def largest(tensor: Tensor) -> float:
     """The largest finite number of a tensor; 0 where it has none."""
+    if not tensor.numel():
+        return 0.0
     sizes = tensor.abs()
+    most = float(sizes.max())
+    if math.isfinite(most):
+        return most
     finite = sizes[sizes.isfinite()]
     return float(finite.max()) if finite.numel() else 0.0
 
 
-def all_equal(computed: Sequence[str], ranks: Sequence[Compared], of_gradients: bool) -> bool | None:
-    """Whether all that the plain model computed, gradients or the rest, is the same on the ranks that have it.
+def all_equal(computed: Iterable[str], ranks: Sequence[Compared], kinds: tuple[str, ...]) -> bool | None:
+    """Whether all that the plain model computed, of some kinds, is the same on the ranks that have it.
 
     None where it has computed nothing of the kind, or no finite number.
     """
-    numberless = {name for rank in ranks for name, (_, share) in rank.items() if math.isnan(share)}
-    expected = {name for name in computed if name.startswith(GRADIENT) == of_gradients} - numberless
+    numberless = {name for rank in ranks for name, off in rank.items() if math.isnan(off.by)}
+    expected = {name for name in computed if name.startswith(kinds)} - numberless
     found = [
-        (name, is_equal)
+        (name, off.is_equal)
         for rank in ranks
-        for name, (is_equal, _) in rank.items()
-        if name not in numberless and name.startswith(GRADIENT) == of_gradients
+        for name, off in rank.items()
+        if name not in numberless and name.startswith(kinds)
     ]
     if not expected and not found:
         return None
@@ -109,6 +173,7 @@ def all_equal(computed: Sequence[str], ranks: Sequence[Compared], of_gradients: 
 
 
 def largest_difference(ranks: Sequence[Compared]) -> Difference | None:
-    """The largest difference of all tensors that were compared; None where there are none."""
-    off = [(share, name) for rank in ranks for name, (_, share) in rank.items() if not math.isnan(share)]
-    return None if not off else Difference(*max(off)[::-1])
+    """The largest difference of all tensors that were compared, of those that are not equal if there are any."""
+    every = [(off, name) for rank in ranks for name, off in rank.items() if not math.isnan(off.by)]
+    shown = [each for each in every if not each[0].is_equal] or every
+    return max((Difference(name, off.share) for off, name in shown), key=lambda each: each.share, default=None)

@@ -1,8 +1,8 @@
-"""`ModelStep`: one step of a model, plain or this process's share of it, and what it computes."""
+"""`ModelStep`: one step of a model, plain or this process's share of it, and what the first three compute."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,50 +10,57 @@ import torch
 from torch import Tensor, nn
 
 from graphs.capture.record import Loss, output_tensors
-from placement.measuring.runs.differences import GRADIENT
+from placement.measuring.runs.differences import (
+    BUFFER,
+    EPS,
+    GRADIENT,
+    LARGEST,
+    LOSS,
+    OUTPUT,
+    RATES,
+    WEIGHT,
+    largest,
+)
+from placement.processes.kept_memory import Usage
 from placement.runtime.states.formats import gradient_format
 from placement.runtime.states.masters import with_masters
 
-# Adam's step takes as long as with any other rate, and the weights stay what they are, however often it is run.
-_RATE = 0.0
+STEPS = 3  # that are compared: a fault of the second one is seen in the third, at the latest
+_RATE = 3e-4
+_EPS = 0.01  # of the largest gradient: Adam then moves a weight by noise no more than by noise
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ModelStep:
     """A step: both passes and the update of a training step, the forward pass of inference.
 
     Attributes:
         model: plain, or this process's share.
         args, kwargs: of one step.
-        loss: of the model's output; None of a share (`StrategyModule`), which has its own.
+        loss: of the model's output; None of a share (`placement.apply` on several devices), which has its own.
         train: a training step.
-        optimizer: None where nothing is to be trained here.
+        optimizer: Adam, once `first_steps` has made it; None where nothing is to be trained here.
     """
 
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     train: bool
-    optimizer: torch.optim.Optimizer | None
     loss: Loss | None
+    optimizer: Any = None
 
-    @classmethod
-    def of(
-        cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool, loss: Loss | None
-    ) -> ModelStep:
-        """A step of a model, trained by Adam."""
-        own = [parameter for parameter in model.parameters() if parameter.requires_grad and train]
-        optimizer = torch.optim.Adam(own, lr=_RATE, foreach=False) if own else None
-        if optimizer is not None and any(gradient_format(one) not in (None, one.dtype) for one in own):
-            optimizer = with_masters(optimizer)  # of a precision whose gradients are wider
-        return cls(model, args, kwargs, train, optimizer, loss)
+    @property
+    def is_share(self) -> bool:
+        """Whether other processes have the rest of the model."""
+        return self.loss is None
 
     def passes(self) -> Any:
         """Run the step but for the update; the loss, or the outputs of inference."""
         if not self.train:
             with torch.no_grad():
                 return self.model(*self.args, **self.kwargs)
-        self.model.zero_grad()
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
         if self.loss is None:
             share: Any = self.model
             return share.step(*self.args, **self.kwargs)
@@ -70,10 +77,82 @@ class ModelStep:
         self.passes()
         self.update()
 
-    def computed(self) -> dict[str, Tensor]:
-        """Run the passes; the loss and all gradients by name, or the outputs of inference by number."""
-        found = self.passes()
-        if not self.train:
-            return {f"output/{number}": tensor for number, tensor in enumerate(output_tensors(found))}
-        grads = {f"{GRADIENT}{name}": p.grad for name, p in self.model.named_parameters() if p.grad is not None}
-        return {"loss": found} | grads
+    # -- the first steps --------------------------------------------------------------------------------------
+
+    def first_steps(
+        self, reference: Mapping[str, Tensor] | None, told: Callable[[int], None]
+    ) -> tuple[dict[str, Tensor], Usage]:
+        """Run the steps that are compared, after which weights stay what they are, however often a step is run.
+
+        Args:
+            reference: what these steps gave of the plain model; None for that itself.
+            told: called with the number of each step that is done.
+
+        Returns:
+            By name, on the CPU: losses, and of training gradients of the first step, and weights and buffers after the
+            last one; on another rank than the first only losses. And the work of the system in the last step.
+        """
+        found: dict[str, Tensor] = {}
+        usage = Usage(0.0, 0.0)
+        named = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
+        if reference is not None:  # by the model's own names
+            named = {name.removeprefix(BUFFER) for name in reference if name.startswith(BUFFER)}
+        for number in range(1, STEPS + 1):
+            before = Usage.now()
+            given = self.passes()
+            if not self.train:
+                outputs = enumerate(output_tensors(given))
+                found |= {f"{OUTPUT}{number}/{place}": _kept(tensor) for place, tensor in outputs}
+            else:
+                found[f"{LOSS}{number}"] = _kept(given)
+                if number == 1:
+                    gradients = {f"{GRADIENT}{name}": each for name, each in self._gradients().items()}
+                    found |= gradients
+                    if reference is None:
+                        most = max(map(largest, gradients.values()), default=0.0)
+                        facts = {LARGEST: most, EPS: _EPS * most or 1e-8, RATES: STEPS * _RATE}
+                        found |= {name: torch.tensor(value) for name, value in facts.items()}
+                    self.optimizer = self._adam(float((reference or found)[EPS]))
+                self.update()
+            usage = Usage.now().since(before)
+            told(number)
+        if self.train:
+            found |= self._states(named)
+            for group in self.optimizer.param_groups if self.optimizer is not None else ():
+                group["lr"] = 0.0  # Adam's step takes as long as with any other rate
+        return found, usage
+
+    def _adam(self, eps: float) -> Any:
+        own = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        settings: dict[str, Any] = {"lr": _RATE, "eps": eps, "foreach": False}
+        make = getattr(type(self.model), "optimizer", None) if self.is_share else None
+        if make is not None:  # a strategy says where the optimizer's state is kept
+            return make(self.model, torch.optim.Adam, **settings)
+        if not own:
+            return None
+        optimizer = torch.optim.Adam(own, **settings)
+        if any(gradient_format(one) not in (None, one.dtype) for one in own):
+            return with_masters(optimizer)  # of a precision whose gradients are wider
+        return optimizer
+
+    def _gradients(self) -> dict[str, Tensor]:
+        if self.is_share:
+            share: Any = self.model
+            gathered: dict[str, Tensor] = share.gathered_gradients()
+            return gathered
+        return {name: _kept(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
+
+    def _states(self, buffers: set[str]) -> dict[str, Tensor]:
+        """Weights and buffers, on the first rank; ``buffers``: the names of these."""
+        model: Any = self.model
+        states = model.gathered_state_dict() if self.is_share else model.state_dict()
+        return {
+            f"{BUFFER if name in buffers else WEIGHT}{name}": tensor if self.is_share else _kept(tensor)
+            for name, tensor in states.items()
+            if isinstance(tensor, Tensor)
+        }
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    """A copy on the CPU, which later steps leave alone."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

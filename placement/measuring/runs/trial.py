@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -18,7 +18,21 @@ from graphs.records import ANY_DEVICE
 from placement.measuring.machine.figures import relative_spread
 from placement.measuring.models.profiling import check_gradients
 from placement.measuring.models.repeats import Repeats, beforehand
-from placement.measuring.runs.differences import Difference, all_equal, largest_difference
+from placement.measuring.runs.differences import (
+    BUFFER,
+    GRADIENT,
+    LOSS,
+    OUTPUT,
+    ROUNDINGS,
+    ROUNDINGS_OF_HALVES,
+    WEIGHT,
+    Compared,
+    Difference,
+    all_equal,
+    largest_difference,
+    rounded,
+)
+from placement.measuring.runs.steps import STEPS
 from placement.measuring.runs.timed_run import TimedRun, together_s
 from placement.measuring.runs.timeline import Timeline, timeline
 from placement.measuring.runs.trial_task import ProcessOutcome, TrialTask
@@ -31,6 +45,9 @@ from placement.runtime.ranks.launch import launch
 _STDERR = 2  # where what a model prints goes
 _RECORDED = 3  # steps of which a trace shows the median one
 _WORK = "placement.measuring.runs.trial_work:"
+# Few, since people wait: what is measured for later use is measured longer.
+_REPEATS = Repeats(dropped=1, least=3, settled=5, most=50, budget_s=3.0, precision=0.02)
+_PATIENCE_S, _PATIENCE_STEPS = 300.0, 100.0  # without a step, before a run is given up
 
 
 @dataclass(frozen=True)
@@ -87,9 +104,11 @@ class Trial:
             the placement uses one device, it is the plain model, and the two are one measurement.
         spread, single_spread: of each of these, interquartile range by median.
         speedup: measured_single_step_s / measured_step_s; None where both are the plain model.
-        outputs_equal: whether the outputs, or the loss of a training step, are those of the plain model but for
+        compared_steps: how many steps, the first ones, were compared.
+        outputs_equal: whether the outputs, or the losses, of each of these are those of the plain model but for
             rounding; None where the plain model itself ran.
-        gradients_equal: the same of all gradients; None, too, where there are none, as in inference.
+        gradients_equal: the same of all gradients of the first one; None, too, where there are none, as in inference.
+        buffers_equal, weights_equal: the same of all buffers and parameters after the last one, and Adam's updates.
         largest_difference: of all that was compared; None where the plain model itself ran.
         halves: number formats of two bytes in the step, within whose rounding it was compared.
         steps, dropped: how many were run, and how many of them did not count.
@@ -107,8 +126,11 @@ class Trial:
     spread: float
     single_spread: float
     speedup: float | None
+    compared_steps: int
     outputs_equal: bool | None
     gradients_equal: bool | None
+    buffers_equal: bool | None
+    weights_equal: bool | None
     largest_difference: Difference | None
     halves: tuple[str, ...]
     steps: int
@@ -123,7 +145,7 @@ class Trial:
     @property
     def differs(self) -> bool:
         """Whether something was compared with the plain model and is not equal."""
-        return False in (self.outputs_equal, self.gradients_equal)
+        return False in (self.outputs_equal, self.gradients_equal, self.buffers_equal, self.weights_equal)
 
     @property
     def is_plain(self) -> bool:
@@ -181,7 +203,7 @@ def try_out(
             train=train,
             dims=dict(dims or {}),
             seed=seed,
-            repeats=Repeats() if steps is None else Repeats.exactly(steps, steps // 2),
+            repeats=_REPEATS if steps is None else Repeats.exactly(steps, steps // 2),
             way=_way(result, names, stack),
             is_compiled=stack == COMPILED,
             # Ops that share a kernel have no times of their own.
@@ -192,8 +214,8 @@ def try_out(
             reference=str(folder / "reference.safetensors"),
         )
         result.save(task.placement)
-        single, ranks = _measured(task, result, score.step_time_s, report)
-    trial = _trial(result, score, names, single, ranks, stack)
+        single, ranks, compared = _measured(task, result, score.step_time_s, report)
+    trial = _trial(result, score, names, single, ranks, compared, stack)
     if recorded is not None:
         recorded(timeline(names, trial.measured_step_s, [rank.recorded for rank in ranks]))
     return trial
@@ -221,39 +243,56 @@ def _device_names(result: Result) -> list[str]:
 
 def _measured(
     task: TrialTask, result: Result, step_s: float, report: Callable[[str, StepProgress], None]
-) -> tuple[ProcessOutcome, list[ProcessOutcome]]:
-    """Run the plain model and the placement; the outcomes of the one process and of the others.
+) -> tuple[ProcessOutcome, list[ProcessOutcome], list[Compared]]:
+    """Run the plain model and the placement.
 
     Args:
         step_s: predicted of a step of the placement.
+
+    Returns:
+        The outcomes of the one process and of the others, and how far the first steps of these are off.
     """
     places = list(task.devices.values())
     # The host's CPU beside GPUs is one device: it was measured with all its cores.
     pinned = all(place == "cpu" for place in places)
-
-    def run(kind: str, what: str, places: Sequence[str], predicted_s: float) -> list[ProcessOutcome]:
-        told = partial(report, what)
-        told(beforehand(task.repeats, predicted_s))
-        return launch(_WORK + kind, task, places, pinned=pinned, stdout=_STDERR, report=told)
-
     op_s = Problem(result.graph, result.cluster).op_s
     single_s = float(op_s[:, result.cluster.device_index[next(iter(task.devices))]].sum())
-    (single,) = run("plain", "the plain model", places[:1], single_s)
+
+    def run(kind: str, what: str, places: Sequence[str], predicted_s: float = single_s) -> list[Any]:
+        told = partial(report, what)
+        told(replace(first := beforehand(task.repeats, predicted_s), expected=STEPS + first.expected))
+        limit_s = _PATIENCE_S + _PATIENCE_STEPS * predicted_s
+        return launch(_WORK + kind, task, places, limit_s=limit_s, pinned=pinned, stdout=_STDERR, report=told)
+
+    (single,) = run("plain", "the plain model", places[:1])
     if task.way == "plain":
-        return single, [single]
-    if task.way == "by_module":  # one process drives all devices
-        return single, run("placed", "the placement", places[:1], single_s)
-    return single, run("placed", f"the {'placement' if task.way == 'ranked' else 'compiled model'}", places, step_s)
+        return single, [single], []
+    if task.way == "ranked":
+        ranks = run("placed", "the placement", places, step_s)
+    elif task.way == "compiled":
+        ranks = run("placed", "the compiled model", places, step_s)
+    else:  # by module: one process drives all devices
+        ranks = run("placed", "the placement", places[:1])
+    compared = [rank.compared for rank in ranks]
+    if all(off.is_equal for rank in compared for off in rank.values()):
+        return single, ranks, compared
+    (moved,) = run("rounding", "the plain model with other roundings, since results differ", places[:1])
+    return single, ranks, rounded(compared, moved, ROUNDINGS_OF_HALVES if task.halves else ROUNDINGS)
 
 
 def _trial(
-    result: Result, score: Score, names: list[str], single: ProcessOutcome, ranks: list[ProcessOutcome], stack: str
+    result: Result,
+    score: Score,
+    names: list[str],
+    single: ProcessOutcome,
+    ranks: list[ProcessOutcome],
+    compared: list[Compared],
+    stack: str,
 ) -> Trial:
     numbers, by_module = result.device_numbers(), result.graph.origin.granularity == "module"
     step_s = together_s([rank.timed for rank in ranks])
     median_s, single_s = statistics.median(step_s), statistics.median(single.timed.step_s)
     is_plain = ranks[0] is single
-    compared = [rank.compared for rank in ranks]
     index = result.cluster.device_index
     devices = tuple(
         DeviceTrial(
@@ -275,8 +314,11 @@ def _trial(
         spread=relative_spread(step_s),
         single_spread=relative_spread(single.timed.step_s),
         speedup=None if is_plain else single_s / median_s,
-        outputs_equal=None if is_plain else all_equal(single.computed, compared, False),
-        gradients_equal=None if is_plain else all_equal(single.computed, compared, True),
+        compared_steps=0 if is_plain else STEPS,
+        outputs_equal=None if is_plain else all_equal(single.computed, compared, (LOSS, OUTPUT)),
+        gradients_equal=None if is_plain else all_equal(single.computed, compared, (GRADIENT,)),
+        buffers_equal=None if is_plain else all_equal(single.computed, compared, (BUFFER,)),
+        weights_equal=None if is_plain else all_equal(single.computed, compared, (WEIGHT,)),
         largest_difference=None if is_plain else largest_difference(compared),
         halves=_halves(result),
         steps=ranks[0].timed.dropped + len(step_s),

@@ -28,7 +28,7 @@ class TrialTask:
         recorded: steps to be recorded after those that are timed.
         devices: torch device of each device, by name, in the order of ranks.
         halves: number formats of two bytes in the step.
-        placement, reference: files of the result and of what the plain model computes.
+        placement, reference: files of the result and of what the first steps of the plain model compute.
     """
 
     model: str
@@ -58,7 +58,7 @@ class ProcessOutcome:
         timed: its steps.
         kept_bytes: of parameters and buffers that it has, by device.
         computed: names of the tensors that the plain model computed.
-        compared: with these, of the placement.
+        compared: how far those of the placement are off them.
         given_back: work of the system in a step of the plain model where freed memory goes back to the system; None
             where it always does, or never.
         recorded: steps that were recorded.

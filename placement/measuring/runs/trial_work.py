@@ -1,15 +1,21 @@
-"""Main functions of the processes of a trial: `plain` runs the model as it is, `placed` as it was placed."""
+"""Main functions of the processes of a trial: `plain` runs the model as it is, `placed` as it was placed.
+
+`rounding` runs the plain model with weights that are off by their rounding.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from graphs.capture import Program, capture_program
@@ -19,119 +25,108 @@ from graphs.errors import MismatchError
 from graphs.kept import precision_named
 from graphs.origin import COMPILED, EAGER
 from placement.inputs.examples import Example, read_example
-from placement.measuring.runs.differences import GRADIENT, ROUNDING, compared, distance, largest
+from placement.measuring.runs.differences import MOVED, WEIGHT, TensorFile, compared, distance, largest
 from placement.measuring.runs.recording import RecordingModule, record_steps
-from placement.measuring.runs.steps import ModelStep
+from placement.measuring.runs.steps import STEPS, ModelStep
 from placement.measuring.runs.timed_run import timed_run
 from placement.measuring.runs.timeline import RecordedStep
 from placement.measuring.runs.trial_task import ProcessOutcome, TrialTask
 from placement.processes.kept_memory import Usage, keep_freed_memory
+from placement.processes.progress import StepProgress
 from placement.results.result import Result
-from placement.runtime.application import apply, layout_of, plan_of
+from placement.runtime.application import apply, layout_of
 from placement.runtime.modules.by_module import module_places
-from placement.runtime.modules.strategy_module import StrategyModule
-from placement.runtime.ranks.process_group import ProcessGroup
+from placement.runtime.ranks.group import joined
+from placement.runtime.ranks.launch import tell
 from placement.runtime.states.formats import accept_gradients, compute_in, convert
 
 
-def plain(task: TrialTask, group: ProcessGroup) -> ProcessOutcome:
-    """Steps of the model as it is; what it computes first goes to a file for the others to compare with."""
-    result, place = Result.load(task.placement), task.places[0]
-    example = _example(task, result)
-    if task.way == "plain":
-        layout_of(_program(example, task.train, result), result, task.devices)  # refuses another model's placement
-    if result.graph.origin.precision is not None:
-        compute_in(example.model, precision_named(result.graph.origin.precision))
-    step = _step(task, _moved(example, place))
-    torch.manual_seed(task.seed)
+def plain(task: TrialTask) -> ProcessOutcome:
+    """Steps of the model as it is; what the first ones compute goes to a file for the others to compare with."""
+    step = _plain_step(task)
+    weights = dict(step.model.named_parameters(remove_duplicate=False)) if task.train else {}
+    before = {name: weight.detach().clone() for name, weight in weights.items() if weight.requires_grad}
     try:
-        computed = step.computed()
+        computed, given_back = _first_steps(step, task, None)
     except Exception as error:
         raise MismatchError(
             f"{task.model} fails on its own inputs ({reason_of(error)}); first make it run as it is."
         ) from error
-    copies = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in computed.items()
-    }
-    names = tuple(copies)
-    save_file(copies | _rounding(step, task, copies), task.reference)
-    del copies, computed
-    given_back = _without_kept_memory(step) if place.type == "cpu" else None
-    timed = timed_run(step, task.repeats, group, task.places)
-    kept_bytes = {next(iter(task.devices)): _own_bytes(step.model)}
-    return ProcessOutcome(timed, kept_bytes, computed=names, given_back=given_back)
+    names = tuple(computed)
+    moved = {f"{MOVED}{WEIGHT}{name}": distance(weights[name].detach(), start) for name, start in before.items()}
+    save_file(computed | {name: torch.tensor(by) for name, by in moved.items()}, task.reference)
+    del computed, before
+    keeps = task.places[0].type == "cpu" and keep_freed_memory()
+    timed = timed_run(step, task.repeats, None, task.places)
+    kept_bytes = {next(iter(task.devices)): own_bytes(step.model)}
+    return ProcessOutcome(timed, kept_bytes, computed=names, given_back=given_back if keeps else None)
 
 
-def _rounding(step: ModelStep, task: TrialTask, computed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By how much each tensor moves when every weight is off by its rounding; nothing of a step in float32 alone.
+def rounding(task: TrialTask) -> dict[str, float]:
+    """By how much each tensor moves when every weight of the plain model is off by its rounding.
 
-    Parts of a step in bfloat16 or float16 are rounded at other places than the whole, and how far that is carried
-    depends on the model.
+    Parts of a step are rounded at other places than the whole, and how far that is carried depends on the model.
     """
-    eps = max((torch.finfo(getattr(torch, name)).eps for name in task.halves), default=0.0)
-    if not eps:
-        return {}
-    weights = [weight for weight in step.model.parameters() if weight.is_floating_point()]
-    originals = [weight.detach().clone() for weight in weights]
+    step = _plain_step(task)
+    eps = max(torch.finfo(getattr(torch, name)).eps for name in ("float32", *task.halves))
     draws = torch.Generator().manual_seed(task.seed)
     with torch.no_grad():
-        for weight in weights:
-            signs = 2.0 * torch.randint(0, 2, weight.shape, generator=draws) - 1.0
-            weight.copy_(weight * (1.0 + eps * signs.to(weight.device)))
-    torch.manual_seed(task.seed)
-    moved = step.computed()
-    with torch.no_grad():
-        for weight, original in zip(weights, originals, strict=True):
-            weight.copy_(original)
+        for weight in step.model.parameters():
+            if weight.is_floating_point():
+                signs = 2.0 * torch.randint(0, 2, weight.shape, generator=draws) - 1.0
+                weight.copy_(weight * (1.0 + eps * signs.to(weight.device)))
+    reference = TensorFile(task.reference)
+    moved, _ = _first_steps(step, task, reference)
     # A loss is rounded itself, however little the weights move it.
-    found = {name: distance(tensor.detach().cpu(), computed[name]) for name, tensor in moved.items()}
-    least = {name: eps * largest(computed[name]) for name in found}
-    return {f"{ROUNDING}{name}": torch.tensor(max(found[name], least[name])) for name in found}
+    return {
+        name: max(distance(tensor, reference[name]), eps * largest(reference[name]))
+        for name, tensor in moved.items()
+        if name in reference
+    }
 
 
-def _without_kept_memory(step: ModelStep) -> Usage | None:
-    """A step where freed memory goes back to the system; None where it always does, or never.
-
-    From then on this process keeps it, as those that run the placement do.
-    """
-    step.update()  # the optimizer's state is made once, and not with every step
-    before = Usage.now()
-    step()
-    found = Usage.now().since(before)
-    return found if keep_freed_memory() else None
-
-
-def placed(task: TrialTask, group: ProcessGroup) -> ProcessOutcome:
+def placed(task: TrialTask) -> ProcessOutcome:
     """Steps of the model as placed, or of this rank's share, and whether they compute what the plain model does."""
     keep_freed_memory()
-    result = Result.load(task.placement)
+    result, reference = Result.load(task.placement), TensorFile(task.reference)
     with _same_draws(task):
-        example = _as_placed(task, result, group)
+        example = _as_placed(task, result)
         step = _step(task, example)
-        torch.manual_seed(task.seed)
-        checked = compared(step.computed(), _expected(task, example.model))
-        timed = timed_run(step, task.repeats, group, task.places)
+        computed, _ = _first_steps(step, task, reference)
+        checked = compared(computed, reference)
+        del computed
+        timed = timed_run(step, task.repeats, dist.group.WORLD, task.places)
+    kept_bytes = _kept_bytes(task, example.model, result)
     recorded: tuple[RecordedStep, ...] = ()
-    if task.recorded and isinstance(example.model, RecordingModule) and example.model.is_placement:
-        recorded = record_steps(example.model, step, group, task.recorded)
-    return ProcessOutcome(
-        timed, _kept_bytes(task, example.model, result, group.rank), compared=checked, recorded=recorded
-    )
+    if isinstance(example.model, RecordingModule):
+        recorded = record_steps(example.model, step, dist.group.WORLD, task.recorded)
+    return ProcessOutcome(timed, kept_bytes, compared=checked, recorded=recorded)
 
 
-def _as_placed(task: TrialTask, result: Result, group: ProcessGroup) -> Example:
+def _first_steps(
+    step: ModelStep, task: TrialTask, reference: Mapping[str, Tensor] | None
+) -> tuple[dict[str, Tensor], Usage]:
+    """As `ModelStep.first_steps`, with the task's random numbers; who waits is told."""
+    began_s = perf_counter()
+
+    def told(number: int) -> None:
+        step_s = (perf_counter() - began_s) / number
+        tell(StepProgress(number, STEPS + task.repeats.expected([step_s]), step_s))
+
+    torch.manual_seed(task.seed)
+    return step.first_steps(reference, told)
+
+
+def _as_placed(task: TrialTask, result: Result) -> Example:
     example = _example(task, result)
-    if task.way == "ranked":
-        plan = plan_of(_program(example, task.train, result), result)
-        module = RecordingModule(example.model, plan, group, task.places[group.rank])
-        if task.is_compiled:
-            module.compile()
-        return replace(example, model=module)
-    is_compiled = task.way == "compiled"
-    stack = COMPILED if is_compiled else EAGER
+    if task.recorded and task.way == "ranked" and result.strategy.is_none:
+        ranks = joined(len(task.devices))
+        layout = layout_of(_program(example, task.train, result), result, task.devices)
+        return replace(example, model=RecordingModule(example.model, layout, ranks, layout.places[ranks.rank]))
+    stack = COMPILED if task.is_compiled else EAGER
     model = apply(example.model, result, example.args, example.kwargs, devices=task.devices, stack=stack)
     example = replace(example, model=model)
-    return _moved(example, task.places[0]) if is_compiled else example
+    return _moved(example, task.places[0]) if task.way == "compiled" else example
 
 
 def _same_draws(task: TrialTask) -> AbstractContextManager[object]:
@@ -144,25 +139,11 @@ def _same_draws(task: TrialTask) -> AbstractContextManager[object]:
     return patched
 
 
-def _expected(task: TrialTask, model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of the plain model, of gradients a rank's part; none for a parameter that others store."""
-    reference = load_file(task.reference)
-    if not isinstance(model, StrategyModule):
-        return reference
-    found: dict[str, Tensor] = {}
-    for name, tensor in reference.items():
-        parameter = name.removeprefix(GRADIENT)
-        own = model.own_part(parameter, tensor) if parameter != name else tensor  # roundings among the latter
-        if own is not None:
-            found[name] = own
-    return found
-
-
-def _kept_bytes(task: TrialTask, model: nn.Module, result: Result, rank: int) -> dict[str, int]:
+def _kept_bytes(task: TrialTask, model: nn.Module, result: Result) -> dict[str, int]:
     """Bytes of parameters and buffers by device; those that are one torch device are told apart."""
     devices = list(task.devices)
     if task.way != "by_module":
-        return {devices[rank]: _own_bytes(model)}
+        return {devices[dist.get_rank()]: own_bytes(model)}
     names = {torch.device("meta", number): name for number, name in enumerate(devices)}
     places = module_places(model, result, {name: place for place, name in names.items()})
     found = dict.fromkeys(devices, 0)
@@ -186,13 +167,25 @@ def _example(task: TrialTask, result: Result) -> Example:
     return example
 
 
+def _plain_step(task: TrialTask) -> ModelStep:
+    result = Result.load(task.placement)
+    example = _example(task, result)
+    if task.way == "plain":
+        layout_of(_program(example, task.train, result), result, task.devices)  # refuses another model's placement
+    if result.graph.origin.precision is not None:
+        compute_in(example.model, precision_named(result.graph.origin.precision))
+    return _step(task, _moved(example, task.places[0]))
+
+
 def _step(task: TrialTask, example: Example) -> ModelStep:
-    loss = None if isinstance(example.model, StrategyModule) else default_loss
-    return ModelStep.of(example.model, example.args, example.kwargs, task.train, loss)
+    loss = None if hasattr(example.model, "gathered_gradients") else default_loss
+    return ModelStep(example.model, example.args, example.kwargs, task.train, loss)
 
 
-def _own_bytes(model: nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+def own_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters and buffers of a model, or of what this rank has of them."""
+    own = (*model.parameters(), *model.buffers())
+    return sum(tensor.to_local().nbytes if isinstance(tensor, DTensor) else tensor.nbytes for tensor in own)
 
 
 def _program(example: Example, train: bool, result: Result) -> Program:
