@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from placement.optimization import METHODS, optimize
     from placement.results.result import Result
     from placement.runtime.application import apply
-    from placement.runtime.parts.samples import ShardSampler, shard_of
+    from placement.runtime.samples import ShardSampler, shard_of
     from placement.runtime.states.masters import with_masters
     from placement.verification import Verification, verify
 
@@ -109,7 +109,7 @@ _imported, __dir__ = importlib.import_module("graphs.entry_points").lazy(
         "placement.optimization": "METHODS optimize",
         "placement.results.result": "Result",
         "placement.runtime.application": "apply",
-        "placement.runtime.parts.samples": "ShardSampler shard_of",
+        "placement.runtime.samples": "ShardSampler shard_of",
         "placement.runtime.states.masters": "with_masters",
         "placement.verification": "Verification verify",
     },

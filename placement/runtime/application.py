@@ -30,7 +30,7 @@ from placement.runtime.states.formats import accept_gradients, convert
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from placement.runtime.planning.strategy_plan import StrategyPlan
+    from placement.runtime.setups.setup import Setup
 
 Devices = Mapping[str, str | torch.device]
 _STEPS = {True: "training", False: "inference"}
@@ -94,16 +94,18 @@ def apply(
         loss=loss,
         places=partial(places_of, placed, devices),
         layout=lambda: layout_of(program(), placed, devices),
-        plan=lambda: plan_of(program(), placed),
+        setup=lambda: strategy_setup(program(), placed, model),
         mesh=mesh,
     )
     backend = backend_of(request)
     _check_stack(stack, backend)
     precision = None if placed.graph.origin.precision is None else precision_named(placed.graph.origin.precision)
-    if precision is not None:
+    # Where a strategy keeps parameters in one format and reads them in another, fully_shard casts them.
+    casts = request.is_strategy and precision is not None and (precision.casts_parameters or precision.has_masters)
+    if precision is not None and not casts:
         convert(model, precision)
     applied = BACKENDS[backend].run(request)
-    if precision is not None:
+    if precision is not None and not casts:
         accept_gradients(applied, precision)
     if stack == COMPILED:
         applied.compile()
@@ -155,29 +157,16 @@ def layout_of(program: Program, result: Result, devices: Devices | None = None) 
     )
 
 
-def plan_of(program: Program, result: Result) -> StrategyPlan:
-    """The work of each process under the strategy of a result, or its placement: one process for each device.
+def strategy_setup(program: Program, result: Result, model: nn.Module) -> Setup:
+    """What the strategy of a result says to a model, for the torch runner.
 
     Raises:
-        MismatchError: the result is for another program.
-        StrategyError: the strategy cannot be run.
+        MismatchError: the result is for another program, or torch has no way to run the strategy with this model.
     """
-    from placement.runtime.planning.placement_plan import placement_plan  # these load all transforms and the simulator
-    from placement.runtime.planning.strategy_plan import StrategyPlan
-    from placement.runtime.planning.values import Values
-    from placement.solving.strategy_row import carried_out_again
+    from placement.runtime.setups.setup_of import setup_of  # loads all transforms
 
-    if result.strategy.is_none:
-        _check_arguments(program, result.graph)
-        check_same(program.graph, result.graph)
-        devices, row = np.unique(result.device_numbers(), return_inverse=True)
-        order = result.schedule()[1].order.tolist()
-        return placement_plan(functional(program), result.cluster, devices.tolist(), row.tolist(), order)
-    rewritten = carried_out_again(program.graph, result)
-    # Files of earlier versions do not say in which order ops start.
-    start_s = result.schedule()[1].op_start_s if result.decisions is None else result.decisions.order_of(result.graph)
-    starts = dict(zip(result.graph.op_names, start_s.tolist(), strict=True))
-    return StrategyPlan(Values(functional(program), rewritten), starts)
+    _check_arguments(program, result.graph)
+    return setup_of(result, program.graph, model)
 
 
 def places_of(

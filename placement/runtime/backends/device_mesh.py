@@ -1,4 +1,4 @@
-"""`check_mesh`: whether a `torch.distributed` device mesh, which a script has made, is that of a strategy."""
+"""`mesh_of`: the device mesh of a strategy, of the processes there are or of a mesh that a script has made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,30 @@ from graphs.transforms.axes import AXES
 from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.device_mesh import DeviceMesh
+
+    from placement.runtime.setups.setup import Setup
+
+
+def mesh_of(setup: Setup, strategy: Strategy, place: torch.device, given: DeviceMesh | None) -> DeviceMesh:
+    """A mesh with the axes of a setup.
+
+    Args:
+        place: the torch device of this process.
+        given: one that the script has made; None: all processes, in order.
+
+    Raises:
+        MismatchError: the mesh that is given is another strategy's.
+    """
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if given is not None:
+        check_mesh(given, strategy)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    return init_device_mesh(place.type, tuple(setup.mesh.values()), mesh_dim_names=tuple(setup.mesh))
 
 
 def check_mesh(mesh: DeviceMesh, strategy: Strategy) -> None:

@@ -21,7 +21,7 @@ from placement.runtime.program.device_layout import DeviceLayout
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from placement.runtime.planning.strategy_plan import StrategyPlan
+    from placement.runtime.setups.setup import Setup
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Request:
         places: gives the torch device of each device that the placement uses, by name; it may be told the names of the
             devices in the order of the processes.
         layout: captures the model, checks that it is the one that was placed, and says where each op runs and when.
-        plan: likewise, what each process does.
+        setup: captures and checks likewise, and says what a strategy says to the model.
         mesh: of the script's own; None where it has none.
     """
 
@@ -46,7 +46,7 @@ class Request:
     loss: Loss | None
     places: Callable[..., Mapping[str, torch.device]]
     layout: Callable[[], DeviceLayout]
-    plan: Callable[[], StrategyPlan]
+    setup: Callable[[], Setup]
     mesh: DeviceMesh | None = None
 
     @property
@@ -90,9 +90,9 @@ def backend_of(request: Request) -> str:
 
 
 def _is_distributed(request: Request) -> bool:
-    """Whether the devices are processes, of which this is one."""
-    if request.is_strategy or request.by_module:
-        return request.is_strategy
+    """Whether the devices of a placement are processes, of which this is one."""
+    if request.by_module:
+        return False
     # A script for torchrun gets a process's share, whatever the number; and one process is too few for two devices.
     return _is_launched() or (request.n_devices > 1 and _is_initialized())
 
@@ -139,35 +139,55 @@ def _threads(request: Request) -> nn.Module:
 
 
 def _ranks(request: Request) -> nn.Module:
-    """This process's share of a model under a strategy or a placement, one process for each device."""
-    if not request.is_strategy:
-        from placement.runtime.modules.placed_ranks import placed_ranks
-        from placement.runtime.ranks.group import joined
+    """This process's share of a placement, one process for each device."""
+    from placement.runtime.modules.placed_ranks import placed_ranks
+    from placement.runtime.ranks.group import joined
 
-        joined(request.n_devices)  # before the model is captured, so that the others hear of what goes wrong there
-        return placed_ranks(request.model, request.layout(), loss=request.loss)
-    from placement.runtime.backends.device_mesh import check_mesh
+    joined(request.n_devices)  # before the model is captured, so that the others hear of what goes wrong there
+    return placed_ranks(request.model, request.layout(), loss=request.loss)
+
+
+def _strategy(request: Request) -> nn.Module:
+    """This process's share of a model under a strategy, one process for each device."""
+    from graphs.kept import precision_named
+    from placement.runtime.backends.device_mesh import mesh_of
     from placement.runtime.modules.strategy_module import StrategyModule
-    from placement.runtime.ranks.process_group import join
+    from placement.runtime.ranks.group import joined
+    from placement.runtime.ranks.meeting import alone
 
-    strategy = request.result.strategy
-    n_ranks = strategy.devices if request.is_strategy else request.n_devices
-    if request.is_strategy and n_ranks > 1 and not _is_launched():
+    strategy, origin = request.result.strategy, request.result.graph.origin
+    if strategy.devices > 1 and not _is_launched():
         raise MismatchError(
-            f"strategy {show(strategy.text)} runs in {n_ranks} processes, one for each device; start the script with "
-            f"torchrun --nproc-per-node={n_ranks}."
+            f"strategy {show(strategy.text)} runs in {strategy.devices} processes, one for each device; start the "
+            f"script with torchrun --nproc-per-node={strategy.devices}."
         )
-    group = join(n_ranks)  # before the model is captured, so that the others hear of what goes wrong there
-    if request.mesh is not None:
-        check_mesh(request.mesh, strategy)
-    plan = request.plan()
-    places = request.places(plan.device_names)
-    return StrategyModule(request.model, plan, group, places[plan.device_names[group.rank]], request.loss)
+    if _is_launched() or _is_initialized():
+        joined(strategy.devices)  # before the model is captured, so that the others hear of what goes wrong there
+    else:
+        alone()
+    place = request.places(strategy_devices(request.result))[strategy_devices(request.result)[dist.get_rank()]]
+    setup = request.setup()
+    mesh = mesh_of(setup, strategy, place, request.mesh)
+    precision = None if origin.precision is None else precision_named(origin.precision)
+    train = request.result.graph.is_training
+    return StrategyModule(request.model, setup, mesh, place, request.loss, train, precision)
+
+
+def strategy_devices(result: Result) -> list[str]:
+    """Names of the devices of a strategy's ranks, in the order of the ranks."""
+    from baselines.strategies.folding import grid_of  # loads all transforms
+    from env.lanes import without_lanes
+
+    cluster, strategy = without_lanes(result.cluster), result.strategy
+    if cluster.n_devices < strategy.devices:  # one place of the mesh stands for all
+        return [cluster.devices[0].name] * strategy.devices
+    return [cluster.devices[d].name for d in grid_of(cluster, strategy).reshape(-1).tolist()]
 
 
 # The first that fits is taken.
 MODULES = "modules"  # the backend of placements by module
 BACKENDS: Mapping[str, Backend] = {
+    "strategy": Backend(lambda request: request.is_strategy, _strategy),
     "ranks": Backend(_is_distributed, _ranks),
     MODULES: Backend(lambda request: request.by_module, _modules),
     "plain": Backend(lambda request: request.is_plain, _plain),

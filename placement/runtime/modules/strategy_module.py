@@ -1,95 +1,113 @@
-"""`StrategyModule`: the share of a model under a strategy or a placement that one process runs, one for each device."""
+"""`StrategyModule`: the share of a model under a strategy that one process runs, one for each device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+import copy
+import inspect
+import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_leaves, tree_map
 
-from graphs.capture.record import Loss, argument_leaves
+from graphs.capture.record import Loss
 from graphs.errors import MismatchError
-from placement.inputs.call_arguments import check_call, tensors_of
-from placement.runtime.modules.evaluation import OtherStep, evaluation_plan, forward_program
-from placement.runtime.modules.rank_program import RankProgram
-from placement.runtime.modules.wrapper import OpByOpWrapper
-from placement.runtime.parts.samples import OwnSamples, set_own_samples
-from placement.runtime.planning.placement_plan import forward_plan, resized_plan
-from placement.runtime.planning.strategy_plan import StrategyPlan
-from placement.runtime.program.device_layout import Key
-from placement.runtime.program.named_tensors import NamedTensors
-from placement.runtime.program.variants import Variants
-from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.states.gradients import add_gradients
-from placement.runtime.states.initial_values import initial_values
-from placement.runtime.states.local_tensors import lent, outlines_of
-from placement.runtime.states.state_parts import stored
-from placement.runtime.storing.rank_states import RankStates
-from placement.runtime.storing.tensor_files import Path
+from graphs.recipes import Precision
+from placement.inputs.call_arguments import check_call
+from placement.runtime.modules.initial_values import initial_values
+from placement.runtime.modules.local_tensors import Unfilled, check_filled, outlines_of
+from placement.runtime.modules.run_folder import load_run, save_run
+from placement.runtime.modules.strategy_states import Path, StrategyStates, check_optimizer, fill, is_lost, part_of
+from placement.runtime.ranks.group import Ranks
+from placement.runtime.samples import OwnSamples, set_own_samples
+from placement.runtime.setups.setup import Setup
+from placement.runtime.torch_runner.batch import borders
+from placement.runtime.torch_runner.optimizers import make_optimizer
+from placement.runtime.torch_runner.parallel import parallelize
+from placement.runtime.torch_runner.step import loss_of, run_forward, run_step
+from placement.runtime.torch_runner.weights import give_memory
 
 
-class StrategyModule(OpByOpWrapper):
-    """A drop-in for the model in a program that runs once per device.
+class StrategyModule(nn.Module):
+    """A drop-in for the model in a program that runs once per device, made of torch's own parts.
 
-    It has the model's modules, and of its parameters and buffers what this rank stores, under their own keys:
+    Its parameters are those that this rank has of the model's, under the model's names, some of them as `DTensor`:
     ``parameters()`` is what this rank's optimizer takes. All ranks make the same calls. An argument is the whole batch,
-    the same on all ranks, or this rank's own samples of it (`placement.shard_of`). With one seed on all ranks
-    dropout draws for each sample what it draws on one device.
-
-    Where updates are offloaded, parameters lie on the host, with their gradients and what the optimizer makes for them,
-    and a step begins with a copy on the device, or parameters are copied for each use.
-
-    Under a placement other batch sizes and lengths are captured when they first come, as far as the model runs the same
-    ops for them; a strategy is for the sizes that it was made for.
+    the same on all ranks, or this rank's own samples of it (`placement.shard_of`).
 
     Args:
         model: gives what it has to this module; with its parameters on ``meta``, each process makes only its own.
-        plan: what all ranks do.
-        group: the processes.
+        setup: what the strategy says to this model.
+        mesh: of the processes, with the setup's axes.
         place: the torch device of this one.
         loss: the model was captured with.
+        train: whether it was captured for training.
+        precision: in which it was captured, if any was named.
     """
 
     def __init__(
-        self, model: nn.Module, plan: StrategyPlan, group: ProcessGroup, place: torch.device, loss: Loss | None = None
+        self,
+        model: nn.Module,
+        setup: Setup,
+        mesh: DeviceMesh,
+        place: torch.device,
+        loss: Loss | None = None,
+        train: bool = True,
+        precision: Precision | None = None,
     ) -> None:
-        super().__init__(model, plan.values.step.program)
-        self._plan, self._group, self._place = plan, group, place
-        self._is_trained = plan.values.step.program.train
-        self._tensors = NamedTensors(model)
-        self._program = RankProgram(plan, group, place, self._tensors.get)
-        self._outlines = outlines_of(model)
-        self._states = RankStates(model, plan.states, group, place)
-        # The first of tied names, under which this rank's module has a parameter of the plan.
-        self._own_names = {name: state.name for state in self._states.table[group.rank] for name in state.names}
-        self._evaluations: dict[str, OtherStep] = {}  # by what is no tensor among the arguments
-        given, program = partial(lent, model, self._outlines), plan.values.step.program
-        self._variants = Variants(model, program, plan, resized_plan, forward_plan, loss, given)
-        self._placed_steps: dict[StrategyPlan, OtherStep] = {}
-        set_own_samples(OwnSamples.of(self._program.input_parts))
-        if not self._is_trained:
+        super().__init__()
+        self._setup, self._mesh, self._place = setup, mesh, place
+        self._criterion, self._is_trained = loss or loss_of, train
+        self._input_dtype = None
+        if precision is not None and not setup.has_policy and precision.activation != "float32":
+            self._input_dtype = getattr(torch, precision.activation)
+        self._ranks = Ranks.of(mesh.mesh.flatten().tolist())
+        self._signature = inspect.signature(model.forward)
+        outlines, keys = outlines_of(model), list(model.state_dict())
+        # Without memory for parameters: what the model says about calls, and about how its values begin.
+        memo: dict[int, Any] = {id(tensor): outlines[name] for name, tensor in _tensors(model)}
+        self.__dict__["_outline"] = copy.deepcopy(model, memo)
+        self.training = model.training
+        missing = set() if setup.is_cut else give_memory(model, place, setup)
+        run = parallelize(model, mesh, setup)
+        if setup.is_cut:
+            missing = give_memory(run, place, setup)
+        self.__dict__["_run"] = run  # its names are not this module's
+        self._states = StrategyStates(run, setup, self._ranks, outlines, keys)
+        self._unfilled = [Unfilled(name, t, t._version) for name, t in _tensors(run) if name in missing]
+        ends = borders(mesh, setup) if setup.cuts_batch else []
+        set_own_samples(OwnSamples(setup.batch, ends[0], ends[-1]) if ends else OwnSamples())
+        if not train:
             self.eval()
 
     @property
     def rank(self) -> int:
         """The number of this process, that of its device."""
-        return self._group.rank
+        return self._ranks.rank
 
     def train(self, mode: bool = True) -> StrategyModule:
-        """As of any module; what evaluation has gathered is freed.
+        """As of any module.
 
         Raises:
             MismatchError: training of a model that was captured for inference.
         """
         if mode and not self._is_trained:
             raise MismatchError("the model was captured for inference; capture it with train=True to train it.")
-        super().train(mode)
-        if mode:
-            for step in (*self._evaluations.values(), *self._placed_steps.values()):
-                step.free()
+        self._run.train(mode)
+        self.training = mode
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_outline" not in self.__dict__ or "_states" not in self.__dict__:
+                raise
+            return getattr(self._states.models()[0][0], name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise MismatchError(
@@ -98,12 +116,42 @@ class StrategyModule(OpByOpWrapper):
         )
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Run the ops between two exchanges under torch.compile, whose options it takes."""
-        super().compile(*args, **kwargs)
-        assert self._compile_run is not None
-        self._program.compile(self._compile_run)
-        for step in (*self._evaluations.values(), *self._placed_steps.values()):
-            step.compile(self._compile_run)
+        """Run the model, or each stage, under torch.compile, whose options it takes."""
+        for model, _ in self._states.models():
+            model.compile(*args, **kwargs)
+
+    # -- tensors ----------------------------------------------------------------------------------------------
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """What this rank has of the model's parameters, under their names there."""
+        yield from self._named(nn.Parameter, prefix, remove_duplicate)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """What this rank has of the model's buffers, under their names there."""
+        yield from self._named(torch.Tensor, prefix, remove_duplicate)
+
+    def _named(self, kind: type, prefix: str, remove_duplicate: bool) -> Iterator[tuple[str, Any]]:
+        seen = set()
+        for name, tensor in self._states.entries():
+            is_one = isinstance(tensor, nn.Parameter) is (kind is nn.Parameter)
+            if is_one and not (remove_duplicate and id(tensor) in seen):
+                seen.add(id(tensor))
+                yield f"{prefix}.{name}" if prefix else name, tensor
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """A parameter of this rank by its name in the model."""
+        found = dict(self.named_parameters(remove_duplicate=False)).get(target)
+        if found is None:
+            raise AttributeError(f"rank {self.rank} has no parameter {target!r}")
+        return found
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What this rank has of the model's state dict."""
+        return {name: tensor.detach() for name, tensor in self._states.kept().items()}
 
     # -- running ----------------------------------------------------------------------------------------------
 
@@ -117,21 +165,22 @@ class StrategyModule(OpByOpWrapper):
 
         Raises:
             MismatchError: the model was captured for inference, or with other arguments, or it is in evaluation mode.
-            RankError: the run has failed, here or on another rank.
+            RankError: the run has failed on another rank.
         """
         if not self._is_trained:
             raise MismatchError("the result is for inference; step() expects one of a training step (train=True).")
         if not self.training:
             raise MismatchError("the model is in evaluation mode; step() trains it, call train() first.")
-        leaves = self._leaves(args, kwargs)
-        self._check_gradients(tensors_of(leaves))
-        given = self._run(args, kwargs, leaves)
-        gradients = {self._own_names[key[1]]: value for key, value in given.items() if key[0] == "gradient"}
-        # One that was frozen since gets none, as without a strategy.
-        trained = {name: value for name, value in gradients.items() if self.get_parameter(name).requires_grad}
-        add_gradients(self, trained, in_whole=self._plan.storage.keeps_gradients)
-        loss: torch.Tensor = given["loss", 0]
-        return loss
+        inputs = self._inputs(args, kwargs)
+        self._check_batch(inputs)
+        before = {p: p.grad for p in self.parameters() if p.grad is not None}
+        for p in before:
+            p.grad = None
+        with self._among_ranks("a step"):
+            loss = run_step(self._run, self._mesh, inputs, self._setup, self._criterion)
+        for p, gradient in before.items():
+            p.grad = gradient if p.grad is None else p.grad + gradient
+        return loss.detach()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of the model for the global batch, on every rank; of a training step in evaluation mode only.
@@ -139,60 +188,77 @@ class StrategyModule(OpByOpWrapper):
         They have no gradients: `step` runs both passes, and the loss that the model was captured with.
 
         Raises:
-            MismatchError: training mode, other arguments than captured, or the strategy cannot run evaluation.
-            RankError: the run has failed, here or on another rank.
+            MismatchError: training mode, or other arguments than the model takes.
+            RankError: the run has failed on another rank.
         """
         if self._is_trained and self.training:
             raise MismatchError(
                 "in training mode step() runs the forward and backward passes together, with the loss that the model "
                 "was captured with; to run the model alone call eval() first, or apply a result for inference."
             )
-        leaves = self._leaves(args, kwargs)
-        other = self._other_step(args, kwargs, leaves)
-        if other is not None:
-            return other.outputs(leaves)
-        return self._program.outputs(self._program.run(self._program.checked(leaves)))
+        inputs = self._inputs(args, kwargs)
+        with self._among_ranks("a forward pass"):
+            return run_forward(self._run, self._mesh, inputs, self._setup)
 
-    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any]) -> dict[Key, Any]:
-        """The results of the planned step, or of the one that goes with these arguments."""
-        other = self._other_step(args, kwargs, leaves)
-        return self._program.run(self._program.checked(leaves)) if other is None else other.run(leaves)
+    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments by name, on this rank's device."""
+        check_filled(self._run, self._unfilled)
+        self._unfilled = []
+        check_call(self._outline, args, kwargs)
+        given: dict[str, Any] = {}
+        for name, value in self._signature.bind_partial(*args, **kwargs).arguments.items():
+            kind = self._signature.parameters[name].kind
+            if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+                raise MismatchError(
+                    f"forward() of the model takes {name!r} by place alone; give its arguments names, by which stages "
+                    "and replicas get theirs."
+                )
+            given.update(value if kind == inspect.Parameter.VAR_KEYWORD else {name: value})
+        return {name: tree_map(self._here, value) for name, value in given.items()}
 
-    def _other_step(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any]
-    ) -> OtherStep | None:
-        """The step for these arguments in this mode, captured when it is first needed; None for the planned one."""
-        if not self._plan.is_placement:
-            return self._evaluation(args, kwargs, leaves) if self._is_trained and not self.training else None
-        plan = self._variants.get(args, kwargs, leaves, self.training)
-        if plan is not self._plan and plan not in self._placed_steps:
-            self._placed_steps[plan] = self._beside(plan)
-        return self._placed_steps.get(plan)
+    def _here(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.is_meta:
+            raise MismatchError("an argument is on meta, without data; give tensors that have data.")
+        return value.to(self._place, self._input_dtype if value.is_floating_point() else None)
 
-    def _evaluation(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any]) -> OtherStep:
-        """The forward pass under a strategy."""
-        settings = repr([(path, leaf) for path, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)])
-        if settings not in self._evaluations:
-            given = lent(self._model, self._outlines)
-            precision = self._plan.values.step.program.graph.origin.precision
-            parts = self._program.input_parts
-            program = forward_program(self._model, args, kwargs, leaves, parts, given, precision)
-            self._evaluations[settings] = self._beside(evaluation_plan(program, self._plan))
-        return self._evaluations[settings]
+    def _check_batch(self, inputs: dict[str, Any]) -> None:
+        """Raises: MismatchError: no argument has the samples that the strategy divides."""
+        setup = self._setup
+        if not (setup.cuts_batch or setup.own_samples):
+            return
+        ends = borders(self._mesh, setup)
+        known = {setup.batch, ends[-1] - ends[0]}
+        sizes = {len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim}
+        if not sizes & known:
+            raise MismatchError(
+                f"the arguments have {', '.join(map(str, sorted(sizes))) or 'no tensors'} in dimension 0; expected "
+                f"{setup.batch}, the batch that the strategy divides, or {ends[-1] - ends[0]}, this process's own part."
+            )
 
-    def _beside(self, plan: StrategyPlan) -> OtherStep:
-        made = OtherStep(plan, self._group, self._place, self._states, self._tensors)
-        if self._compile_run is not None:
-            made.compile(self._compile_run)
-        return made
+    @contextmanager
+    def _among_ranks(self, what: str) -> Iterator[None]:
+        """Raises: RankError: another rank has ended, and why; what goes wrong here is raised as it is."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, MismatchError) or not is_lost(error):
+                raise
+            self._ranks.lost(None, what, error)
+        except ValueError as error:
+            raise MismatchError(f"{str(error).rstrip('.')}.") from error
 
-    def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Leaves of the arguments, by path, once this rank's parameters are there."""
-        self._states.check_filled()
-        check_call(self._model, args, kwargs)
-        return argument_leaves(self._model, args, kwargs)
+    # -- gradients, optimizer and checkpoints -----------------------------------------------------------------
 
-    # -- gradients and checkpoints ----------------------------------------------------------------------------
+    def optimizer(self, kind: Any, **settings: Any) -> Any:
+        """An optimizer of this rank's parameters, with its state where the strategy says: in parts, or on the host.
+
+        Args:
+            kind: a class such as `torch.optim.AdamW`.
+            settings: of it.
+        """
+        return make_optimizer(self._run, self._mesh, self._setup, kind, **settings)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
@@ -216,26 +282,26 @@ class StrategyModule(OpByOpWrapper):
         return self._states.whole(name)
 
     def own_part(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """This rank's part of a tensor like a parameter or buffer; None for one that others store."""
-        state = next((state for state in self._states.table[self.rank] if name in state.names), None)
-        return None if state is None else stored(tensor, state)
+        """This rank's part of a tensor like a parameter or buffer; None for one that others have."""
+        own = dict(self._states.entries()).get(name)
+        return None if own is None else part_of(tensor, own)
 
     def reset_parameters(self, seed: int = 0) -> None:
         """Give this rank's parameters and buffers the values with which the model itself begins, as after ``to_empty``.
 
         Every rank draws the same, one module after the other in the order of `named_modules`, so that no more than one
-        is whole at a time; `placement.runtime.states.initial_values` says how a model gives itself values. All ranks
+        is whole at a time; `placement.runtime.modules.initial_values` says how a model gives itself values. All ranks
         call it, before the first step.
 
         Args:
             seed: of torch's random numbers meanwhile.
         """
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        own = dict(self._states.entries())
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            for name, value in initial_values(self._model, self._outlines):
-                own, mine = self._tensors.get(name), self.own_part(name, value)
-                if own is not None and mine is not None:
-                    own.copy_(mine)
+            for name, value in initial_values(self._outline, outlines_of(self._outline)):
+                if name in own:
+                    fill(own[name], value.detach())
 
     def save(self, path: Path) -> None:
         """Write the whole model to a safetensors file with its own keys, in one step. All ranks call it.
@@ -246,31 +312,26 @@ class StrategyModule(OpByOpWrapper):
         self._states.save(path)
 
     def load(self, path: Path) -> None:
-        """Read what this rank stores from a safetensors file, whoever wrote it. All ranks call it.
+        """Read what this rank has from a safetensors file, whoever wrote it. All ranks call it.
 
         Raises:
             MismatchError: on every rank: a tensor is missing or of another shape, or the file is none.
         """
         self._states.load(path)
 
-    def save_optimizer(self, path: Path, optimizer: torch.optim.Optimizer | None) -> None:
-        """As `save`, the state of an optimizer of this rank's parameters: ``name/slot`` of each of them."""
-        self._states.save_optimizer(path, optimizer)
-
-    def load_optimizer(self, path: Path, optimizer: torch.optim.Optimizer | None) -> None:
-        """Read back what `save_optimizer` wrote, under this strategy or another."""
-        self._states.load_optimizer(path, optimizer)
-
-    def save_run(self, folder: Path, optimizer: torch.optim.Optimizer | None, **facts: Any) -> None:
+    def save_run(self, folder: Path, optimizer: Any | None, **facts: Any) -> None:
         """Save model, optimizer and its settings, random numbers and facts for `load_run`. All ranks call it.
 
         Raises:
             CheckpointError: on every rank: a file cannot be written.
-            MismatchError: a fact is no plain data.
+            MismatchError: a fact is no plain data, or the optimizer's state is in no checkpoint.
         """
-        self._states.save_run(folder, optimizer, **facts)
+        if optimizer is not None:
+            check_optimizer(optimizer)
+        with self._among_ranks("a checkpoint"):
+            save_run(self._ranks, self._states.kept(), pathlib.Path(folder), optimizer, facts)
 
-    def load_run(self, folder: Path, optimizer: torch.optim.Optimizer | None) -> dict[str, Any] | None:
+    def load_run(self, folder: Path, optimizer: Any | None) -> dict[str, Any] | None:
         """Go on with what `save_run` saved, under this strategy or another. All ranks call it.
 
         Returns:
@@ -279,4 +340,13 @@ class StrategyModule(OpByOpWrapper):
         Raises:
             MismatchError: on every rank: the run is of another model or optimizer.
         """
-        return self._states.load_run(folder, optimizer)
+        if optimizer is not None:
+            check_optimizer(optimizer)
+        with self._among_ranks("a checkpoint"):
+            return load_run(self._ranks, self._states.kept(), pathlib.Path(folder), optimizer)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) of every parameter and buffer."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)

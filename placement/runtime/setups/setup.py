@@ -16,6 +16,7 @@ class Setup:
 
     Attributes:
         mesh: sizes of the axes that ranks are numbered by, the last one fastest.
+        is_cut: no device keeps all weights, so that they are to be cut before they are moved there.
         batch: samples of the whole batch; 0 where nothing is cut by samples.
         replicas: of the model, along `replica_axes`: groups of replicas first.
         micro_batches: of each replica.
@@ -23,7 +24,7 @@ class Setup:
         own_samples: modules of which replicas compute their own samples, where other code reads the whole batch.
         cuts_batch, is_weighed: whether a rank computes parts of the batch, and weighs their losses.
         labels: how means over labels become those of the whole batch: ``"each"``, ``"one"`` or ``"equal"``.
-        label_axes: along which parts of the batch, and stages, are.
+        label_axes: along which parts of the batch, and stages, are; label_losses: how many such means a part has.
         zero: level of ZeRO, 0 to 3.
         is_ddp: replicas are DistributedDataParallel's, with buckets of `bucket_mb`.
         has_unused: the step leaves some parameters without a gradient.
@@ -58,6 +59,7 @@ class Setup:
     """
 
     mesh: Mapping[str, int]
+    is_cut: bool = False
     batch: int = 0
     replicas: int = 1
     replica_axes: tuple[str, ...] = ()
@@ -68,6 +70,7 @@ class Setup:
     is_weighed: bool = False
     labels: str | None = None
     label_axes: tuple[str, ...] = ()
+    label_losses: int = 1
     zero: int = 0
     is_ddp: bool = False
     bucket_mb: float = 25.0

@@ -43,6 +43,7 @@ def setup_from(facts: Facts) -> Setup:
     name = SCHEDULES.get(strategy.order, "")
     return Setup(
         mesh=facts.mesh,
+        is_cut=facts.is_cut,
         batch=facts.batch if has_parts else 0,
         replicas=facts.replicas,
         replica_axes=facts.replica_axes,
@@ -54,6 +55,7 @@ def setup_from(facts: Facts) -> Setup:
         or (facts.labels not in (EACH, ONE) and stages is None and (strategy.micro_batches > 1 or bool(facts.samples))),
         labels=facts.labels,
         label_axes=tuple(axis for axis in (*labels_at, *facts.replica_axes) if facts.mesh.get(axis, 1) > 1),
+        label_losses=facts.label_losses,
         zero=strategy.zero,
         is_ddp=facts.is_ddp,
         bucket_mb=round(max(strategy.bucket_bytes, 1) / 2**20, 6),

@@ -98,7 +98,8 @@ def divide_by_share(labels: Labels, model: nn.Module, setup: Setup) -> torch.Ten
     """Divide gradients by the share of the labels that count, which is known after all parts; returns it."""
     trained = [p for p in model.parameters() if p.grad is not None]
     device = trained[0].device if trained else torch.empty(0, device=labels.mesh.device_type).device
-    share = sum(labels.counts, torch.zeros((), device=device)) / (setup.micro_batches * setup.replicas)
+    counts = labels.counts[-setup.micro_batches :]  # of a first step, not those of the run that finds out shapes
+    share = sum(counts, torch.zeros((), device=device)) / (setup.micro_batches * setup.replicas)
     labels.counts.clear()
     for axis in setup.label_axes:
         dist.all_reduce(share, group=labels.mesh.get_group(axis))
@@ -111,7 +112,7 @@ def check_counts(labels: Labels, setup: Setup) -> None:
     """Raises: ValueError: the mean over the labels of a batch is not the mean of the means of its parts."""
     if not labels.counts:
         return
-    counts = torch.stack(labels.counts).reshape(setup.micro_batches, -1)
+    counts = torch.stack(labels.counts[-setup.micro_batches * setup.label_losses :]).reshape(setup.micro_batches, -1)
     labels.counts.clear()
     both = torch.stack([counts.amax(0), -counts.amin(0)])
     if setup.replicas > 1:

@@ -21,34 +21,28 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from placement.runtime.torch_runner.batch import Padding
+from placement.runtime.torch_runner.module_parallel import (
+    AttentionParallel,
+    SummedParallel,
+    TransposedParallel,
+    WholeParallel,
+    in_blocks,
+)
 
 if TYPE_CHECKING:
     from placement.runtime.setups.setup import Setup
 
-__all__ = ["BlocksParallel", "ColwiseParallel", "ConvolutionParallel", "RowwiseParallel", "SequenceParallel"]
-
-
-class InBlocks(torch.Tensor):
-    """This rank's part of each of several blocks of features, until the model takes them apart, as DTensors."""
-
-    blocks: int
-    mesh: DeviceMesh
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        blocks, mesh, name = args[0].blocks, args[0].mesh, function.__name__
-        own = args[0].as_subclass(torch.Tensor)
-        shape = torch.Size((*own.shape[:-1], own.shape[-1] * mesh.size()))
-        if name in ("chunk", "split", "view", "reshape"):
-            # [..., blocks, features of each]: the last dimension is cut.
-            own = own.unflatten(-1, (blocks, -1))
-            apart = DTensor.from_local(own, mesh, [Shard(own.ndim - 1)], run_check=False)
-            return apart.unbind(-2) if name in ("chunk", "split") else getattr(apart, name)(*args[1:], **(kwargs or {}))
-        if function is torch.Tensor.shape.__get__ or name == "size":
-            return shape if len(args) == 1 and not kwargs else torch.empty(shape, device="meta").size(*args[1:])
-        if name == "__get__":
-            return function(own)
-        raise TypeError(f"{name} of features in blocks; expected chunk, split, view or reshape, which take them apart")
+__all__ = [  # what setups are made of
+    "AttentionParallel",
+    "BlocksParallel",
+    "ColwiseParallel",
+    "ConvolutionParallel",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "SummedParallel",
+    "TransposedParallel",
+    "WholeParallel",
+]
 
 
 class BlocksParallel(ParallelStyle):
@@ -73,10 +67,7 @@ class BlocksParallel(ParallelStyle):
         if bias is not None:
             bias = bias.redistribute(placements=[_StridedShard(0, split_factor=self.blocks)]).to_local()
         made = nn.functional.linear(x, module.weight.to_local(), bias)
-        if not self.use_local_output:
-            made = made.as_subclass(InBlocks)
-            made.blocks, made.mesh = self.blocks, mesh
-        return made
+        return made if self.use_local_output else in_blocks(made, self.blocks, mesh, is_local=False)
 
 
 class ConvolutionParallel(ParallelStyle):
@@ -114,7 +105,11 @@ class ConvolutionParallel(ParallelStyle):
 
 def other_dimension(p: nn.Parameter) -> Shard | None:
     """Columns, for a weight whose rows are cut in blocks; else what fully_shard cuts by itself."""
-    return Shard(1) if isinstance(p, DTensor) and isinstance(p.placements[0], _StridedShard) else None
+    return (
+        Shard(1)
+        if isinstance(p, DTensor) and isinstance(part := p.placements[0], _StridedShard) and part.dim == 0
+        else None
+    )
 
 
 def cut_weights(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> None:

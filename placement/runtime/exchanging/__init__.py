@@ -1,1 +1,0 @@
-"""Collectives of ranks: an `Exchange` says who gives and gets which parts, `Collectives` carries it out."""

@@ -1,1 +1,0 @@
-"""The code of one rank: `write` makes a `RankCode` of a `StrategyPlan`."""
