@@ -132,14 +132,18 @@ class Workers:
         self._silent: set[int] = set()  # those whose end was heard of
 
     @classmethod
-    def forked(cls, lives: Sequence[Callable[[Parent], None]]) -> Workers:
-        """Forks of this process, which have all that it has without a file or a copy; each lives one of these lives."""
+    def forked(cls, lives: Sequence[Callable[[Parent], None]], *, may_fork: bool = False) -> Workers:
+        """Forks of this process, which have all that it has without a file or a copy; each lives one of these lives.
+
+        Args:
+            may_fork: they may start processes in their turn.
+        """
         context = multiprocessing.get_context("fork")
         workers = cls()
         try:
             for life in lives:
                 ours, theirs = context.Pipe()
-                process = context.Process(target=_live, args=(life, theirs, os.getpid()), daemon=True)
+                process = context.Process(target=_live, args=(life, theirs, os.getpid()), daemon=not may_fork)
                 with forking(), warnings.catch_warnings():
                     # Python warns of forking beside other threads, which may hold locks; a worker needs none of theirs.
                     warnings.simplefilter("ignore", DeprecationWarning)

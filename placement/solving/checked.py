@@ -15,13 +15,17 @@ class Checked:
     """The outcome of a check.
 
     Attributes:
-        uses: how many kinds of calls on parts were computed, whole and in parts, and were equal.
+        ranks: processes that ran the strategy on a smaller model, whose loss, gradients and update were equal; 0: none.
+        smaller: what was smaller, in words.
+        ops: where none ran, how many kinds of ops were computed in parts and as a whole, and were equal.
         not_computed: how many could not be.
         problem: why the strategy is not to be advised; "" where nothing was found.
         reason: why nothing could be checked; "" where it was.
     """
 
-    uses: int = 0
+    ranks: int = 0
+    smaller: str = ""
+    ops: int = 0
     not_computed: int = 0
     problem: str = ""
     reason: str = ""
@@ -30,9 +34,13 @@ class Checked:
     def words(self) -> str:
         """Words for people."""
         if self.reason:
-            return f"not checked by computing: {self.reason}"
+            return f"not checked: {self.reason}"
+        if self.ranks:
+            model = f"a smaller model ({self.smaller})" if self.smaller else "the model"
+            ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+            return f"checked by running {ranks} on {model}: loss, gradients and one update equal"
         more = f", {self.not_computed} more could not be computed" if self.not_computed else ""
-        return f"checked by computing: {self.uses} uses{more}"
+        return f"checked by computing: {self.ops} ops in parts{more}"
 
 
 Check = Callable[[OpGraph, Cluster, Result], Checked]  # of a result with a strategy, for a graph before it

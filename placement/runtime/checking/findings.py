@@ -1,4 +1,4 @@
-"""Findings of checks, kept on disk from run to run: many models make the same uses.
+"""Findings of checks, kept on disk from run to run.
 
 The file lies where captured graphs do (`graphs.zoo.cache`) and may be deleted at any time. One that cannot be read is
 made anew; that of another version of torch or of this package is never read.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,39 +20,27 @@ from graphs.zoo.cache import cache_dir
 
 _NAME = "checked"
 
-
-@dataclass
-class Findings:
-    """Verdicts.
-
-    Attributes:
-        uses: by signature.
-        strategies: by step, strategy and cluster: the fields of a `placement.solving.checked.Checked`.
-    """
-
-    uses: dict[str, str] = field(default_factory=dict)
-    strategies: dict[str, dict[str, Any]] = field(default_factory=dict)
+Findings = Mapping[
+    str, dict[str, Any]
+]  # of a step, strategy and cluster: fields of `placement.solving.checked.Checked`
 
 
 def load() -> Findings:
     """Known findings; none where the file is none of ours."""
     if not _path().is_file():  # a pipe would wait for a writer
-        return Findings()
+        return {}
     try:
-        found = read_json(_path())
-        uses, strategies = dict(found["uses"]), dict(found["strategies"])
-    except (GraphFileError, KeyError, TypeError, ValueError):
-        return Findings()
-    is_ours = all(type(one) is str for one in uses.values()) and all(type(one) is dict for one in strategies.values())
-    return Findings(uses, strategies) if is_ours else Findings()
+        found = dict(read_json(_path()))
+    except (GraphFileError, TypeError, ValueError):
+        return {}
+    return found if all(type(one) is dict for one in found.values()) else {}
 
 
 def save(more: Findings) -> None:
     """Add what was found; other processes may have added theirs."""
     import json
 
-    known, path = load(), _path()
-    both = {"uses": known.uses | more.uses, "strategies": known.strategies | more.strategies}
+    both, path = {**load(), **more}, _path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for old in path.parent.glob(f"{_NAME}-*.json"):

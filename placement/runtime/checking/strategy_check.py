@@ -1,107 +1,130 @@
-"""`check_strategy`: a strategy's programs are written, and each kind of call in them computed, whole and in parts.
+"""`check_strategy`: a strategy runs on a smaller model, in processes of their own.
 
-It is a process of its own that computes: where kernels get sizes that they are never given, some end their process.
+What computes is never the process that asks: kernels that get sizes which they are never given may end theirs.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import multiprocessing
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+import warnings
 from functools import partial
 
 import torch
 
-from baselines.strategies.applied import applied
-from baselines.strategies.folding import LARGE_OPS, expected_ops
 from env.cluster import Cluster
-from graphs.capture.program import Program
-from graphs.errors import PlacementError
+from graphs.capture import capture
 from graphs.opgraph import OpGraph
+from graphs.origin import CapturedStep
 from graphs.transforms.strategy import Strategy
-from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, Workers
-from placement.runtime.checking.uses import Use, uses_of
-from placement.runtime.checking.verdicts import DIFFERS, NOT_COMPUTED, SAME, verdict
-from placement.runtime.planning.strategy_plan import StrategyPlan
-from placement.runtime.planning.values import Values
-from placement.runtime.program.functional import functional
+from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
+from placement.results.result import Result
+from placement.runtime.checking.ops_in_parts import ops_in_parts
+from placement.runtime.checking.ranks import Numbers, run_beside, step_in_one_piece
+from placement.runtime.checking.scaled import scaled_down
+from placement.runtime.checking.smaller_model import Smaller, smaller
+from placement.runtime.setups.setup import Setup
+from placement.runtime.setups.setup_of import setup_of
 from placement.solving.checked import Checked
+from placement.solving.strategy_row import strategy_row
 
-_LIMIT_S = 60.0  # for one use; most take milliseconds
-_TOO_LARGE = "the programs of its ranks are too many to be written here"
+LIMIT_S, _SPARE_S = 60.0, 5.0  # most take a few seconds
+_FLOPS, _BYTES = 4e10, 1 << 28  # of a step and of the weights of a model that runs here
+_MOST_TRIED = 4  # smaller models
+_PER_LIST = 2  # layers that stay, unless there are more stages
 
 
-def check_strategy(
-    graph: OpGraph, program: Program, cluster: Cluster, strategy: Strategy, known: Mapping[str, str]
-) -> tuple[Checked, dict[str, str]]:
-    """Findings about a strategy, and the verdicts of the uses that were new.
-
-    Args:
-        known: verdicts by the signature of the use.
-    """
-    new: dict[str, str] = {}
-    narrow = _narrowed(graph, strategy)
-    if expected_ops(graph, narrow) > LARGE_OPS:
-        return Checked(reason=_TOO_LARGE), new
+def check_strategy(graph: OpGraph, step: CapturedStep, cluster: Cluster, result: Result, strategy: Strategy) -> Checked:
+    """What is found about a strategy within `LIMIT_S`."""
+    if not hasattr(os, "fork") or multiprocessing.current_process().daemon:
+        return Checked(reason="this process cannot start others")
+    life = partial(_life, graph, step, cluster, result, strategy)
     try:
-        plan = StrategyPlan(Values(functional(program), applied(graph, cluster, narrow)))
-        kinds = {signature: (name, use) for signature, name, use in uses_of(plan)}
-        asked = {signature: use() for signature, (_, use) in kinds.items() if signature not in known}
-    except PlacementError as error:
-        return Checked(problem=f"it cannot be carried out: {str(error).rstrip('.')}"), new
-    except Exception as error:  # which nobody foresaw; it would end the ranks, too
-        return Checked(problem=f"its programs cannot be written ({type(error).__name__}: {error})"), new
-    new.update(zip(asked, verdicts([*asked.values()]), strict=False))
-    found = {signature: known.get(signature) or new.get(signature, NOT_COMPUTED) for signature in kinds}
-    wrong = next((kinds[signature][0] for signature, one in found.items() if one == DIFFERS), None)
-    if wrong is not None:
-        return Checked(problem=f"{wrong} makes other numbers in parts than as a whole"), new
-    counts = Counter(found.values())
-    return Checked(counts[SAME], counts[NOT_COMPUTED]), new
-
-
-def verdicts(uses: Sequence[Use]) -> list[str]:
-    """Verdict of each use, `NOT_COMPUTED` for one that ends the process that computes it.
-
-    They are fewer where there is no answer in time, or this process cannot start others.
-    """
-    found: list[str] = []
-    while len(found) < len(uses) and hasattr(os, "fork") and not multiprocessing.current_process().daemon:
-        try:
-            workers = Workers.forked([partial(_compute, uses[len(found) :])])
-        except OSError:
-            return found
-        try:
-            while len(found) < len(uses):
-                found += workers.collect(_LIMIT_S)
-        except WorkerEndedError:
-            found.append(NOT_COMPUTED)
-        except NoAnswerError:
-            return [*found, NOT_COMPUTED]
-        finally:
-            workers.end()
+        workers = Workers.forked([life], may_fork=True)
+    except OSError as error:
+        return Checked(reason=f"no process can be started ({error.strerror})")
+    try:
+        found: Checked = workers.collect(LIMIT_S)[0]
+    except NoAnswerError:
+        return Checked(reason=f"it took longer than {LIMIT_S:.0f} s")
+    except WorkerFailedError as error:
+        return Checked(reason=str(error))
+    except WorkerEndedError as error:
+        return Checked(reason=f"the process that computed it ended with code {error.code}")
+    finally:
+        workers.end()
     return found
 
 
-def _compute(uses: Sequence[Use], parent: Parent) -> None:
-    """The life of a process."""
+def _life(
+    graph: OpGraph, step: CapturedStep, cluster: Cluster, result: Result, strategy: Strategy, parent: Parent
+) -> None:
+    """The life of a process that checks."""
     faulthandler.disable()  # its end is no news to a user
+    warnings.simplefilter("ignore")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
     torch.set_num_threads(1)  # of others that its parent had, it has none
-    for use in uses:
-        parent.answer(verdict(use))
+    ends_s = time.monotonic() + LIMIT_S
+    try:
+        ran = _ran_smaller(graph, step, cluster, result, strategy, ends_s)
+        parent.answer(ran if ran is not None else _in_parts(graph, step, strategy, ends_s))
+    except NoAnswerError:
+        parent.answer(Checked(reason=f"it took longer than {LIMIT_S:.0f} s"))
+    except Exception as error:
+        parent.fail(f"checking failed ({type(error).__name__}: {next(iter(str(error).splitlines()), '')})")
 
 
-def _narrowed(graph: OpGraph, strategy: Strategy) -> Strategy:
-    """A strategy with fewer replicas where its graph would be too large: one is like another."""
-    while expected_ops(graph, strategy) > LARGE_OPS:
-        mesh = tuple(
-            replace(rule, size=rule.size // 2) if rule.name == "dp" and rule.size % 4 == 0 else rule
-            for rule in strategy.mesh
-        )
-        if mesh == strategy.mesh:
-            return strategy
-        strategy = replace(strategy, mesh=mesh, device_names=())
-    return strategy
+def _in_parts(graph: OpGraph, step: CapturedStep, strategy: Strategy, ends_s: float) -> Checked:
+    program = step.program()
+    if program.graph.op_names != graph.op_names:
+        return Checked(reason="the graph is none that was captured here")
+    return ops_in_parts(program, strategy, ends_s - _SPARE_S)
+
+
+def _ran_smaller(
+    graph: OpGraph, step: CapturedStep, cluster: Cluster, result: Result, strategy: Strategy, ends_s: float
+) -> Checked | None:
+    """What came of a run of the strategy on a smaller model; None where no smaller one runs, or torch has no way."""
+    small, samples = scaled_down(strategy, graph.origin.batch_size or 0)
+    call = step.call(samples) if graph.is_training else None
+    if call is None:
+        return None
+    layers = max(_PER_LIST, small.virtual_stages)
+    batch = graph.origin.batch_size or 0
+    for way in itertools.islice(smaller(call, batch, samples, layers), _MOST_TRIED):
+        try:
+            model = way()
+            ready = _ready(graph, cluster, model, small)
+            if ready is None:
+                continue
+            setup, expected = ready
+        except NoAnswerError:
+            raise
+        except Exception:  # the model's own code, with sizes that it may not be made for
+            continue
+        problem = run_beside(model.call, expected, setup, max(1.0, ends_s - time.monotonic()))
+        return Checked(small.devices, model.said, problem=problem)
+    return None
+
+
+def _ready(graph: OpGraph, cluster: Cluster, model: Smaller, strategy: Strategy) -> tuple[Setup, Numbers] | None:
+    """The setup of a strategy for a smaller model, and its numbers in one piece; None where it is still too large."""
+    call = model.call
+    if sum(p.nbytes for p in call.model.parameters()) > _BYTES:
+        return None
+    made = capture(
+        call.model, call.args, call.kwargs, train=True, loss=call.loss, optimizer=graph.origin.optimizer or "sgd"
+    )
+    if float(made.flops.sum()) > _FLOPS:
+        return None
+    row = strategy_row(made, cluster, strategy)
+    setup = setup_of(row.result, made, call.model)
+    expected, again = step_in_one_piece(call), step_in_one_piece(call)
+    same = all(torch.equal(value, again[name]) for name, value in expected.items())
+    is_finite = all(bool(value.isfinite().all()) for value in expected.values())
+    return (setup, expected) if same and is_finite else None

@@ -1,0 +1,31 @@
+"""`scaled_down`: a strategy on two ranks for each of its axes, for a small model and few micro-batches."""
+
+from __future__ import annotations
+
+import re
+
+from graphs.transforms.strategy import Strategy
+
+_LEFT_OUT = ("cuts=", "devices=")
+
+
+def scaled_down(strategy: Strategy, batch: int) -> tuple[Strategy, int]:
+    """The same strategy on 2 ranks for each axis that has more than one, and the samples of its batch.
+
+    Stages are cut where they are by default, and norms keep their statistics.
+
+    Args:
+        batch: samples of the strategy's own; where parts of it are not of one size, neither are those of the result.
+    """
+    parts = [part for part in strategy.text.split(" | ") if not part.startswith(_LEFT_OUT)]
+    for number, part in enumerate(parts):
+        part = re.sub(r"^(dp|tp|cp|ep|pp|placed)\d+", r"\g<1>2", part)
+        part = re.sub(r"\bmb\d+", "mb4" if part.startswith("pp") else "mb2", part)
+        part = re.sub(r" v\d+", "", part)
+        part = re.sub(r"shares=[\d:]+", "shares=5:3", part)
+        part = part.replace("statistics=sync", "statistics=local")  # torch has synchronised norms on GPUs alone
+        parts[number] = "recompute=layers.*" if part.startswith("recompute=layers") else part
+    small = Strategy.parse(" | ".join(parts))
+    is_uneven = batch % (strategy.replicas * strategy.micro_batches) != 0
+    has_shares = any(rule.shares for rule in strategy.mesh)
+    return small, 8 if has_shares else max(8, small.replicas * small.micro_batches) + is_uneven

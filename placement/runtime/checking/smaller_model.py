@@ -1,0 +1,206 @@
+"""`smaller`: the same model with fewer layers, narrower ones, fewer samples and shorter sequences, the smallest first.
+
+Whether a smaller one runs, its code says: whoever asks takes the first that does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from graphs.origin import ModelCall
+from placement.runtime.checking.smaller_config import is_of_transformers, rebuilt, sizes_of
+
+_LENGTH, _SIDE = 16, 64  # of sequences and images
+_COUNTS = ("layer", "depth", "block")  # in names of the numbers of layers
+
+
+class NoValuesError(Exception):
+    """The model is on ``meta``, and has tensors that only its own code can make."""
+
+
+@dataclass(frozen=True)
+class Smaller:
+    """A smaller model.
+
+    Attributes:
+        call: the model with values, which draws nothing, and inputs.
+        samples: in a batch.
+        said: what is smaller, for people.
+    """
+
+    call: ModelCall
+    samples: int
+    said: str
+
+
+def smaller(call: ModelCall, batch: int, samples: int, layers: int) -> Iterator[Callable[[], Smaller]]:
+    """Ways to make a model smaller.
+
+    Args:
+        batch: samples of the inputs.
+        samples: that are wanted.
+        layers: that are left of a list of like ones.
+
+    Raises:
+        NoValuesError: by one of the ways.
+    """
+    if is_of_transformers(call.model):
+        for is_narrow in (True, False):
+            make = partial(rebuilt, layers=layers, is_narrow=is_narrow)
+            yield partial(_small, call, batch, samples, _LENGTH, make)
+    for few, length in ((layers, _LENGTH), (layers, 0), (0, _LENGTH), (0, 0)):
+        yield partial(_small, call, batch, samples, length, partial(truncated, layers=few))
+
+
+def _small(call: ModelCall, batch: int, samples: int, length: int, make: Callable[[nn.Module], nn.Module]) -> Smaller:
+    torch.manual_seed(0)
+    model = with_values(make(call.model))
+    calm(model)
+    highest = min((len(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)), default=0)
+    args, kwargs = _cut((call.args, dict(call.kwargs)), batch, samples, length, highest)
+    size = samples if batch else 0
+    was, now = sizes_of(call.model), sizes_of(model)
+    said = [f"{now[0]} of {was[0]} layers"] if now[0] != was[0] else []
+    said += [f"width {now[1]}"] if now[1] != was[1] else []
+    said += [f"{size} samples"] if size else []
+    return Smaller(replace(call, model=model, args=args, kwargs=kwargs), size, ", ".join(said))
+
+
+def truncated(model: nn.Module, layers: int) -> nn.Module:
+    """A copy with so many of each run of like layers in a list; 0: all."""
+    cut = {}
+    for module in model.modules() if layers else ():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)):
+            kept = _kept(list(module), layers)
+            if len(kept) < len(module):
+                cut[module] = kept
+    dropped = {
+        id(layer): nn.Identity() for one, kept in cut.items() for n, layer in enumerate(one) if n not in set(kept)
+    }
+    memo: dict[int, Any] = dict(dropped)
+    found = copy.deepcopy(model, memo)
+    for module, kept in cut.items():
+        twin = memo.get(id(module))
+        if twin is None:
+            continue
+        layers_left = [twin[number] for number in kept]
+        _tell_count(found, twin, len(kept))
+        twin._modules.clear()
+        twin._modules.update({str(number): layer for number, layer in enumerate(layers_left)})
+    return found
+
+
+def _kept(layers: list[nn.Module], most: int) -> list[int]:
+    """Numbers of the layers that stay, of each run of like ones the first."""
+    forms = [_form(layer) for layer in layers]
+    kept, run = [], 0
+    for number, form in enumerate(forms):
+        run = run + 1 if number and form == forms[number - 1] else 1
+        if run <= most or not form[1]:
+            kept.append(number)
+    return kept
+
+
+def _form(layer: nn.Module) -> tuple[type, tuple[Any, ...]]:
+    return type(layer), tuple((name, tuple(p.shape)) for name, p in layer.named_parameters())
+
+
+def _tell_count(model: nn.Module, twin: Any, count: int) -> None:
+    """Set numbers of layers that modules keep beside a list of them."""
+    old = len(twin)
+    for module in model.modules():
+        if any(child is twin for child in module.children()):
+            for name, value in vars(module).items():
+                if type(value) is int and value == old and any(word in name for word in _COUNTS):
+                    setattr(module, name, count)
+
+
+def with_values(model: nn.Module) -> nn.Module:
+    """The model, whose parameters on ``meta`` get values; all its numbers are of float32.
+
+    Raises:
+        NoValuesError: there are buffers on ``meta``.
+    """
+    if any(buffer.is_meta for buffer in model.buffers()):
+        raise NoValuesError
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:
+                module._parameters[name] = made.setdefault(id(parameter), _drawn(parameter, name))
+    return model.to("cpu").float()
+
+
+def _drawn(parameter: nn.Parameter, name: str) -> nn.Parameter:
+    if parameter.ndim > 1:
+        found = torch.randn(parameter.shape) / max(1, parameter[0].numel()) ** 0.5
+    else:
+        found = 0.1 * torch.randn(parameter.shape) + (0.0 if "bias" in name else 1.0)
+    return nn.Parameter(found, parameter.requires_grad)
+
+
+def calm(model: nn.Module) -> None:
+    """Let a model drop nothing, and keep the statistics of its norms."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+            module.eval()
+        for name, value in list(vars(module).items()):
+            is_dropout = isinstance(module, nn.modules.dropout._DropoutNd) and name == "p"
+            if isinstance(value, float) and (is_dropout or "drop" in name):
+                setattr(module, name, 0.0)
+
+
+# -- inputs --------------------------------------------------------------------------------------------------------
+
+
+def _cut(given: Any, batch: int, samples: int, length: int, highest: int) -> Any:
+    """Inputs with fewer samples, shorter sequences and smaller images, with values.
+
+    Args:
+        highest: what whole numbers of sequences stay below; 0: any.
+    """
+    tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    lengths = {leaf.shape[1] for leaf in tensors if leaf.ndim > 1 and not leaf.is_floating_point()}
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        words = not leaf.is_floating_point() and leaf.ndim > 1
+        shape = [
+            samples if dim == 0 and batch and size == batch else _shorter(leaf, dim, size, lengths, length)
+            for dim, size in enumerate(leaf.shape)
+        ]
+        if leaf.is_meta:
+            return _input(shape, leaf.dtype, highest if words and highest else 2)
+        for dim, size in enumerate(shape):
+            times = -(-size // leaf.shape[dim]) if leaf.shape[dim] else 1
+            leaf = torch.cat([leaf] * times, dim) if times > 1 else leaf
+            leaf = leaf.narrow(dim, 0, size)
+        leaf = leaf.detach().cpu().clone()
+        if leaf.is_floating_point():
+            return leaf.float()
+        return leaf % highest if words and highest and leaf.dtype is not torch.bool else leaf
+
+    return pytree.tree_map(one, given)
+
+
+def _shorter(leaf: torch.Tensor, dim: int, size: int, lengths: set[int], length: int) -> int:
+    if not length or not dim:
+        return size
+    if size in lengths:
+        return min(size, length)
+    return min(size, _SIDE) if leaf.ndim == 4 and dim > 1 and leaf.is_floating_point() else size
+
+
+def _input(shape: list[int], dtype: torch.dtype, highest: int) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(shape)
+    return torch.ones(shape, dtype=dtype) if dtype is torch.bool else torch.randint(highest, shape).to(dtype)
