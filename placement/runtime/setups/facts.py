@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -151,7 +152,9 @@ class Facts:
     @property
     def has_blocks(self) -> bool:
         """Whether a layer writes several blocks of features, each of which is cut."""
-        return self.plan is not None and any(text.startswith("BlocksParallel") for text in self.plan.styles.values())
+        return self.plan is not None and any(
+            re.match("BlocksParallel|AttentionParallel", text) for text in self.plan.styles.values()
+        )
 
     @property
     def has_convolutions(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import numpy as np
 
 from graphs.errors import MismatchError
 from graphs.formatting import show
+from graphs.module_paths import prefixes
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
@@ -20,11 +22,13 @@ from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding, cod
 from graphs.transforms.splitting.splitter import BATCH
 from graphs.transforms.strategy import Strategy
 from placement.runtime.setups.module_tree import is_under
+from placement.runtime.setups.own_styles import modules_read_whole, styles_of_whole_modules
 from placement.runtime.setups.tensor_names import (
     COLUMNS,
     ROWS,
+    SUMS,
     WORDS,
-    shared_parameters,
+    shared_names,
     tied_parameters,
     with_wildcards,
 )
@@ -32,6 +36,7 @@ from placement.runtime.setups.tensor_names import (
 if TYPE_CHECKING:
     from torch import nn
 
+_CONSTANTS = ("aten.zeros", "aten.ones", "aten.full")  # kinds of ops that make a tensor of a size that the model says
 _MOST_WHOLE = 0.1  # share of the bytes that a strategy cuts which may stay whole
 
 
@@ -89,16 +94,18 @@ def tensor_plan(
     layers.check_samples()
     sequence, gathers = layers.norms(repeated) if axis.sequence else ({}, False)
     entries = tuple(dict.fromkeys(sequence.values()))
-    if axis.sequence:
-        _check_sequence(model, entries, {*sequence, *layers.cut_by})
+    whole = modules_read_whole(model, entries, {*sequence, *layers.cut_by}) if axis.sequence else ()
     styles = dict.fromkeys(sequence, "SequenceParallel(use_local_output=False)")
+    styles = {path: style for path, style in styles.items() if not any(is_under(path, one) for one in whole)}
+    styles.update(dict.fromkeys(whole, "WholeParallel(output_layouts=Shard(1))"))
+    local = local and not layers.has_constants()
     for path in layers.cut_by:
-        is_inside = any(is_under(path, entry) for entry in entries)
+        is_inside = any(is_under(path, entry) for entry in entries) and not any(is_under(path, one) for one in whole)
         styles[path] = layers.style(path, local, is_inside, is_inside and not gathers)
     in_order = {path: styles[path] for path, _ in model.named_modules() if path in styles}
     return TensorPlan(
         with_wildcards(in_order, model),
-        tied_parameters(model, layers.cut_by),
+        tied_parameters(model, layers.cut_by, layers.readers()),
         tuple(layers.whole),
         entries,
         gathers,
@@ -127,56 +134,52 @@ def cuts_no_sequence(graph: OpGraph, strategy: Strategy) -> bool:
     return not _sharding(graph, strategy)[0].sequence
 
 
-def _check_sequence(model: nn.Module, entries: Sequence[str], known: Collection[str]) -> None:
-    """Raises: MismatchError: no single list of modules with norms, or one with a parameter that the plan leaves out."""
-    if len({path.rpartition(".")[0] for path in entries}) != 1:
-        raise MismatchError(
-            "the strategy cuts the sequence between layers (sp), which the script does in the modules of one list that "
-            f"have norms, and the model has {'several such lists' if entries else 'none'}; leave 'sp' out."
-        )
-    for name, _ in model.named_parameters():
-        path = name.rpartition(".")[0]
-        if path not in known and any(is_under(path, entry) for entry in entries):
-            raise MismatchError(
-                f"the strategy cuts the sequence between layers (sp), where {show(name)} is neither of a norm nor cut "
-                "itself, so that each device would have a summand of its gradient; leave 'sp' out."
-            )
-
-
 class _Layers:
     """Layers whose weights are cut, and the ops through which what they write goes from one to the next."""
 
     def __init__(self, graph: OpGraph, sharding: Sharding, model: nn.Module) -> None:
         from torch import nn
 
-        self.linear, self.convolution = nn.Linear, (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        self.convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        self.linear = (nn.Linear, *_transposed_linear())
         self.graph, self.sharding = graph, sharding
         self.used = states_of(graph)
         self.modules = dict(model.named_modules())
-        layers = (nn.Linear, nn.Embedding, *self.convolution)
-        self.kinds = {path: module for path, module in self.modules.items() if isinstance(module, layers)}
-        self.cut_by: dict[str, str] = {}
+        layers = (*self.linear, nn.Embedding, *self.convolution)
+        self.numbers = [
+            number
+            for number, state in enumerate(graph.states)
+            if state.gradient_bytes and int(sharding.state[number]) > SUM
+        ]
+        parts = {graph.states[number].name: self._part(number) for number in self.numbers}
+        self.as_one = styles_of_whole_modules(self.modules, parts, sharding.axis.size)
+        self.kinds = {
+            path: module
+            for path, module in self.modules.items()
+            if isinstance(module, layers) and self._around(path) == path
+        }
+        self.shared = {names[0]: names for names in shared_names(model)}
+        self.cut_by = dict.fromkeys(self.as_one, SUMS)
         self.whole: dict[str, int] = {}  # bytes of parameters that stay so, though the strategy cuts them
         self.uneven: set[str] = set()  # layers with a parameter that has parts of two sizes
         self.gathered: set[str] = set()  # layers with blocks of features, each cut: whole for parallelize_module
         self.whole_between: list[str] = []  # layers that hand on whole what the strategy leaves cut
         self.blocks: dict[str, int] = {}  # of a layer's features, each of which is cut: query, key and value, say
         self.rest = "Shard(0)" if sharding.axis.words else "Replicate()"  # layout of activations elsewhere
-        for number, state in enumerate(graph.states):
-            if state.gradient_bytes and int(sharding.state[number]) > SUM:
-                self._take(number, state.name)
+        for number in self.numbers:
+            self._take(number, graph.states[number].name)
         self.check_whole()
-        for path in self._tied_paths(model):
-            self.cut_by.setdefault(path, COLUMNS)
+        self.cut_by.update(self._tied_to_cut(model))
         forward = [op for op in graph.topological_order.tolist() if graph.phase[op] == Phase.FORWARD]
-        self.layer_of = {op: graph.modules[op] for op in forward if graph.modules[op] in self.cut_by}
+        around = {path: self._around(path) for path in set(graph.modules)}
+        self.layer_of = {op: around[graph.modules[op]] for op in forward if around[graph.modules[op]] in self.cut_by}
         self.before_loss: set[str] = set()  # layers that hand what they write, cut, to a cross-entropy
         self.cut_losses: set[int] = set()  # the cross-entropies that read it
         is_loss = {kind: op_kind(kind).is_label_loss for kind in set(graph.kinds)}
         self.losses = {op for op in forward if is_loss[graph.kinds[op]] and not sharding.axis.words}
         self.between = {op for op in forward if op not in self.layer_of and sharding.row[op] is not None}
         # Whether the side of a layer that is cut meets the other layers'.
-        self.open = {path: path not in self.gathered for path in self.cut_by}
+        self.open = {path: path not in self.gathered and path not in self.as_one for path in self.cut_by}
         self.ptr, self.tensors = graph.inputs
         self.read: dict[int, list[tuple[int, int]]] = {}  # of each tensor: ops of the forward pass, and how they do
         for op in forward:
@@ -186,22 +189,26 @@ class _Layers:
     def _take(self, number: int, name: str) -> None:
         """Note how a parameter is cut, or that it stays whole.
 
-        `parallelize_module` cuts linear layers and embeddings that are called, and a style of the script's own the
-        channels of convolutions. Other parameters stay whole, such as the
-        weights of a norm; and so do activations that meet them.
+        `parallelize_module` cuts linear layers and embeddings that are called, and styles of the runner's own the
+        channels of convolutions and modules that are cut as one. Other parameters stay whole, such as the weights of a
+        norm; and so do activations that meet them.
         """
+        user = self.graph.modules[self._users(number)[0]]
+        name = next((one for one in self.shared.get(name, ()) if one.rpartition(".")[0] == user), name)
         path, _, own = name.rpartition(".")
+        if self._around(path) in self.as_one:
+            return
         layer = self.kinds.get(path)
         if isinstance(layer, self.convolution) and (layer.groups > 1 or layer.padding_mode != "zeros"):
             layer = None
-        if layer is None or own not in ("weight", "bias") or self.graph.modules[self._users(number)[0]] != path:
+        if layer is None or own not in ("weight", "bias") or user != path:
             self.whole[name] = self.graph.states[number].parameter_bytes
             return
         part, size = self._part(number), self.sharding.axis.size
         if part.blocks > 1 and not isinstance(layer, self.convolution):
             if not isinstance(layer, self.linear) or self.sharding.axis.words:
                 raise _blocks_error(name, part.blocks)
-            is_gathered = own == "weight" and part.dim > 0
+            is_gathered = own == "weight" and self._ways(layer)[part.dim] == ROWS
             if is_gathered or part.extent % size:
                 self.gathered.add(path)
                 self.whole_between += [] if is_gathered else [path]
@@ -210,23 +217,29 @@ class _Layers:
         if part.extent % size:
             self.uneven.add(path)
         if own == "weight":
-            by = (COLUMNS, ROWS) if isinstance(layer, (self.linear, *self.convolution)) else (WORDS, COLUMNS)
-            self.cut_by[path] = by[part.dim]
+            self.cut_by[path] = self._ways(layer)[part.dim]
             if isinstance(layer, self.convolution):
                 self.gathered.add(path)  # what is between two of them, such as a norm, is written for all channels
 
+    def _ways(self, layer: nn.Module) -> tuple[str, str]:
+        """How a layer is cut, by the dimension of its weight that is."""
+        if isinstance(layer, _transposed_linear()):
+            return ROWS, COLUMNS
+        return (COLUMNS, ROWS) if isinstance(layer, (*self.linear, *self.convolution)) else (WORDS, COLUMNS)
+
+    def _around(self, path: str) -> str:
+        """The module that is cut as one and that a module is in, or itself."""
+        return next((one for one in prefixes(path) if one in self.as_one), path)
+
     def check_whole(self) -> None:
         """Raises: MismatchError: too much of what the strategy cuts stays whole, and with it memory and time."""
-        all_bytes = sum(
-            state.parameter_bytes
-            for number, state in enumerate(self.graph.states)
-            if state.gradient_bytes and int(self.sharding.state[number]) > SUM
-        )
+        all_bytes = sum(self.graph.states[number].parameter_bytes for number in self.numbers)
         if sum(self.whole.values()) > _MOST_WHOLE * all_bytes:
             largest = max(self.whole, key=lambda name: self.whole[name])
             raise MismatchError(
-                f"the strategy cuts {show(largest)}, and scripts cut nothing but linear layers, embeddings and "
-                "convolutions that are called; keep the axis to other modules, with 'on', or use a strategy without tp."
+                f"the strategy cuts {show(largest)}, and torch has ways to cut linear layers, embeddings and "
+                "convolutions that are called, attention and experts; keep the axis to other modules, with 'on', or "
+                "use a strategy without tp."
             )
 
     def close_losses(self) -> bool:
@@ -299,6 +312,13 @@ class _Layers:
         users = [index[user] for user in self.graph.states[number].users]
         return [op for op in users if self.graph.phase[op] == Phase.FORWARD]
 
+    def readers(self) -> dict[str, set[str]]:
+        """The modules that read each parameter that is cut."""
+        return {
+            self.graph.states[number].name: {self.graph.modules[op] for op in self._users(number)}
+            for number in self.numbers
+        }
+
     def _part(self, number: int) -> Shard:
         """The part of a state that a device keeps."""
         for op in self._users(number):
@@ -309,13 +329,15 @@ class _Layers:
                 return part
         raise AssertionError("a state that is cut has an op that reads a part of it")
 
-    def _tied_paths(self, model: nn.Module) -> list[str]:
-        """Layers whose weight is that of another one, which is cut by words."""
-        return [
-            other.rpartition(".")[0]
-            for first, other in shared_parameters(model)
-            if self.cut_by.get(first.rpartition(".")[0]) == WORDS and other.rpartition(".")[0] in self.kinds
-        ]
+    def _tied_to_cut(self, model: nn.Module) -> dict[str, str]:
+        """How layers are cut whose weight is that of another one, which is."""
+        found = {}
+        for names in shared_names(model):
+            paths = [name.rpartition(".")[0] for name in names if name.endswith("weight")]
+            dims = {self._ways(self.kinds[path]).index(self.cut_by[path]) for path in paths if path in self.cut_by}
+            layers = [path for path in paths if path in self.kinds and path not in self.cut_by]
+            found.update({path: self._ways(self.kinds[path])[dim] for dim in dims for path in layers})
+        return found
 
     # -- which activations stay cut ---------------------------------------------------------------------------------
 
@@ -327,6 +349,13 @@ class _Layers:
             is_open = {path: is_open and self._fits(path) for path, is_open in self.open.items()}
             changed = len(kept) < len(self.between) or is_open != self.open
             self.between, self.open = kept, is_open
+
+    def has_constants(self) -> bool:
+        """Whether a constant, made as a whole, meets activations that are cut, which so have to know what is whole."""
+        return any(
+            self.ptr[op] == self.ptr[op + 1] and not self.used[op] and self.graph.kinds[op] in _CONSTANTS
+            for op in self.between
+        )
 
     def find_loss(self) -> None:
         """Note the layers from which a cross-entropy reads a part of the classes, for ``loss_parallel``."""
@@ -409,7 +438,7 @@ class _Layers:
             for reader, _ in self.read.get(tensor, [])
             if self.graph.modules[reader] != path
         ]
-        return found, all(self.cut_by.get(self.layer_of.get(op, "")) == COLUMNS for op in readers)
+        return found, all(self.cut_by.get(self.layer_of.get(op, "")) in (COLUMNS, SUMS) for op in readers)
 
     def style(self, path: str, local: bool, is_inside: bool, is_read_cut: bool) -> str:
         """The `ParallelStyle` of a layer, as code.
@@ -418,28 +447,34 @@ class _Layers:
             is_inside: where activations are cut along the sequence.
             is_read_cut: and so what the layer reads is.
         """
-        if path in self.blocks and self.open[path]:
-            return f"BlocksParallel({self.blocks[path]}{', use_local_output=True' if local else ''})"
         by, is_open = self.cut_by[path], self.open[path]
-        if isinstance(self.kinds[path], self.convolution):
+        is_transposed = isinstance(self.modules[path], _transposed_linear())
+        if path in self.blocks and is_open:
+            blocks = f"{self.blocks[path]}{', use_local_output=True' if local else ''}"
+            return f"TransposedParallel(1, blocks={blocks})" if is_transposed else f"BlocksParallel({blocks})"
+        if isinstance(self.modules[path], self.convolution):
             return f"ConvolutionParallel({0 if by == COLUMNS else 1}, {self.rest})"
-        layouts = []
+        name, given = self.as_one.get(path, ("ColwiseParallel" if by == COLUMNS else "RowwiseParallel", ()))
+        if is_transposed:
+            name, given = "TransposedParallel", ("1" if by == COLUMNS else "0",)
+        layouts = list(given)
         along_samples = bool(self.sharding.axis.words)
-        if by == COLUMNS:
+        if by in (COLUMNS, SUMS):
             before = "Shard(1)" if is_read_cut else self.rest
             layouts += [f"input_layouts={before}"] if is_read_cut or along_samples else []
+        elif by == WORDS or not is_open:
+            layouts.append(f"input_layouts={self.rest}")
+        if by == COLUMNS:
             layouts += [] if is_open else [f"output_layouts={self.rest}"]
-        else:
-            layouts += [f"input_layouts={self.rest}"] if by == WORDS or not is_open else []
-            if along_samples:
-                layouts.append(f"output_layouts={self.rest}")
-            elif is_inside and is_open and by != WORDS:
-                layouts.append("output_layouts=Shard(1)")
+        elif along_samples:
+            layouts.append(f"output_layouts={self.rest}")
+        elif is_inside and (by == SUMS or (is_open and by == ROWS)):
+            layouts.append("output_layouts=Shard(1)")
         # A tensor that meets the sums of a residual block has to be a DTensor where these are.
-        meets_others = is_inside and (not local or self._is_read_outside(path))
+        meets_others = is_inside and (not local or by != COLUMNS or self._is_read_outside(path))
         if meets_others or path in self.before_loss or (by == COLUMNS and is_open and not local):
             layouts.append("use_local_output=False")
-        return f"{'ColwiseParallel' if by == COLUMNS else 'RowwiseParallel'}({', '.join(layouts)})"
+        return f"{name}({', '.join(layouts)})"
 
     def _is_read_outside(self, path: str) -> bool:
         """Whether what a layer writes is read outside of the module around it."""
@@ -451,6 +486,12 @@ class _Layers:
         )
         readers = (reader for tensor in tensors for reader, _ in self.read.get(tensor, []))
         return any(not is_under(self.graph.modules[reader], path.rpartition(".")[0]) for reader in readers)
+
+
+def _transposed_linear() -> tuple[type, ...]:
+    """Classes of linear layers whose weight is [inputs, outputs], of what has been imported."""
+    library = sys.modules.get("transformers.pytorch_utils")
+    return () if library is None else (library.Conv1D,)
 
 
 def _blocks_error(name: str, blocks: int) -> MismatchError:
