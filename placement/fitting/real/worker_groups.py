@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from graphs.errors import FitError, RankError
 from placement.fitting.real.groups import NO_LIMIT
@@ -110,18 +109,14 @@ class WorkerRank:
         except RuntimeError as error:
             raise RankError(f"a process of worker {self._worker.number} has ended: {error}") from None
 
-    @torch.no_grad()
     def _take_weights(self) -> None:
         """Give this process's parameters their parts of the weights."""
+        from placement.runtime.modules.strategy_states import fill
+
         whole = dict(zip(self._layout.names, self._layout.views(self._weights), strict=True))
         for name, parameter in self._module.named_parameters():
-            value = whole.get(self._names[name])
-            if value is not None and isinstance(parameter, DTensor):
-                value = value.to(parameter.device)
-                mesh, placements = parameter.device_mesh, parameter.placements
-                value = distribute_tensor(value, mesh, placements, src_data_rank=None)
-            if value is not None:
-                parameter.copy_(value)
+            if self._names[name] in whole:
+                fill(parameter, whole[self._names[name]])
 
 
 def follow(worker: WorkerGroup, rank: int, core: int, place: torch.device, parent: Parent) -> None:
