@@ -11,7 +11,7 @@ from torch import nn
 
 from graphs.capture import capture_program
 from graphs.errors import MismatchError
-from placement.runtime.ranks.process_group import ProcessGroup
+from placement.runtime.ranks.group import Ranks
 
 TOKENS = torch.arange(12).reshape(3, 4)
 
@@ -64,7 +64,7 @@ class Words(Base):
         callback()
 
 
-def on_a_rank(description: None, group: ProcessGroup) -> dict[str, Any]:
+def on_a_rank(description: None) -> dict[str, Any]:
     """All ranks call a method that calls the model, and one that calls a module; then tokens of another length."""
     from rank_work import chosen, share
 
@@ -73,7 +73,7 @@ def on_a_rank(description: None, group: ProcessGroup) -> dict[str, Any]:
     model = Words().eval()
     twin = copy.deepcopy(model)
     program = capture_program(model, (TOKENS,))
-    placed: Any = share(model, chosen(program, [op % 2 for op in range(program.graph.n_ops)]), group)
+    placed: Any = share(model, chosen(program, [op % 2 for op in range(program.graph.n_ops)]), Ranks.of())
     calls: list[str] = []
     for path, module in model.named_modules():
         if path:

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import placement
-from placement.runtime.ranks.process_group import ProcessGroup
 
 
 class Model(nn.Module):
@@ -33,14 +32,14 @@ def batch() -> torch.Tensor:
     return torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 
 
-def compiled(files: list[str], group: ProcessGroup) -> list[tuple[list[float], dict[str, list[float]]]]:
-    """For each file of a result: losses of a step and of evaluation, and this rank's gradients.
+def compiled(file: str) -> tuple[list[float], dict[str, list[float]]]:
+    """Losses of a step and of evaluation of a placement, and this rank's gradients.
 
     Runs are cut out and called, and torch.compile, which takes seconds for each, leaves them as they are.
     """
     torch.set_num_threads(1)
     torch.compile = lambda run, **_: run  # type: ignore[assignment]
-    return [_steps(placement.apply(model(), file, (batch(),), stack="compiled")) for file in files]
+    return _steps(placement.apply(model(), file, (batch(),), stack="compiled"))
 
 
 def plain() -> tuple[list[float], dict[str, list[float]]]:

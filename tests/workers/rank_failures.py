@@ -1,6 +1,6 @@
-"""What a process of test_ranks.py does to end a run: one good step, then one in which rank 1 fails or stalls.
+"""How a run of two ranks fails: one good step, then one in which rank 1 fails, under torchrun or plain.
 
-And of test_doors.py: say where it listens.
+And what processes of test_doors.py say: where they listen.
 """
 
 from __future__ import annotations
@@ -9,14 +9,22 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
-from rank_work import chosen, share
+import torch.distributed as dist
 from torch import nn
 
 from graphs.capture import capture_program
-from placement.runtime.ranks.process_group import ProcessGroup, join
+from placement.runtime.modules.placed_ranks import placed_ranks
+from placement.runtime.program.device_layout import DeviceLayout
+from placement.runtime.program.functional import functional
+from placement.runtime.ranks.group import Ranks, joined
+
+_todo, _folder = "", Path()
+X = torch.ones(2, 4)
 
 
 def _act(how: str) -> None:
@@ -26,10 +34,6 @@ def _act(how: str) -> None:
         raise ValueError("this op is tired")
     if how == "sleep":
         time.sleep(600)
-    if how == "busy":
-        end = time.monotonic() + 600
-        while time.monotonic() < end:
-            pass
     if how in ("SIGKILL", "SIGSTOP"):
         os.kill(os.getpid(), getattr(signal, how))
 
@@ -38,9 +42,6 @@ def is_alive(pid: int) -> bool:
     """Whether a process is there and not only waits to be counted out by whoever inherited it."""
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-_todo, _folder = "", Path()
 
 
 @torch.library.custom_op("rank_failures::act", mutates_args=())
@@ -65,49 +66,82 @@ class Chain(nn.Module):
         return self.last(torch.ops.rank_failures.act(self.second(self.first(x))))
 
 
-def silent(description: None, group: ProcessGroup) -> None:
-    """Rank 1 ends, and rank 0 waits to be told something."""
-    if group.rank == 0:
-        group.barrier()
-
-
-def stopped(description: None, group: ProcessGroup) -> None:
-    """Alone, so that no other process can miss it."""
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def failure(description: dict[str, str], group: ProcessGroup) -> float:
-    """One good step, then one in which rank 1 acts."""
-    global _todo, _folder
-    how, _folder = description["how"], Path(description["folder"])
-    (_folder / f"{group.rank}.pid").write_text(str(os.getpid()))
+def chain() -> Any:
+    """This rank's share of a chain on two ranks."""
     torch.manual_seed(0)
-    model, x = Chain(), torch.ones(2, 4)
-    program = capture_program(model, (x,))
-    names = program.graph.op_names
-    layout = chosen(program, [int("act" in name or "second" in name) for name in names])
-    placed = share(model, layout, group)
+    model = Chain()
+    program = capture_program(model, (X,))
+    device = [int("act" in name or "second" in name) for name in program.graph.op_names]
+    order = [[op for op, own in enumerate(device) if own == rank] for rank in range(2)]
+    starts = [float(op) for op in range(len(device))]
+    return placed_ranks(model, DeviceLayout(functional(program), device, order, starts, [torch.device("cpu")] * 2))
+
+
+def trained() -> Any:
+    """This rank's share of two layers that are trained."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    program = capture_program(model, (X,), train=True)
+    device = [int(path == "1") for path in program.graph.modules]
+    order = [[op for op, own in enumerate(device) if own == rank] for rank in range(2)]
+    starts = [float(op) for op in range(len(device))]
+    return placed_ranks(model, DeviceLayout(functional(program), device, order, starts, [torch.device("cpu")] * 2))
+
+
+def fail(how: str, folder: Path) -> None:
+    """One good step, then one in which rank 1 fails."""
+    global _todo, _folder
+    torch.set_num_threads(1)
+    _folder = folder
+    if how == "sleep":  # the caller's own group says how long it waits
+        dist.init_process_group("gloo", timeout=timedelta(seconds=4))
+    rank = joined(2).rank
+    (folder / f"{rank}.pid").write_text(str(os.getpid()))
+    if how in ("mixed", "saving", "restart"):
+        _fail_in_training(how, folder, rank)
+        return
+    placed = chain()
     with torch.no_grad():
-        placed(x)
-        _todo = how if group.rank == 1 else ""
-        start = time.monotonic()
-        if how == "outside" and group.rank == 1:
+        placed(X)
+        _todo = how if rank == 1 else ""
+        if how == "outside" and rank == 1:
             _act(how)
             raise KeyError("no such file")
-        placed(x)
-    return time.monotonic() - start
+        if how == "shape" and rank == 1:
+            _act(how)
+            placed(X[:, :3])
+        placed(X)
 
 
-def mixed(description: None, group: ProcessGroup) -> None:
-    """One rank trains a step and the other one evaluates the model."""
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.ones(2, 4)
-    program = capture_program(model, (x,), train=True)
-    placed = share(model, chosen(program, [int(path == "1") for path in program.graph.modules]), group)
-    if group.rank == 0:
-        placed.step(x)
+def _fail_in_training(how: str, folder: Path, rank: int) -> None:
+    placed = trained()
+    adam = torch.optim.Adam(placed.parameters())
+    if how == "restart":
+        _restarted(placed, adam, folder, rank)
+    elif how == "mixed" and rank == 0:
+        placed.step(X)
+    elif how == "mixed":
+        placed.eval()(X)
+    elif rank == 0:
+        placed.save(folder / "model.safetensors")
     else:
-        placed.eval()(x)
+        placed.clip_grad_norm_(1.0)
+
+
+def _restarted(placed: Any, adam: torch.optim.Optimizer, folder: Path, rank: int) -> None:
+    """Four steps with a checkpoint after each; in the first start rank 0 dies while it saves the third one."""
+    from placement.runtime.modules import run_folder
+
+    done = placed.load_run(folder / "run", adam) or {"step": 0}
+    with (folder / f"steps-{rank}").open("a") as steps:
+        for step in range(done["step"], 4):
+            torch.manual_seed(step)
+            print(step, float(placed.step(X)).hex(), file=steps, flush=True)
+            adam.step()
+            adam.zero_grad()
+            if step == 2 and rank == 0 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                run_folder.written = lambda *content: os.kill(os.getpid(), signal.SIGKILL)
+            placed.save_run(folder / "run", adam, step=step + 1)
 
 
 def listening(pid: int) -> list[str]:
@@ -126,12 +160,13 @@ def listening(pid: int) -> list[str]:
     ]
 
 
-def doors(description: None, group: ProcessGroup) -> dict[str, list[str]]:
+def doors(description: None) -> dict[str, list[str]]:
     """Where this process and its parent listen, while all are there."""
+    ranks = Ranks.of()
     found = {"own": listening(os.getpid()), "parent": listening(os.getppid())}
-    group.barrier()
+    ranks.barrier()
     return found
 
 
-if __name__ == "__main__":  # under torchrun
-    failure({"how": sys.argv[1], "folder": sys.argv[2]}, join(2))
+if __name__ == "__main__":
+    fail(sys.argv[1], Path(sys.argv[2]))

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import atexit
 import copy
 import gc
-import os
 import resource
-import sys
 import zlib
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
+import torch.distributed as dist
 from placed_models import random_layout as layout_of
-from placed_models import rank_plan, strided
+from placed_models import strided
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from graphs.capture import Program, capture_program
+from graphs.capture.record import default_loss
 from graphs.zoo import build
-from placement.runtime.modules.strategy_module import StrategyModule
+from placement.runtime.modules.placed_ranks import PlacedRanks
 from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import functional
-from placement.runtime.ranks.process_group import ProcessGroup
-from placement.runtime.transport import nccl
-from placement.runtime.transport.gloo import gloo_group
+from placement.runtime.ranks import transfers
+from placement.runtime.ranks.group import Ranks
 
 N_STEPS = 50
 
@@ -76,74 +73,109 @@ def loss_of(outputs: Any) -> torch.Tensor:
 
 
 def share(
-    model: nn.Module, layout: DeviceLayout, group: ProcessGroup, loss: Callable[[Any], torch.Tensor] | None = None
-) -> StrategyModule:
+    model: nn.Module, layout: DeviceLayout, ranks: Ranks, loss: Callable[[Any], torch.Tensor] | None = None
+) -> PlacedRanks:
     """A rank's share of a placed model."""
-    return StrategyModule(model, rank_plan(layout), group, layout.places[min(group.rank, len(layout.places) - 1)], loss)
+    return PlacedRanks(model, layout, ranks, torch.device("cpu"), loss)
 
 
-def equality(folder: str, group: ProcessGroup) -> dict[str, Any]:
+def equality(folder: str) -> dict[str, Any]:
     """Everything that must come out as without a placement."""
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"same_host": sorted(group.same_host), "zoo": _zoo(group)}
-    found["nested"] = _nested(group)
-    found["curve"] = _curve(group, Path(folder))
-    found["meta"] = _meta(group, Path(folder))
-    found["wrong"] = _wrong(group)
-    found["limited"] = _limited(group)
+    ranks = Ranks.of()
+    found: dict[str, Any] = {"zoo": _zoo(ranks, ("two_tower", "bert_base", "resnet50"))}
+    found["nested"] = _nested(ranks)
+    found["curve"] = _curve(ranks, Path(folder))
+    found["meta"] = _meta(ranks, Path(folder))
+    found["wrong"] = _wrong(ranks)
+    found["limited"] = _limited(ranks)
     return found
 
 
-def briefly(description: None, group: ProcessGroup) -> dict[str, Any]:
-    """What must be equal whichever way tensors go, and after a process that this one forks has ended."""
+def briefly(description: None) -> dict[str, Any]:
+    """What must be equal on any number of ranks."""
     torch.set_num_threads(1)
-    child = os.fork()
-    if not child:
-        sys.excepthook(ValueError, ValueError("only this child has failed"), None)
-        atexit._run_exitfuncs()  # what a clean end does
-        os._exit(0)
-    os.waitpid(child, 0)
-    return {"same_host": sorted(group.same_host), "nested": _nested(group), "strided": _strided(group)}
+    ranks = Ranks.of()
+    trained = _zoo(ranks, ("rnnlm", "gpt2", "unet", "mixtral_8x7b"))
+    return {"nested": _nested(ranks), "strided": _strided(ranks), "zoo": trained, "counting": _counting(ranks)}
 
 
-def directly(description: None, group: ProcessGroup) -> dict[str, Any]:
+def directly(description: None) -> dict[str, Any]:
     """What must be equal where tensors go from GPU to GPU; gloo without tags stands in for NCCL."""
     torch.set_num_threads(1)
-    sent: list[int] = []
+    ranks = Ranks.of()
+    made: list[list[int]] = []
 
-    class Group:
-        def __init__(self, store: Any, number: int, place: torch.device) -> None:
-            self._group = gloo_group(store, number, 2, timedelta(minutes=1))
-            self.recv, self.shutdown = self._group.recv, lambda: None
+    def stand_in(members: list[int]) -> Any:
+        made.append(members)
+        return dist.new_group(members, backend="gloo", use_local_synchronization=True)
 
-        def send(self, tensors: list[torch.Tensor], target: int, tag: int) -> Any:
-            sent.append(tensors[0].nbytes)
-            return self._group.send(tensors, target, tag)
-
-    nccl.identity = lambda place: f"GPU of rank {group.rank}"
-    nccl.new_group = Group
-    found = {"nested": _nested(group), "zoo": _zoo(group)}
-    return {**found, "sent": len(sent)}
+    transfers.identity = lambda place: f"GPU of rank {ranks.rank}"
+    transfers.one_way = stand_in
+    return {"nested": _nested(ranks), "zoo": _zoo(ranks, ("two_tower",)), "ways": len(made)}
 
 
-def _zoo(group: ProcessGroup) -> dict[str, list[bool]]:
+def _zoo(ranks: Ranks, names: Sequence[str]) -> dict[str, list[bool]]:
+    """Inference, and losses, gradients and buffers of a training step."""
     found = {}
-    for name in ("two_tower", "bert_base", "resnet50"):
+    for name in names:
         torch.manual_seed(0)
-        net = build(name, device="cpu", small=True)
-        single = copy.deepcopy(net.model).eval()
-        program = capture_program(net.model, net.args)
-        placed = share(net.model.eval(), layout_of(program, group.size, 1), group)
-        with torch.no_grad():
-            found[name] = [_close(single(*net.args), placed(*net.args)) for _ in range(2)]
+        net = build(name, device="cpu", small=True, batch_size=4)
+        for train in (False, True):
+            args = net.train_args if train else net.args
+            single, own = copy.deepcopy(net.model).train(train), copy.deepcopy(net.model).train(train)
+            placed = share(own, layout_of(capture_program(own, args, train=train), ranks.size, 1), ranks)
+            found[f"{name}, train: {train}"] = _step(single, placed, args) if train else _outputs(single, placed, args)
     return found
 
 
-def _nested(group: ProcessGroup) -> dict[str, Any]:
+def _outputs(single: nn.Module, placed: PlacedRanks, args: tuple[Any, ...]) -> list[bool]:
+    with torch.no_grad():
+        return [_close(single(*args), placed(*args)) for _ in range(2)]
+
+
+def _step(single: nn.Module, placed: PlacedRanks, args: tuple[Any, ...]) -> list[bool]:
+    torch.manual_seed(9)
+    loss = default_loss(single(*args))
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.manual_seed(9)
+    same = _close(loss, placed.step(*args))
+    return [same, *_same_gradients(single, placed), *_same_buffers(single, placed)]
+
+
+class Counting(nn.Module):
+    """Reads a counter after it was raised, in ops that may be on several ranks, and the shape of what others made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.calls = nn.Buffer(torch.zeros(3, dtype=torch.long))
+        self.steps = nn.Buffer(torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls[1] += 1
+        self.steps += 1
+        noise = torch.rand_like(self.left(x)) + torch.ones_like(self.right(x))
+        return self.left(x) * self.steps + self.right(x) * self.calls[1] * self.steps + noise
+
+
+def _counting(ranks: Ranks) -> list[bool]:
+    found = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        own, x = Counting(), torch.randn(4, 6)
+        single = copy.deepcopy(own)
+        placed = share(own, layout_of(capture_program(own, (x,), train=True), ranks.size, seed), ranks)
+        for _ in range(2):
+            found += _step(single, placed, (x,))
+    return found
+
+
+def _nested(ranks: Ranks) -> dict[str, Any]:
     model, args, kwargs = tiny()
     single = copy.deepcopy(model)
     program = capture_program(model, args, kwargs, train=True, loss=loss_of)
-    placed = share(model, layout_of(program, group.size, 2), group, loss_of)
+    placed = share(model, layout_of(program, ranks.size, 2), ranks, loss_of)
     found: dict[str, Any] = {"keys": sorted(placed.state_dict()), "all_keys": sorted(single.state_dict())}
     found["bytes"] = sum(p.nbytes for p in placed.parameters())
     found["all_bytes"] = sum(p.nbytes for p in single.parameters())
@@ -183,7 +215,7 @@ def _nested(group: ProcessGroup) -> dict[str, Any]:
     return found
 
 
-def _strided(group: ProcessGroup) -> list[bool]:
+def _strided(ranks: Ranks) -> list[bool]:
     """Arguments with other strides than captured."""
     found = []
     for train in (False, True):
@@ -191,7 +223,7 @@ def _strided(group: ProcessGroup) -> list[bool]:
         program = capture_program(model, calls[0], train=train, loss=loss)
         for seed in range(4):
             single, own = copy.deepcopy(model).train(train), copy.deepcopy(model).train(train)
-            placed = share(own, layout_of(program, group.size, seed), group, loss)
+            placed = share(own, layout_of(program, ranks.size, seed), ranks, loss)
             for args in calls:
                 if train:
                     expected = loss(single(*args))
@@ -203,7 +235,7 @@ def _strided(group: ProcessGroup) -> list[bool]:
     return found
 
 
-def _curve(group: ProcessGroup, folder: Path) -> dict[str, Any]:
+def _curve(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Losses of 50 steps, saved and read back in the middle."""
     torch.manual_seed(4)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
@@ -211,8 +243,8 @@ def _curve(group: ProcessGroup, folder: Path) -> dict[str, Any]:
     x = torch.randn(2, 6, 16)
     single = copy.deepcopy(model)
     program = capture_program(model, (x,), train=True, loss=_squares)
-    layout = layout_of(program, group.size, 5)
-    placed = share(model, layout, group)
+    layout = layout_of(program, ranks.size, 5)
+    placed = share(model, layout, ranks)
     curves = []
     for module in (single, placed):
         torch.manual_seed(6)
@@ -229,13 +261,10 @@ def _curve(group: ProcessGroup, folder: Path) -> dict[str, Any]:
             losses.append(loss.item())
             if module is placed and step == N_STEPS // 2:
                 placed.save(folder / "model.safetensors")
-                placed.save_optimizer(folder / "adam.safetensors", adam)
                 with torch.no_grad():
                     for parameter in placed.parameters():
                         parameter.zero_()
                 placed.load(folder / "model.safetensors")
-                adam = torch.optim.Adam(placed.parameters(), lr=1e-2)
-                placed.load_optimizer(folder / "adam.safetensors", adam)
                 placed.save_run(folder / "run", adam, step=step)
                 with torch.no_grad():
                     for parameter in placed.parameters():
@@ -244,7 +273,7 @@ def _curve(group: ProcessGroup, folder: Path) -> dict[str, Any]:
                 assert placed.load_run(folder / "run", adam) == {"step": step}
         curves.append(losses)
     found = {"curves": curves}
-    if group.rank == 0:
+    if ranks.rank == 0:
         stored = safetensors.torch.load_file(folder / "model.safetensors")
         single.load_state_dict(stored)
         found["keys"] = sorted(stored)
@@ -255,19 +284,19 @@ def _squares(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
 
-def _meta(group: ProcessGroup, folder: Path) -> dict[str, Any]:
+def _meta(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """A model without memory gets this rank's share from a checkpoint."""
     model, args, kwargs = tiny()
     model.eval()
-    if group.rank == 0:
+    if ranks.rank == 0:
         safetensors.torch.save_model(model, str(folder / "tiny.safetensors"))
-    group.barrier()
+    ranks.barrier()
     with torch.no_grad():
         expected = model(*args, **kwargs)
     with torch.device("meta"):
         empty = Tiny().eval()
     program = capture_program(empty, args, kwargs)
-    placed = share(empty, layout_of(program, group.size, 7), group)
+    placed = share(empty, layout_of(program, ranks.size, 7), ranks)
     try:
         placed(*args, **kwargs)
         refused = ""
@@ -280,17 +309,17 @@ def _meta(group: ProcessGroup, folder: Path) -> dict[str, Any]:
         "refused": refused,
         "equal": _close(expected["logits"], outputs["logits"]),
         "keys": sorted(placed.state_dict()),
-        "begins_alike": _begins_alike(group),
+        "begins_alike": _begins_alike(ranks),
     }
 
 
-def _begins_alike(group: ProcessGroup) -> bool:
+def _begins_alike(ranks: Ranks) -> bool:
     """Whether a model on meta gives its parts over processes the values that it gives itself in one."""
     with torch.device("meta"):
         empty, plain = (nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)).eval() for _ in range(2))
     x = torch.ones(2, 8)
     program = capture_program(empty, (x,))
-    placed = share(empty, layout_of(program, group.size, 7), group)
+    placed = share(empty, layout_of(program, ranks.size, 7), ranks)
     placed.reset_parameters(seed=3)
     plain.to_empty(device="cpu")
     torch.manual_seed(3)
@@ -300,7 +329,7 @@ def _begins_alike(group: ProcessGroup) -> bool:
         return torch.equal(placed(x), plain(x))
 
 
-def _limited(group: ProcessGroup) -> dict[str, Any]:
+def _limited(ranks: Ranks) -> dict[str, Any]:
     """A model whose training state, 256 MB, is more than one process may have, beside one that may have it."""
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(64)))
@@ -311,7 +340,7 @@ def _limited(group: ProcessGroup) -> dict[str, Any]:
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + 200_000_000, hard))
     try:
-        losses, own_bytes = _placed_steps(model, layout, x, group)
+        losses, own_bytes = _placed_steps(model, layout, x, ranks)
         gc.collect()
         try:
             _whole_steps(x, 1)
@@ -320,14 +349,12 @@ def _limited(group: ProcessGroup) -> dict[str, Any]:
             fits = False
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-    unlimited = _whole_steps(x, N_STEPS) if group.rank == 0 else []
+    unlimited = _whole_steps(x, N_STEPS) if ranks.rank == 0 else []
     return {"losses": losses, "unlimited": unlimited, "own_bytes": own_bytes, "whole_fits": fits}
 
 
-def _placed_steps(
-    model: nn.Module, layout: DeviceLayout, x: torch.Tensor, group: ProcessGroup
-) -> tuple[list[float], int]:
-    placed = share(model, layout, group)
+def _placed_steps(model: nn.Module, layout: DeviceLayout, x: torch.Tensor, ranks: Ranks) -> tuple[list[float], int]:
+    placed = share(model, layout, ranks)
     _fill(placed)
     losses = _losses(placed.parameters(), lambda: placed.step(x), N_STEPS)
     own_bytes = sum(parameter.nbytes for parameter in placed.parameters())
@@ -369,22 +396,48 @@ def _data_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
 
 
-def _wrong(group: ProcessGroup) -> list[str]:
+def _wrong(ranks: Ranks) -> list[str]:
     """Sentences for what is wrong on every rank."""
     model, args, kwargs = tiny()
     program = capture_program(model, args, kwargs)
-    placed = share(model, layout_of(program, group.size, 7), group)
+    placed = share(model, layout_of(program, ranks.size, 7), ranks)
+    trained_model, _, _ = tiny()
+    training = capture_program(trained_model, args, kwargs, train=True, loss=loss_of)
+    layout = layout_of(training, ranks.size, 2)
+    trained = share(trained_model, layout, ranks, loss_of)
+    torch.manual_seed(0)
+    trained.step(*args, **kwargs)
+
+    def under_another_seed() -> None:
+        torch.manual_seed(ranks.rank)
+        trained.step(*args, **kwargs)
+
+    def of_another_batch() -> None:
+        torch.manual_seed(0)
+        trained.step((args[0] + ranks.rank) % 11, **kwargs)
+
+    def of_other_values() -> None:
+        other, _, _ = tiny()
+        nn.init.constant_(other.left.weight, ranks.rank)  # type: ignore[arg-type, union-attr]
+        share(other, layout, ranks, loss_of).step(*args, **kwargs)
+
     found = []
     for act in (
         lambda: placed(args[0][:, :2], **kwargs),
         lambda: placed.step(*args, **kwargs),
         lambda: placed.save("/nowhere/model.safetensors"),
         lambda: placed.load("/nowhere/model.safetensors"),
-        lambda: share(model, layout_of(program, group.size + 1, 7), group),
-        lambda: share(model, layout_of(program, group.size, group.rank), group),
-        lambda: _twins(group),
-        lambda: placed.save_optimizer("/nowhere/adam.safetensors", torch.optim.Adam([torch.ones(2)])),
+        lambda: share(model, layout_of(program, ranks.size + 1, 7), ranks),
+        lambda: share(model, layout_of(program, ranks.size, ranks.rank), ranks),
+        lambda: _twins(ranks),
+        lambda: placed.save_run("/nowhere", torch.optim.Adam([torch.ones(2)])),
         lambda: copy.deepcopy(placed),
+        under_another_seed,
+        of_another_batch,
+        of_other_values,
+        lambda: trained.gathered_state_dict() if ranks.rank else trained.step(*args, **kwargs),
+        lambda: trained.eval().step(*args, **kwargs),
+        lambda: trained.train()(*args, **kwargs),
     ):
         try:
             act()
@@ -394,12 +447,12 @@ def _wrong(group: ProcessGroup) -> list[str]:
     return found
 
 
-def _twins(group: ProcessGroup) -> None:
+def _twins(ranks: Ranks) -> None:
     """Two parameters over one memory."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = nn.Parameter(model[0].weight.data)
     program = capture_program(model, (torch.ones(2, 4),), train=True)
-    share(model, layout_of(program, group.size, 0), group)
+    share(model, layout_of(program, ranks.size, 0), ranks)
 
 
 def _close(one: Any, other: Any) -> bool:

@@ -6,7 +6,7 @@ import errno
 import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import safetensors
@@ -184,12 +184,19 @@ class OwnStates:
         Raises:
             MismatchError: on every rank: a tensor is missing or of another shape, or the file is none.
         """
-        mine = self.kept(is_own=False)
+        mine: dict[int, tuple[torch.Tensor, list[str]]] = {}  # tied ones may be there under one of their names
+        for name, tensor in self.kept(is_own=False).items():
+            mine.setdefault(id(tensor), (tensor, []))[1].append(name)
         self._ranks.meet("load()")
-        found = self._ranks.agreed(lambda: _read(path, mine))
+
+        def read() -> list[torch.Tensor]:
+            with _opened(path) as file:
+                return [_read(file, names, tensor) for tensor, names in mine.values()]
+
+        found = self._ranks.agreed(read)
         with torch.no_grad():
-            for name, tensor in found.items():
-                mine[name].copy_(tensor)
+            for (tensor, _), values in zip(mine.values(), found, strict=True):
+                tensor.copy_(values)
         self.forget_start()
 
     def forget_start(self) -> None:
@@ -216,31 +223,32 @@ def unwritten(error: OSError) -> str:
     return f"cannot write {error.filename or 'a checkpoint'}: {error.strerror or error}; {way_out}."
 
 
-def _read(path: Path, wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file that are wanted."""
+def _read(file: Any, names: Sequence[str], like: torch.Tensor) -> torch.Tensor:
+    """The tensor of a safetensors file that is there under one of these names."""
+    known = set(file.keys())
+    name = next((name for name in names if name in known), None)
+    if name is None:
+        raise MismatchError(f"the checkpoint has no {names[0]!r}; expected one of this model.")
+    found: torch.Tensor = file.get_tensor(name)
+    if found.shape != like.shape:
+        raise MismatchError(
+            f"the checkpoint has {name!r} of shape {tuple(found.shape)}; expected {tuple(like.shape)}, of this model."
+        )
+    return found
+
+
+def _opened(path: Path) -> Any:
     name = os.fspath(path)
     if os.path.isdir(path):
         raise MismatchError(
             f"{name} is a folder; expected a safetensors file, or load_run() for a folder of save_run()."
         )
     try:
-        with safetensors.safe_open(name, framework="pt", device="cpu") as file:
-            known = set(file.keys())
-            missing = next((key for key in wanted if key not in known), None)
-            if missing is not None:
-                raise MismatchError(f"{name} has no {missing!r}; expected a checkpoint of this model.")
-            found = {key: file.get_tensor(key) for key in wanted}
+        return safetensors.safe_open(name, framework="pt", device="cpu")
     except FileNotFoundError:
         raise MismatchError(f"there is no checkpoint {name}; check the path on every host.") from None
     except (OSError, safetensors.SafetensorError) as error:
         raise MismatchError(f"cannot read {name} as a safetensors file: {error}.") from None
-    for key, tensor in found.items():
-        if tensor.shape != wanted[key].shape:
-            raise MismatchError(
-                f"{name} has {key!r} of shape {tuple(tensor.shape)}; expected {tuple(wanted[key].shape)}, as of this "
-                "model."
-            )
-    return found
 
 
 def _keepers(model: nn.Module, layout: DeviceLayout) -> dict[str, tuple[int, ...]]:

@@ -19,6 +19,7 @@ from placement.runtime.program.functional import draws_by_data
 from placement.runtime.program.routines import Routine, compile_routines, sent_tags
 from placement.runtime.ranks.failures import failed_in, failed_op
 from placement.runtime.ranks.group import Ranks
+from placement.runtime.ranks.packing import Packing
 from placement.runtime.ranks.transfers import Transfers, Ways
 
 _FIRST_STEPS = 3  # in which batches are compared
@@ -111,12 +112,11 @@ class RankStep:
     def _everywhere(self, key: Key, own: torch.Tensor | None) -> torch.Tensor:
         """A result on every rank, from the one where it arises."""
         node = next(node for other, node in self._section.gives if other == key)
-        owner, layout = self._layout.owner(node), value_of(node).layout
+        owner, packing = self._layout.owner(node), Packing.of(value_of(node))
         what = "the loss" if key[0] == "loss" else "an output of the model"
         if own is None:
-            memory = torch.empty(layout.shape, dtype=layout.dtype, device="cpu")
-            return self._ranks.spread(memory, owner, what).to(self._place)
-        self._ranks.spread(own.detach().resolve_conj().resolve_neg().cpu().contiguous(), owner, what)
+            return packing.unpacked(self._ranks.spread(packing.empty(), owner, what)).to(self._place)
+        self._ranks.spread(packing.packed(own), owner, what)
         return own
 
     def _meet(self, given: Mapping[str, torch.Tensor]) -> None:

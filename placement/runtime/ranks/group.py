@@ -54,15 +54,15 @@ class Ranks:
     limit_s: float
 
     @classmethod
-    def of(cls, members: Sequence[int] | None = None, limit: timedelta = START) -> Ranks:
+    def of(cls, members: Sequence[int] | None = None) -> Ranks:
         """Processes of the default process group, or all of them; each member calls this. Without one, this alone.
 
         Raises:
             RankError: they cannot reach each other.
         """
-        if not dist.is_initialized():
-            return cls(0, 1, None, limit.total_seconds())
-        chosen = list(range(dist.get_world_size())) if members is None else list(members)
+        limit = _limit()
+        size = dist.get_world_size() if dist.is_initialized() else 1
+        chosen = list(range(size)) if members is None else list(members)
         if len(chosen) == 1:
             return cls(0, 1, None, limit.total_seconds())
         try:
@@ -109,7 +109,7 @@ class Ranks:
         rows = [row.tolist() for row in self._gathered(mine, call)]
         other = next((rank for rank, row in enumerate(rows) if row[0] != int(mine[0])), None)
         if other is not None or any(row[0] != rows[0][0] for row in rows):
-            raise MismatchError(self.claimed(self._crossed(call)))
+            raise MismatchError(self._crossed(call))
         return [row[1 : 1 + len(facts)] for row in rows]
 
     def _crossed(self, call: str) -> str:
@@ -219,8 +219,8 @@ def joined(size: int) -> Ranks:
         store, rank, found = environment_store()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=found, timeout=START)
-    if sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _last_words
+    if not isinstance(sys.excepthook, _LastWords):
+        sys.excepthook = _LastWords(sys.excepthook)  # torch has one of its own by now
     check_size(dist.get_world_size(), size)
     return _all_ranks(dist.group.WORLD)
 
@@ -231,17 +231,30 @@ def _all_ranks(world: Any) -> Ranks:
     return Ranks.of()
 
 
-def _last_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """An error that ends this process is told to those who will miss it; of a sentence, that is all there is to say."""
-    is_sentence = isinstance(error, PlacementError) and error.__cause__ is None
-    if isinstance(error, Exception) and dist.is_initialized():
-        what = "" if is_sentence else f" failed with {kind.__name__}"
-        with suppress(Exception):
-            _get_default_store().compare_set(_REASON, "", f"rank {dist.get_rank()}{what}: {first_line(error)}")
-    if is_sentence:
-        print(f"{show_line(str(error))}\n", end="", file=sys.stderr, flush=True)  # in one go: other ranks write too
-    else:
-        sys.__excepthook__(kind, error, trace)
+def _limit() -> timedelta:
+    """How long the default process group waits for a process."""
+    with suppress(RuntimeError, AttributeError, ValueError):  # of a GPU's group alone, or there is none
+        found: timedelta = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+        return found
+    return START
+
+
+@dataclass(frozen=True)
+class _LastWords:
+    """Tells an error that ends this process to those who will miss it; of a sentence, that is all there is to say."""
+
+    before: Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        is_sentence = isinstance(error, PlacementError) and error.__cause__ is None
+        if isinstance(error, Exception) and dist.is_initialized():
+            what = "" if is_sentence else f" failed with {kind.__name__}"
+            with suppress(Exception):
+                _get_default_store().compare_set(_REASON, "", f"rank {dist.get_rank()}{what}: {first_line(error)}")
+        if is_sentence:
+            print(f"{show_line(str(error))}\n", end="", file=sys.stderr, flush=True)  # in one go: others write too
+        else:
+            self.before(kind, error, trace)
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

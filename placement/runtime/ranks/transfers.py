@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -23,24 +24,26 @@ def direct_ways(ranks: Ranks, place: torch.device) -> Ways:
 
     In one group for both directions, what one rank sends would wait for what the other one sends.
     """
-    is_gpu = place.type == "cuda" and dist.is_nccl_available()
-    identities = ranks.told(str(torch.cuda.get_device_properties(place).uuid) if is_gpu else "")
+    identities = ranks.told(identity(place), "which GPU it has")
     found = {}
     # One sequence for all, so that no two wait for each other.
-    for source in range(ranks.size):
-        for target in range(ranks.size):
-            if (
-                ranks.rank in (source, target)
-                and identities[source] != identities[target]
-                and ""
-                not in (
-                    identities[source],
-                    identities[target],
-                )
-            ):
-                members = [dist.get_global_rank(ranks.group, rank) for rank in (source, target)]
-                found[source, target] = dist.new_group(members, backend="nccl", use_local_synchronization=True)
+    for source, target in permutations(range(ranks.size), 2):
+        ends = {identities[source], identities[target]}
+        if ranks.rank in (source, target) and len(ends) == 2 and "" not in ends:
+            found[source, target] = one_way([dist.get_global_rank(ranks.group, rank) for rank in (source, target)])
     return found
+
+
+def identity(place: torch.device) -> str:
+    """A text that tells a GPU from all others; empty where tensors cannot go by NCCL."""
+    if place.type != "cuda" or not dist.is_nccl_available():
+        return ""
+    return str(torch.cuda.get_device_properties(place).uuid)
+
+
+def one_way(members: list[int]) -> Any:
+    """A new group of two, by their ranks in the default one."""
+    return dist.new_group(members, backend="nccl", use_local_synchronization=True)
 
 
 class Transfers:
