@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from placement.inputs.examples import Example
     from placement.measuring.runs.trial import Trial
-    from placement.processes.progress import Report
+    from placement.processes.progress import Report, StepProgress
     from placement.results.result import Result
 
 _MANY_FAULTS = 1000  # of a step; fewer take less than a few milliseconds
@@ -166,8 +168,10 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         name = given.cluster or LOCAL
         named = None if name == LOCAL else read_cluster(name)
         example = read_example(given.model, train=given.train, dims=dims, seed=given.seed)
-        machine = named or read_cluster(LOCAL)  # which may be measured first: a minute, for a model that can be read
-        report = partial(tell_steps(bar, given.model, dims), f"{given.model} op by op")
+        if named is None:
+            bar("measuring this machine, unless it was before", 0)
+        machine = named or read_cluster(LOCAL)
+        report = partial(_told(bar, given.model, dims), f"{given.model} op by op")
         graph = _graph_of(example, machine, given, report)
     del example
     with progress(f"placing with {method}"):
@@ -188,6 +192,7 @@ def _graph_of(example: Example, machine: Cluster, given: ApplyOptions, report: R
     from graphs.errors import CaptureError
     from graphs.origin import EAGER
     from placement.measuring.models.profiling import measured_profile, step_to_measure
+    from placement.measuring.models.repeats import Repeats
     from placement.results.stacks import asked_for
 
     own = (example.model, example.args, example.kwargs, given.train)
@@ -195,7 +200,9 @@ def _graph_of(example: Example, machine: Cluster, given: ApplyOptions, report: R
         return asked_for(capture(*own, precision=given.precision, name=example.name), given.stack)
     try:
         step = step_to_measure(*own, precision=given.precision, name=example.name)
-        return measured_profile(step, machine, report=report).graph
+        # Few turns, since people wait; `placement profile` takes more.
+        repeats = Repeats(dropped=1, dropped_s=1.0, least=1, settled=10, most=30, budget_s=3.0)
+        return measured_profile(step, machine, repeats, report).graph
     except CaptureError as error:
         if error.way_out != TO_MODULES or given.precision is not None:
             raise
@@ -225,8 +232,23 @@ def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:
             steps=given.steps,
             seed=given.seed,
             recorded=None if given.trace is None else partial(write_trace, result, given.trace),
-            report=tell_steps(bar, given.model, dims),
+            report=_told(bar, given.model, dims),
         )
+
+
+def _told(bar: Callable[[str, int], None], model: str, dims: dict[str, int]) -> Callable[[str, StepProgress], None]:
+    """As `tell_steps`; where there is no bar, a line says what is waited for when that begins."""
+    from placement.cli.output import is_terminal
+
+    tell, begun = tell_steps(bar, model, dims), set[str]()
+
+    def told(what: str, now: StepProgress) -> None:
+        if what not in begun and not is_terminal(sys.stderr):
+            print(f"running {what}", file=sys.stderr, flush=True)
+        begun.add(what)
+        tell(what, now)
+
+    return told
 
 
 def _show(trial: Trial, result_stack: str) -> None:
@@ -268,7 +290,7 @@ def _verdict(trial: Trial) -> str:
 
     if trial.differs:
         same = "other results than the plain model's"
-    elif trial.outputs_equal or trial.gradients_equal:
+    elif True in (trial.outputs_equal, trial.gradients_equal, trial.buffers_equal, trial.weights_equal):
         same = "same results as the plain model's"
     else:
         same = "results not compared"
@@ -299,16 +321,19 @@ def _sentences(trial: Trial) -> list[str]:
             f"{trial.single_steps - trial.single_dropped} steps, spread {trial.single_spread:.1%}), speed-up "
             f"{trial.speedup:.2f}x{', within the noise' if within else ''}"
         )
-    checks = [
-        f"{what} {'equal' if is_equal else 'DIFFERENT'}"
-        for what, is_equal in (("outputs", trial.outputs_equal), ("gradients", trial.gradients_equal))
-        if is_equal is not None
-    ]
+    kinds = (
+        ("losses" if trial.gradients_equal is not None else "outputs", trial.outputs_equal),
+        ("gradients", trial.gradients_equal),
+        ("buffers", trial.buffers_equal),
+        ("weights", trial.weights_equal),
+    )
+    checks = [f"{what} {'equal' if is_equal else 'DIFFERENT'}" for what, is_equal in kinds if is_equal is not None]
     if checks:
         off = trial.largest_difference
         where = "" if off is None else f"; largest difference {off.share:.1g} of the largest entry, in {show(off.name)}"
         rounding = f", within the rounding of {' and '.join(trial.halves)}" if trial.halves else ""
-        lines.append(f"compared   {', '.join(checks)}, to the plain model{rounding}{where}")
+        steps = f"in {trial.compared_steps} steps{' of Adam' if trial.weights_equal is not None else ''}"
+        lines.append(f"compared   {', '.join(checks)}, {steps}, to the plain model{rounding}{where}")
     if trial.outputs_equal is None and not trial.is_plain:
         lines.append("compared   no outputs: the plain model's are no finite numbers")
     kept = trial.kept_memory

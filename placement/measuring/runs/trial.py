@@ -206,6 +206,7 @@ def try_out(
             repeats=_REPEATS if steps is None else Repeats.exactly(steps, steps // 2),
             way=_way(result, names, stack),
             is_compiled=stack == COMPILED,
+            is_calm=not result.strategy.is_none,
             # Ops that share a kernel have no times of their own.
             recorded=0 if recorded is None or stack == COMPILED else _RECORDED,
             devices={name: places[name] for name in names},

@@ -25,6 +25,7 @@ class TrialTask:
         way: of the placement: ``"plain"`` is the model on one device, ``"compiled"`` the same under torch.compile,
             ``"by_module"`` module by module in one process, ``"ranked"`` a share for each device.
         is_compiled: shares run under torch.compile.
+        is_calm: the steps that are compared drop nothing: under a strategy each rank draws its own random numbers.
         recorded: steps to be recorded after those that are timed.
         devices: torch device of each device, by name, in the order of ranks.
         halves: number formats of two bytes in the step.
@@ -38,6 +39,7 @@ class TrialTask:
     repeats: Repeats
     way: Literal["plain", "compiled", "by_module", "ranked"]
     is_compiled: bool
+    is_calm: bool
     recorded: int
     devices: Mapping[str, str]
     halves: tuple[str, ...]

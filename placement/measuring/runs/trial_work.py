@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from graphs.capture import Program, capture_program
@@ -44,6 +43,7 @@ from placement.runtime.states.formats import accept_gradients, compute_in, conve
 def plain(task: TrialTask) -> ProcessOutcome:
     """Steps of the model as it is; what the first ones compute goes to a file for the others to compare with."""
     step = _plain_step(task)
+    dropout = _without_dropout(step.model) if task.is_calm else {}
     weights = dict(step.model.named_parameters(remove_duplicate=False)) if task.train else {}
     before = {name: weight.detach().clone() for name, weight in weights.items() if weight.requires_grad}
     try:
@@ -52,6 +52,7 @@ def plain(task: TrialTask) -> ProcessOutcome:
         raise MismatchError(
             f"{task.model} fails on its own inputs ({reason_of(error)}); first make it run as it is."
         ) from error
+    _with_dropout(dropout)
     names = tuple(computed)
     moved = {f"{MOVED}{WEIGHT}{name}": distance(weights[name].detach(), start) for name, start in before.items()}
     save_file(computed | {name: torch.tensor(by) for name, by in moved.items()}, task.reference)
@@ -68,6 +69,8 @@ def rounding(task: TrialTask) -> dict[str, float]:
     Parts of a step are rounded at other places than the whole, and how far that is carried depends on the model.
     """
     step = _plain_step(task)
+    if task.is_calm:
+        _without_dropout(step.model)
     eps = max(torch.finfo(getattr(torch, name)).eps for name in ("float32", *task.halves))
     draws = torch.Generator().manual_seed(task.seed)
     with torch.no_grad():
@@ -90,9 +93,12 @@ def placed(task: TrialTask) -> ProcessOutcome:
     keep_freed_memory()
     result, reference = Result.load(task.placement), TensorFile(task.reference)
     with _same_draws(task):
-        example = _as_placed(task, result)
+        example = _example(task, result)
+        dropout = _without_dropout(example.model) if task.is_calm else {}
+        example = _as_placed(example, task, result)
         step = _step(task, example)
         computed, _ = _first_steps(step, task, reference)
+        _with_dropout(dropout)
         checked = compared(computed, reference)
         del computed
         timed = timed_run(step, task.repeats, dist.group.WORLD, task.places)
@@ -117,8 +123,25 @@ def _first_steps(
     return step.first_steps(reference, told)
 
 
-def _as_placed(task: TrialTask, result: Result) -> Example:
-    example = _example(task, result)
+def _without_dropout(model: nn.Module) -> dict[tuple[nn.Module, str], float]:
+    """Let a model drop nothing; returns what its modules had there. A rank drops others than one device does."""
+    found = {}
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            is_share = name == "p" and isinstance(module, nn.modules.dropout._DropoutNd)
+            if isinstance(value, float) and (is_share or "drop" in name):
+                found[module, name] = value
+                setattr(module, name, 0.0)
+    return found
+
+
+def _with_dropout(found: Mapping[tuple[nn.Module, str], float]) -> None:
+    """Give back what `_without_dropout` took, for the steps that are timed; traced stages go on without it."""
+    for (module, name), value in found.items():
+        setattr(module, name, value)
+
+
+def _as_placed(example: Example, task: TrialTask, result: Result) -> Example:
     if task.recorded and task.way == "ranked" and result.strategy.is_none:
         ranks = joined(len(task.devices))
         layout = layout_of(_program(example, task.train, result), result, task.devices)
@@ -184,8 +207,8 @@ def _step(task: TrialTask, example: Example) -> ModelStep:
 
 def own_bytes(model: nn.Module) -> int:
     """Bytes of the parameters and buffers of a model, or of what this rank has of them."""
-    own = (*model.parameters(), *model.buffers())
-    return sum(tensor.to_local().nbytes if isinstance(tensor, DTensor) else tensor.nbytes for tensor in own)
+    own: tuple[Any, ...] = (*model.parameters(), *model.buffers())
+    return sum((tensor.to_local() if hasattr(tensor, "to_local") else tensor).nbytes for tensor in own)
 
 
 def _program(example: Example, train: bool, result: Result) -> Program:
