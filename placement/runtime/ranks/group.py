@@ -26,7 +26,14 @@ from graphs import errors
 from graphs.errors import MismatchError, PlacementError, RankError
 from graphs.formatting import show_line
 from placement.runtime.ranks.failures import first_line
-from placement.runtime.ranks.meeting import START, check_environment, check_size, environment_store, keep_to_host
+from placement.runtime.ranks.meeting import (
+    START,
+    check_environment,
+    check_size,
+    environment_store,
+    fresh_store,
+    keep_to_host,
+)
 
 FoundT = TypeVar("FoundT")
 _REASON = "placement/reason"
@@ -218,7 +225,8 @@ def joined(size: int) -> Ranks:
         keep_to_host()
         store, rank, found = environment_store()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=found, timeout=START)
+        fresh = fresh_store(store, rank, found, START)
+        dist.init_process_group(backend, store=fresh, rank=rank, world_size=found, timeout=START)
     if not isinstance(sys.excepthook, _LastWords):
         sys.excepthook = _LastWords(sys.excepthook)  # torch has one of its own by now
     check_size(dist.get_world_size(), size)
