@@ -24,8 +24,8 @@ class Stretch:
     """A stretch of a run.
 
     Attributes:
-        what: ``"op"``, ``"receive"``, ``"send"``, ``"expect"`` or ``"sum"``, adding up what micro-batches made.
-        number: of the op; of a transfer its tag; of a sum its tensor's.
+        what: ``"op"``, ``"receive"``, ``"send"`` or ``"expect"``.
+        number: of the op; of a transfer its tag.
         start_s, end_s: by the host's clock.
     """
 
@@ -142,7 +142,7 @@ def _with_readings(routine: Routine, read: Callable[[], Any]) -> tuple[fx.GraphM
 def _label(node: fx.Node) -> tuple[str, int] | None:
     if node.target in (receive, send, expect):
         return node.target.__name__, int(node.args[1])  # type: ignore[arg-type]
-    return next(((what, node.meta[what]) for what in ("op", "sum") if what in node.meta), None)
+    return ("op", node.meta["op"]) if "op" in node.meta else None
 
 
 def _ends(calls: Sequence[fx.Node]) -> dict[fx.Node, tuple[str, int]]:
