@@ -256,7 +256,7 @@ class _LastWords:
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         is_sentence = isinstance(error, PlacementError) and error.__cause__ is None
         if isinstance(error, Exception) and dist.is_initialized():
-            what = "" if is_sentence else f" failed with {kind.__name__}"
+            what = "" if isinstance(error, PlacementError) else f" failed with {kind.__name__}"
             with suppress(Exception):
                 _get_default_store().compare_set(_REASON, "", f"rank {dist.get_rank()}{what}: {first_line(error)}")
         if is_sentence:
