@@ -19,8 +19,6 @@ from env.simulation.simulator import Simulator
 from graphs.capture import Program, capture_program
 from graphs.capture.record import default_loss, output_tensors
 from placement.runtime.modules.placed_module import PlacedModule
-from placement.runtime.planning.placement_plan import placement_plan
-from placement.runtime.planning.strategy_plan import StrategyPlan
 from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import functional as functional_of
 
@@ -52,13 +50,6 @@ def random_layout(program: Program, n_devices: int, seed: int) -> DeviceLayout:
     order = [[int(op) for op in schedule.order if device[op] == d] for d in range(n_devices)]
     places = [torch.device("cpu")] * n_devices
     return DeviceLayout(functional_of(program), device.tolist(), order, schedule.op_start_s.tolist(), places)
-
-
-def rank_plan(layout: DeviceLayout) -> StrategyPlan:
-    """The same placement for a process on each device."""
-    n, ops = len(layout.places), range(layout.step.program.graph.n_ops)
-    order = sorted(ops, key=lambda op: layout.start_s[op])
-    return placement_plan(layout.step, cpus(n), range(n), layout.device, order)
 
 
 def placed_at_random(

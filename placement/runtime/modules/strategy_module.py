@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pathlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,7 @@ from graphs.errors import MismatchError
 from graphs.recipes import Precision
 from placement.inputs.call_arguments import check_call
 from placement.runtime.modules.initial_values import initial_values
-from placement.runtime.modules.local_tensors import Unfilled, check_filled, outlines_of
+from placement.runtime.modules.local_tensors import outlines_of
 from placement.runtime.modules.run_folder import load_run, save_run
 from placement.runtime.modules.strategy_states import Path, StrategyStates, check_optimizer, fill, is_lost, part_of
 from placement.runtime.ranks.group import Ranks
@@ -28,6 +29,7 @@ from placement.runtime.setups.setup import Setup
 from placement.runtime.torch_runner.batch import borders
 from placement.runtime.torch_runner.optimizers import make_optimizer
 from placement.runtime.torch_runner.parallel import parallelize
+from placement.runtime.torch_runner.stages import local
 from placement.runtime.torch_runner.step import loss_of, run_forward, run_step
 from placement.runtime.torch_runner.weights import give_memory
 
@@ -78,7 +80,10 @@ class StrategyModule(nn.Module):
             missing = give_memory(run, place, setup)
         self.__dict__["_run"] = run  # its names are not this module's
         self._states = StrategyStates(run, setup, self._ranks, outlines, keys)
-        self._unfilled = [Unfilled(name, t, t._version) for name, t in _tensors(run) if name in missing]
+        # Those without values yet, and how often their memory had been written then.
+        own_names = {re.sub(r"^(module|stages\.\d+\.model)\.", "", name) for name in missing}
+        found = [(name, local(tensor)) for name, tensor in self._states.entries() if name in own_names]
+        self._unfilled = [(name, own, own._version) for name, own in found]
         ends = borders(mesh, setup) if setup.cuts_batch else []
         set_own_samples(OwnSamples(setup.batch, ends[0], ends[-1]) if ends else OwnSamples())
         if not train:
@@ -202,7 +207,12 @@ class StrategyModule(nn.Module):
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name, on this rank's device."""
-        check_filled(self._run, self._unfilled)
+        unfilled = next((name for name, own, version in self._unfilled if own._version == version and len(own)), None)
+        if unfilled is not None:
+            raise MismatchError(
+                f"{unfilled!r} was on meta and has no values yet; before the first step load a checkpoint, call "
+                "reset_parameters() for new ones, or write them yourself."
+            )
         self._unfilled = []
         check_call(self._outline, args, kwargs)
         given: dict[str, Any] = {}

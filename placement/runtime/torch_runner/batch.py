@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from placement.runtime.torch_runner.context_parallel import part_of_sequence
+
 if TYPE_CHECKING:
     from placement.runtime.setups.setup import Setup
 
@@ -28,10 +30,13 @@ def replica(mesh: DeviceMesh, setup: Setup) -> int:
 
 def borders(mesh: DeviceMesh, setup: Setup) -> list[int]:
     """The numbers of the samples with which this rank's micro-batches begin, and that after the last one."""
-    first = replica(mesh, setup) * setup.micro_batches
+    number, replicas = replica(mesh, setup), setup.replicas
+    if setup.context > 1:
+        number, replicas = number // setup.context, replicas // setup.context
+    first = number * setup.micro_batches
     if setup.samples:
         return list(itertools.accumulate(setup.samples, initial=0))[first : first + setup.micro_batches + 1]
-    each = setup.batch // (setup.replicas * setup.micro_batches)
+    each = setup.batch // (replicas * setup.micro_batches)
     return [each * number for number in range(first, first + setup.micro_batches + 1)]
 
 
@@ -52,7 +57,10 @@ def part_of_batch(inputs: dict[str, Any], mesh: DeviceMesh, setup: Setup, number
             return value[low:high]
         return value[low - first : high - first] if len(value) == last - first else value
 
-    return {name: tree_map(own, value) for name, value in inputs.items()}
+    found = {name: tree_map(own, value) for name, value in inputs.items()}
+    if setup.context > 1:
+        return part_of_sequence(found, mesh, setup)
+    return found
 
 
 class Labels(TorchFunctionMode):

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from placement.runtime.torch_runner.batch import compute_own_samples
+from placement.runtime.torch_runner.context_parallel import enable_context
 from placement.runtime.torch_runner.batch_norms import synchronise_statistics
 from placement.runtime.torch_runner.memory import recompute, recompute_core, save_here, save_on_host, tell_when_it_runs
 from placement.runtime.torch_runner.stages import Pipeline, own_modules, own_stages
@@ -47,6 +48,8 @@ def wrapped(whole: nn.Module, model: nn.Module, mesh: DeviceMesh, setup: Setup) 
         cut_weights(model, mesh, setup)
         if setup.sequence:
             cut_sequence(own_modules(model, setup.sequence, setup), mesh)
+    if setup.context > 1:
+        enable_context(model, mesh, setup)
     if setup.watched:
         for path, module in model.named_modules():
             if any(fnmatch.fnmatchcase(path, pattern) for pattern in setup.watched):

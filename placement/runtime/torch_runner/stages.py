@@ -44,7 +44,10 @@ class Stage(nn.Module):
             for path in paths if other != number else ():
                 self._leave_out(path, model.get_submodule(path), other > number)
         if number:
-            first = setup.begins.get(number, setup.stages[number][0]) if setup.begins else setup.stages[number][0]
+            if setup.begins and number in setup.begins:
+                first = setup.begins[number]
+            else:
+                first = setup.stages[number][0]
             model.get_submodule(first).register_forward_pre_hook(self._begin)
         if setup.begins:
             for path, forward in setup.pieces.get(number, {}).items():

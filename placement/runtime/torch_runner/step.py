@@ -147,7 +147,9 @@ def run_stages(
             gradient.div_(mesh["dp"].size())
     if setup.tied:
         add_tied(model, mesh, setup)
-    total = torch.stack(losses).sum() if losses else torch.zeros((), device=mesh.device_type)
+    if setup.styles:
+        losses = [loss.full_tensor() if isinstance(loss, DTensor) else loss for loss in losses]
+    total = torch.stack(losses).sum().float() if losses else torch.zeros((), device=mesh.device_type)
     dist.all_reduce(total, group=mesh.get_group("pp"))
     total /= setup.micro_batches
     if setup.labels == "one":
