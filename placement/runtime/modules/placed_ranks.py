@@ -13,7 +13,6 @@ import torch
 from graphs.capture.record import Loss, argument_leaves
 from graphs.errors import MismatchError
 from placement.inputs.call_arguments import check_call, tensors_of
-from placement.runtime.modules.gradients import add_gradients
 from placement.runtime.modules.initial_values import initial_values
 from placement.runtime.modules.local_tensors import lent
 from placement.runtime.modules.own_states import OwnStates, Path
@@ -27,6 +26,7 @@ from placement.runtime.program.variants import Variants
 from placement.runtime.ranks.group import Ranks, joined
 from placement.runtime.ranks.meeting import check_size
 from placement.runtime.ranks.transfers import direct_ways
+from placement.runtime.states.gradients import add_gradients
 
 
 class PlacedRanks(OpByOpWrapper):

@@ -22,7 +22,6 @@ from torch.distributed.rendezvous import rendezvous
 from graphs.errors import MismatchError, RankError
 from placement.processes.loopback import keep_to_loopback
 from placement.runtime.ranks.failures import first_line
-from placement.runtime.transport.gloo import gloo_group
 
 LOOPBACK = "127.0.0.1"
 RankT = TypeVar("RankT")
@@ -31,17 +30,12 @@ _ROUND = "placement/round"
 _LOOK_S = 0.01
 
 
-def meeting_point(size: int) -> tuple[Any, int, int]:
-    """``(store, rank, number of processes)``, from the caller's own process group or from what torchrun has set.
-
-    Raises:
-        MismatchError: neither is there, or there are fewer or more than `size` processes.
-        RankError: the others cannot be met.
-    """
-    if dist.is_initialized():
-        return dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
-    check_environment(size)
-    return environment_store()
+def alone() -> None:
+    """Make a process group of this process alone, for torch's parts that want one."""
+    start: Any = dist.HashStore  # type: ignore[attr-defined]
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if dist.is_nccl_available() else "gloo", store=start(), rank=0, world_size=1
+    )
 
 
 def check_environment(size: int) -> None:
@@ -95,23 +89,6 @@ def check_size(found: int, needed: int) -> None:
             f"every device of a placement is a process, and there are devices: {needed}, processes: {found}; start it "
             f"with torchrun --nproc-per-node={needed}, or on several hosts with --nnodes so that it is {needed} in all."
         )
-
-
-def connect(store: Any, rank: int, size: int) -> Any:
-    """A gloo group of all ranks.
-
-    Raises:
-        RankError: they cannot reach each other.
-    """
-    try:
-        group = gloo_group(store, rank, size, START)
-        group.barrier().wait()
-    except RuntimeError as error:
-        raise RankError(
-            f"rank {rank} cannot connect to the others by gloo: {first_line(error)}; GLOO_SOCKET_IFNAME names the "
-            "network interface to use."
-        ) from None
-    return group
 
 
 def of_this_host(by_rank: Sequence[RankT]) -> list[RankT] | None:

@@ -10,12 +10,8 @@ from torch import nn
 from placement.runtime.states.formats import gradient_format
 
 
-def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor], in_whole: bool = False) -> None:
-    """Add gradients to ``grad`` of the parameters of those names.
-
-    Args:
-        in_whole: they are parts of whole gradients, and may keep the memory of these.
-    """
+def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor]) -> None:
+    """Add gradients to ``grad`` of the parameters of those names."""
     places = {gradient.device for gradient in gradients.values() if gradient.is_cuda}
     gradients = {name: _accepted(model.get_parameter(name), gradient) for name, gradient in gradients.items()}
     if any(not gradient.is_cuda for gradient in gradients.values()):
@@ -35,7 +31,7 @@ def add_gradients(model: nn.Module, gradients: Mapping[str, torch.Tensor], in_wh
             parameter.grad = gradient
             continue
         storage = gradient.untyped_storage()
-        is_alone = counts[storage.data_ptr()] == 1 and (in_whole or storage.nbytes() == gradient.nbytes)
+        is_alone = counts[storage.data_ptr()] == 1 and storage.nbytes() == gradient.nbytes
         # As autograd: the gradient itself where nothing else is in its memory, and strides like the parameter's.
         if is_alone and gradient.stride() == parameter.stride():
             parameter.grad = gradient

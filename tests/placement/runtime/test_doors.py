@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import socket
@@ -18,13 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 from rank_failures import listening
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from graphs.errors import RankError
 from placement.fitting.real.plain_pipes import PlainPipe, called, met
 from placement.runtime.ranks.launch import launch
-from placement.runtime.transport import gloo
-from placement.runtime.transport.mailbox import Mailbox
 
 KEY, WRONG_KEY = b"k" * 32, b"w" * 32
 LOOPBACK = "0100007F"
@@ -40,15 +36,6 @@ def test_ranks_of_one_host_listen_on_its_loopback_interface_alone(monkeypatch: p
     found = launch("rank_failures:doors", None, ["cpu", "cpu"], limit_s=240)
     assert [set(rank["own"]) for rank in found] == [{LOOPBACK}] * 2  # gloo's
     assert not set(found[0]["parent"]) - set(listening(os.getpid()))
-
-
-def test_the_interface_is_chosen_by_where_the_processes_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    store: Any = HashStore()
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7,eth8")
-    store.set("network/1", "another host")
-    assert gloo._interface(store, 0, 2) == {"interface": "eth7"}
-    store.set("network/1", store.get("network/0"))
-    assert gloo._interface(store, 0, 2) == {"hostname": "127.0.0.1"}
 
 
 @needs_proc
@@ -166,28 +153,3 @@ def test_nothing_that_comes_is_run(tmp_path: Path) -> None:
             with pytest.raises(OSError, match="what came is no message"):
                 ours.recv()
     assert not (tmp_path / "ran").exists()
-
-
-# -- mailboxes -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not Mailbox.is_possible(), reason="needs memory that processes can share")
-@pytest.mark.parametrize("forged", ["memory", "inbox"])
-def test_an_address_leads_to_a_mailbox_or_nowhere(tmp_path: Path, forged: str) -> None:
-    """Else whoever says one could have other files of this user written to."""
-    box, other = Mailbox(0), Mailbox(1)
-    process, memory, inbox, token = json.loads(other.address)
-    secret = tmp_path / "file"
-    secret.write_bytes(b"0123456789abcdef" * 512)
-    ours, theirs = os.pipe()
-    with secret.open("r+b") as file:
-        address = {
-            "memory": [process, file.fileno(), inbox, secret.read_bytes()[:16].hex()],
-            "inbox": [process, memory, theirs, token],
-        }[forged]
-        assert not box.connect(1, json.dumps(address))
-        assert box.connect(1, other.address)
-    for number in (ours, theirs):
-        os.close(number)
-    box.close()
-    other.close()

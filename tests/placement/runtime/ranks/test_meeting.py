@@ -20,14 +20,14 @@ from placement.runtime.ranks.meeting import fresh_store
 _LIMIT = timedelta(seconds=60)
 _SCRIPT = """
 import os
-from placement.runtime.ranks.process_group import join
+from placement.runtime.ranks.group import joined
 
-group = join(2)
-told = group.all_gather(os.environ["TORCHELASTIC_RESTART_COUNT"])
-if told[0] == "0" and group.rank == 1:
+ranks = joined(2)
+told = ranks.told(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if told[0] == "0" and ranks.rank == 1:
     os.kill(os.getpid(), 9)
-group.barrier()
-print(f"rank {group.rank}: {told}\\n", end="")
+ranks.barrier()
+print(f"rank {ranks.rank}: {told}\\n", end="")
 """
 
 
