@@ -16,6 +16,7 @@ from placement.runtime.setups.stage_modules import Pieces, StageModules
 
 if TYPE_CHECKING:
     from placement.results.result import Result
+    from placement.runtime.setups.context_plan import ContextPlan
     from placement.runtime.setups.tensor_plan import TensorPlan
 
 # Orders that torch has a class for, with the same sequence of blocks.
@@ -45,6 +46,7 @@ class Facts:
         samples: of each part of the batch, where they are not as many: replica by replica.
         own_samples: modules of which replicas compute their own samples, where other code reads the whole batch.
         plan: of tensor parallelism, or None.
+        context: how sequences are cut, or None; ranks with parts of a sequence are replicas, along ``dp``.
         stages: of the pipeline, or None.
         tied: names of parameters that are one in several stages, with the shape of a rank's part and the dtype.
         labels: how means over the labels that count become those of the whole batch, as `labels_of` says.
@@ -69,6 +71,7 @@ class Facts:
     samples: tuple[int, ...]
     own_samples: tuple[str, ...]
     plan: TensorPlan | None
+    context: ContextPlan | None
     stages: StageModules | None
     tied: Mapping[tuple[str, ...], tuple[tuple[int, ...], str]]
     source: str | None

@@ -26,7 +26,8 @@ from graphs.transforms.recomputing.selecting import parted
 from graphs.transforms.sequencing import BACKWARD, WEIGHTS, WHOLE_BACKWARD, StageBlock
 from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.splitting.splitter import split
-from graphs.transforms.strategy import ACTIVATIONS, Strategy
+from graphs.transforms.strategy import ACTIVATIONS, MeshRule, Strategy
+from placement.runtime.setups.context_plan import context_plan
 from placement.runtime.setups.facts import Facts
 from placement.runtime.setups.limits import check_exportable, check_source
 from placement.runtime.setups.module_tree import is_under
@@ -90,7 +91,19 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
                 listed: (_largest_part(listed, model, strategy, plan), _gradient_dtype(listed, model, graph))
                 for listed in stages.tied
             }
-    has_parts = axes.get("dp", 1) > 1 or strategy.micro_batches > 1
+    context = None
+    if axes.get("cp", 1) > 1:
+        if graph is None or model is None:
+            raise MismatchError(
+                f"strategy {show(strategy.text)} cuts sequences, so the model's modules are named; give the model and the "
+                "graph that was placed, with model= and graph=."
+            ).but_on_command_line(
+                f"strategy {show(strategy.text)} cuts sequences, so the model's modules are named; give the model, with "
+                "--model."
+            )
+        context = context_plan(graph, strategy, model)
+    replicas = axes.get("dp", 1) * axes.get("cp", 1)
+    has_parts = replicas > 1 or strategy.micro_batches > 1
     samples = _samples(result, strategy)
     in_parts = _in_parts(result, graph, strategy) if has_parts else None
     labels: str | None = None
@@ -103,7 +116,7 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
         strategy=strategy,
         batch=result.graph.origin.batch_size or 0,
         groups=axes.get(GROUPS, 1),
-        dp=axes.get("dp", 1),
+        dp=replicas,
         tp=axes.get("tp", 1),
         layers=_called(layers_of(result.graph), stages),
         again=run_again,
@@ -114,6 +127,7 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
         samples=samples,
         own_samples=own_samples,
         plan=plan,
+        context=context,
         stages=stages,
         tied=tied,
         source=source,
@@ -287,8 +301,9 @@ def _in_parts(result: Result, graph: OpGraph | None, strategy: Strategy) -> OpGr
         MismatchError: neither that nor all replicas are known.
     """
     if graph is not None:
-        replicas = [rule.axis() for rule in strategy.mesh if rule.name == "dp" and rule.size > 1]
-        axes = [replace(axis, size=2, tensor_modules=(), shares=()) for axis in replicas]
+        # Parts of sequences are as parts of the batch to a loss of words.
+        replicas = [rule for rule in strategy.mesh if rule.name in ("dp", "cp") and rule.size > 1]
+        axes = [MeshRule("dp", 2).axis()] if replicas else []
         return split(graph, axes, min(strategy.micro_batches, 2)).graph
     if result.cluster.n_devices < strategy.devices:
         raise MismatchError(

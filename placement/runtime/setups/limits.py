@@ -17,9 +17,9 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.recomputing.selecting import parted
 from graphs.transforms.strategy import MeshRule, Strategy
+from placement.inputs.transformers_config import is_configuration
 from placement.runtime.setups.facts import INPUTS_APART
 from placement.runtime.setups.tensor_plan import cuts_no_sequence
-from placement.inputs.transformers_config import is_configuration
 
 if TYPE_CHECKING:
     from placement.results.result import Result
@@ -66,7 +66,7 @@ def plainer(strategy: Strategy) -> Iterator[Strategy]:
     if found.stages > 1 and found.virtual_stages == found.stages:
         found = replace(found, order="1f1b" if found.micro_batches >= found.stages else "gpipe")
         yield found
-    others = [rule for rule in found.mesh if not AXES[rule.name].in_torch]
+    others = [rule for rule in found.mesh if not _is_run(rule)]
     if others and all(rule.name != GROUPS for rule in found.mesh):
         replicas = math.prod(rule.size for rule in (*others, *(rule for rule in found.mesh if rule.name == "dp")))
         kept = tuple(rule for rule in found.mesh if rule not in others and rule.name != "dp")
@@ -78,6 +78,11 @@ def _is_on_cpus(strategy: Strategy, cluster: Cluster) -> bool:
     named = set(strategy.device_names)
     own = cluster.devices if named else [cluster.devices[d] for d in cluster.compute_devices.tolist()]
     return any(device.kind == "cpu" and (not named or device.name in named) for device in own)
+
+
+def _is_run(rule: MeshRule) -> bool:
+    """Whether torch, or this package's runner with torch's collectives, runs what is along an axis."""
+    return AXES[rule.name].in_torch or rule.name == "cp"
 
 
 def _is_uneven(rule: MeshRule) -> bool:
@@ -130,8 +135,10 @@ def _limits(result: Result, strategy: Strategy, model_graph: OpGraph | None = No
             "replicas; leave 'tp on' out"
         )
     for rule in strategy.mesh:
-        if not AXES[rule.name].in_torch and rule.size > 1:
+        if not _is_run(rule) and rule.size > 1:
             yield f"torch has no module for {AXES[rule.name].label} ({rule.name}{rule.size})"
+        if rule.name == "cp" and (any(map(_is_uneven, strategy.mesh)) or strategy.statistics == "sync"):
+            yield "parts of sequences (cp) are of as many words of as many samples; leave 'shares=' and 'statistics=' out"
         if _is_uneven(rule) and strategy.stages > 1:
             yield (
                 f"replicas with uneven shares of the batch ({rule.name}{rule.size}) are weighed by the script, and "

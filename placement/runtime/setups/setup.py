@@ -56,6 +56,14 @@ class Setup:
         schedule: class of torch.distributed.pipelining; has_one_stage: it takes one stage a rank.
         order: of a schedule that torch has no class for: a row of CSV for each rank.
         reduces_itself: replicas of stages have no wrapper.
+        context: parts of each sequence; so many replicas in a row along axis ``dp`` have the same samples.
+        context_variant: ``"gather"`` of keys and values, ``"ulysses"``: all-to-all by heads, or ``"ring"``.
+        context_modules: with attention, with positions, or that read a table.
+        sequence_inputs: of the model, with the dimension that is the sequence.
+        tables: parameters and buffers with a row for each word: the module that reads one, its name from there, and
+            the dimension.
+        shifts_labels: the model compares each word with the label behind it.
+        adds_positions: the model gets the positions of its words.
     """
 
     mesh: Mapping[str, int]
@@ -114,3 +122,10 @@ class Setup:
     has_one_stage: bool = False
     order: str = ""
     reduces_itself: bool = False
+    context: int = 1
+    context_variant: str = ""
+    context_modules: tuple[str, ...] = ()
+    sequence_inputs: Mapping[str, int] = field(default_factory=dict)
+    tables: tuple[tuple[str, str, int], ...] = ()
+    shifts_labels: bool = False
+    adds_positions: bool = False

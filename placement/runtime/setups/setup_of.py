@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from baselines.strategies.memory_order import order_of
 from graphs.module_paths import KIND
 from graphs.opgraph import OpGraph
+from placement.runtime.setups.context_plan import ContextPlan
 from placement.runtime.setups.facts import SCHEDULES, Facts
 from placement.runtime.setups.facts_of import facts_of
 from placement.runtime.setups.setup import Setup
@@ -36,6 +37,7 @@ def setup_of(result: Result, graph: OpGraph | None, model: nn.Module | None) -> 
 def setup_from(facts: Facts) -> Setup:
     """The constants of the torch runner; the code that facts have as text is made into functions and objects."""
     strategy, plan, stages, precision = facts.strategy, facts.plan, facts.stages, facts.precision
+    context = facts.context
     labels_at = ("pp",) if stages is not None else ()
     has_parts = facts.replicas > 1 or (strategy.micro_batches > 1 and stages is None)
     apart = {name for names in facts.tied for name in names}  # which no stage has both of
@@ -99,7 +101,20 @@ def setup_from(facts: Facts) -> Setup:
         has_one_stage=strategy.order in ("gpipe", "1f1b"),
         order="" if stages is None or name else order_text(facts),
         reduces_itself=facts.reduces_itself,
+        **({} if context is None else _of_context(context)),
     )
+
+
+def _of_context(context: ContextPlan) -> dict[str, Any]:
+    return {
+        "context": context.size,
+        "context_variant": context.variant,
+        "context_modules": context.modules,
+        "sequence_inputs": context.inputs,
+        "tables": context.tables,
+        "shifts_labels": context.shifts_labels,
+        "adds_positions": context.adds_positions,
+    }
 
 
 def order_text(facts: Facts) -> str:
