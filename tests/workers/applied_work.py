@@ -8,6 +8,7 @@ what was seen, as JSON. Differences are relative to the largest entry of a tenso
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -21,7 +22,7 @@ from torch import Tensor, distributed, nn
 
 import placement
 from graphs.capture.record import default_loss
-from graphs.errors import MismatchError
+from graphs.errors import CheckpointError, MismatchError
 from placement.results.result import Result
 
 STEPS = 3
@@ -110,7 +111,7 @@ class Case:
         self.seen["own"] = abs(float(placed.step(*own)) - whole)
         self.seen["sizes"] = [len(one) for one in own]
         try:
-            placed.step(*(one[:3] for one in args))
+            placed.step(*(one[:2] for one in args))
         except MismatchError as error:
             self.seen["refused"] = str(error)
 
@@ -157,6 +158,39 @@ class Case:
             right = torch.load(kept, weights_only=True)
             self.seen["weights"] = max(difference(whole[name], right[name]) for name in right)
             self.seen["is_equal"] = all(torch.equal(whole[name], right[name]) for name in right)
+
+    def sentences(self) -> None:
+        """What each wrong call says."""
+        placed, (_, args, _) = self.placed(), made(self.model_name)
+        x = args[0]
+        rank = distributed.get_rank()
+        said = self.seen
+
+        def refused(name: str, call: Any) -> None:
+            try:
+                call()
+            except (MismatchError, CheckpointError) as error:
+                said[name] = str(error)
+
+        refused("batch", lambda: placed.step(x[:3]))
+        refused("missing", lambda: placed.step())
+        refused("surplus", lambda: placed.step(x, x))
+        refused("batches", lambda: placed.step(x + rank))
+        refused("forward", lambda: placed(x))
+        refused("deepcopy", lambda: copy.deepcopy(placed))
+        refused("optimizer", lambda: placed.save_run(self.folder / "x", torch.optim.SGD([torch.ones(1)]), step=0))
+        refused("nothing", lambda: placed.load(self.folder / "nothing.safetensors"))
+        refused("folder", lambda: placed.save(self.folder / "none" / "model.safetensors"))
+        refused("fact", lambda: placed.save_run(self.folder / "x", None, step={1, 2}))
+        other, _, _ = made(self.model_name)
+        with torch.no_grad():
+            next(other.parameters()).add_(rank)
+        refused("values", lambda: self.placed(other))
+        refused("evaluation", lambda: placed.eval().step(x))
+        placed.train()
+        first = next(iter(dict(placed.named_parameters())))
+        placed.get_parameter(first).requires_grad_(False)
+        refused("whole", lambda: placed.whole("no.weight"))
 
 
 def main() -> None:

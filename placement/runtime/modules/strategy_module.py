@@ -19,6 +19,7 @@ from graphs.capture.record import Loss
 from graphs.errors import MismatchError
 from graphs.recipes import Precision
 from placement.inputs.call_arguments import check_call
+from placement.runtime.modules.alike import check_alike, check_batches
 from placement.runtime.modules.initial_values import initial_values
 from placement.runtime.modules.local_tensors import outlines_of
 from placement.runtime.modules.run_folder import load_run, save_run
@@ -70,6 +71,8 @@ class StrategyModule(nn.Module):
         self._ranks = Ranks.of(mesh.mesh.flatten().tolist())
         self._signature = inspect.signature(model.forward)
         outlines, keys = outlines_of(model), list(model.state_dict())
+        self._is_first = True
+        check_alike(self._ranks, model, setup)
         # Without memory for parameters: what the model says about calls, and about how its values begin.
         memo: dict[int, Any] = {id(tensor): outlines[name] for name, tensor in _tensors(model)}
         self.__dict__["_outline"] = copy.deepcopy(model, memo)
@@ -178,6 +181,9 @@ class StrategyModule(nn.Module):
             raise MismatchError("the model is in evaluation mode; step() trains it, call train() first.")
         inputs = self._inputs(args, kwargs)
         self._check_batch(inputs)
+        if self._is_first:
+            check_batches(self._ranks, inputs, self._setup.batch)
+            self._is_first = False
         before = {p: p.grad for p in self.parameters() if p.grad is not None}
         for p in before:
             p.grad = None

@@ -1,4 +1,4 @@
-"""`StrategyStates`: what one rank has of a model's tensors under a strategy, and all that ranks do together about it."""
+"""`StrategyStates`: the tensors that one rank has of a model, and what ranks do about them together."""
 
 from __future__ import annotations
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from parallel.sharded_models import run_in_threads
 from parallel.transformer import Transformer, batch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import SGD, AdamW
 
 import placement
-from graphs.capture import capture, capture_program
+from graphs.capture import capture
 from graphs.errors import MismatchError
 from graphs.recipes import PRECISIONS
 from placement.runtime.states.formats import accept_gradients, compute_in, convert
@@ -38,25 +37,6 @@ def reference(model: nn.Module, precision: str) -> tuple[Tensor, Mapping[str, Te
         return loss, dict(zip(weights, torch.autograd.grad(loss, list(half.parameters())), strict=True))
     loss = functional_call(model, {name: weight.to(HALF) for name, weight in weights.items()}, batch())
     return loss, dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
-
-
-STRATEGIES = ("dp2 zero1", "dp2 zero3", "tp2", "dp2 zero3 | tp2 sp", "dp2 | dp2 zero3 | mb2", "pp2 1f1b mb2 | dp2")
-
-
-@pytest.mark.parametrize("strategy", [*STRATEGIES, "dp2 zero3 | recompute=layers.*"])
-@pytest.mark.parametrize("precision", ["mixed", "master"])
-def test_ranks_compute_what_torch_does(strategy: str, precision: str) -> None:
-    model = transformer()
-    loss, gradients = reference(model, precision)
-    program = capture_program(model, batch(), train=True, precision=precision)
-    convert(model, PRECISIONS[precision])
-    run = run_in_threads(model, batch(), strategy, program=program)
-    torch.testing.assert_close(run.loss, loss.detach(), rtol=1e-2, atol=1e-2)
-    for name, expected in gradients.items():
-        found = run.gradients[name]
-        assert found.dtype == torch.float32
-        # Sums of parts round in another order; what is 0 but for rounding (of a key's bias) is not compared by itself.
-        assert (found - expected.float()).norm() < 0.02 * expected.float().norm() + 1e-3, name
 
 
 def placed(model: nn.Module, precision: str | None, **how: Any) -> nn.Module:

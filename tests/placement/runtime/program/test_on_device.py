@@ -1,47 +1,16 @@
-"""Code of a device that is not the one on which the model was captured: on ``meta``, and calls of a GPU as fakes."""
+"""Code of a device that is not the one on which the model was captured: calls of a GPU as fakes."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from parallel.sharded_models import planned
-from parallel.thread_collectives import Board, ThreadCollectives
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from graphs.capture import capture_program
-from graphs.zoo import build
-from placement.runtime.program.drawing import draw
 from placement.runtime.program.on_device import attention, attention_backward, run_on, under_autocast
-from placement.runtime.writing.writer import write
 
-META = torch.device("meta")
 GPU = torch.device("cuda", 0)
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-
-@pytest.mark.parametrize("name", ["gpt2", "rnnlm"])
-def test_every_tensor_of_a_step_is_on_the_device(name: str) -> None:
-    zoo = build(name, small=True)
-    program = capture_program(zoo.model, zoo.train_args, {}, train=True)
-    plan = planned(program, "mb2 | recompute=*")
-    code = write(plan, 0, META)
-    states = dict(zoo.model.named_parameters(remove_duplicate=False))
-    states |= dict(zoo.model.named_buffers(remove_duplicate=False))
-    inputs, drawn = dict(zip(plan.input_paths, zoo.train_args, strict=True)), draw(plan.values.step, META)
-
-    def taken(kind: str, key: Any) -> torch.Tensor:
-        if kind == "drawn":
-            return drawn[key]
-        found: torch.Tensor = inputs[key] if kind == "input" else states.get(key, program.constants.get(key))
-        return found.detach().to(META)
-
-    with torch.no_grad():  # an op on tensors of two devices raises
-        collectives = ThreadCollectives(Board(), 0, code.exchanges)
-        given = code.routine.run(None, collectives, *(taken(*key) for key in code.routine.takes))
-    assert {tensor.device.type for tensor in given} == {"meta"}
 
 
 def test_calls_of_a_gpu_stand_for_those_of_a_cpu_also_under_autocast() -> None:

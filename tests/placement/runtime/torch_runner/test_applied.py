@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -16,6 +18,8 @@ import torch
 
 import placement
 from baselines.strategies.allowed import check_allowed
+from graphs.capture.record import default_loss
+from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 from placement.solving.strategy_row import strategy_row
 
@@ -120,3 +124,64 @@ def test_a_run_goes_on_under_the_same_strategy_and_another(tmp_path: Path) -> No
     for name in ("same", "cut", "staged"):
         assert [one["facts"] for one in found[name]] == [{"step": 2}] * 2
         assert found[name][0]["weights"] < 1e-4
+
+
+SENTENCES = {
+    "batch": "have 3 in dimension 0; expected 8, the batch that the strategy divides, or 4, this process's own part",
+    "missing": "got others: missing a required argument",
+    "surplus": "got others: too many positional arguments",
+    "batches": "were given different batches: argument 'input' differs; give all ranks the same whole batch",
+    "forward": r"in training mode step\(\) runs .* call eval\(\) first",
+    "evaluation": "the model is in evaluation mode",
+    "deepcopy": "a process's share of a model cannot be copied or pickled",
+    "optimizer": "has parameters that this process does not have; make it of placed.parameters",
+    "nothing": "cannot read .*nothing.safetensors' as a safetensors file",
+    "folder": "cannot write .*none/model.safetensors: there is no folder",
+    "fact": "'step' does not come back the same from JSON",
+    "values": "rank 1 has other values of parameter .* than rank 0; make the model under one seed",
+    "whole": "the model has no parameter or buffer 'no.weight'",
+}
+
+
+@pytest.fixture(scope="module", params=["dp2", "dp2 zero3"])
+def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    folder = tmp_path_factory.mktemp("said")
+    prepared(folder, "case", "convnet", request.param)
+    return torchrun(folder, "sentences", "case")["case"]
+
+
+@pytest.mark.parametrize("case", SENTENCES)
+def test_a_wrong_call_is_one_sentence_on_every_rank(said: list[dict[str, str]], case: str) -> None:
+    for found in said:
+        assert re.search(SENTENCES[case], found.get(case, "nothing was said"))
+        assert "\n" not in found[case]
+
+
+@pytest.mark.parametrize("strategy", ["mb4", "recompute=layers.*"])
+def test_a_strategy_of_one_device_runs_in_this_process(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    prepared(tmp_path, "case", "decoder", strategy)
+    result = placement.Result.load(tmp_path / "case.json")
+    torch.manual_seed(0)
+    net, args, *_ = exported_models.decoder()
+    plain = copy.deepcopy(net)
+    try:
+        placed: Any = placement.apply(net, result, args, devices={each.name: "cpu" for each in result.cluster.devices})
+        expected = default_loss(plain(*args))
+        expected.backward()
+        torch.testing.assert_close(placed.step(*args), expected.detach())
+        for name, parameter in plain.named_parameters():
+            torch.testing.assert_close(placed.get_parameter(name).grad, parameter.grad)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_strategy_of_two_devices_is_for_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    prepared(tmp_path, "case", "decoder", "dp2")
+    with pytest.raises(MismatchError, match=r"runs in 2 processes, .* torchrun --nproc-per-node=2\.$"):
+        placement.apply(*exported_models.decoder()[:1], tmp_path / "case.json", exported_models.decoder()[1])
