@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -148,7 +149,7 @@ def _send_while_busy(target: int, tensors: Sequence[torch.Tensor], repeats: int)
     for number in range(len(tensors) + repeats):
         dist.recv(clock, target)  # it is ready
         sent = time.perf_counter()
-        pending = dist.isend(tensors[number % len(tensors)], target)
+        pending: Any = dist.isend(tensors[number % len(tensors)], target)
         while time.perf_counter() - sent < computing_s:
             work @ work
         pending.wait()
@@ -160,7 +161,7 @@ def _received_s(source: int, tensors: Sequence[torch.Tensor], repeats: int) -> l
     clock = torch.zeros(1, dtype=torch.float64)
     samples = []
     for number in range(len(tensors) + repeats):
-        coming = dist.irecv(tensors[number % len(tensors)], source)  # before it is sent, as in a step
+        coming: Any = dist.irecv(tensors[number % len(tensors)], source)  # before it is sent, as in a step
         dist.send(clock, source)
         coming.wait()
         arrived = time.perf_counter()
