@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -94,13 +93,10 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
     context = None
     if axes.get("cp", 1) > 1:
         if graph is None or model is None:
+            what = f"strategy {show(strategy.text)} cuts sequences, so the model's modules are named"
             raise MismatchError(
-                f"strategy {show(strategy.text)} cuts sequences, so the model's modules are named; give the model and the "
-                "graph that was placed, with model= and graph=."
-            ).but_on_command_line(
-                f"strategy {show(strategy.text)} cuts sequences, so the model's modules are named; give the model, with "
-                "--model."
-            )
+                f"{what}; give the model and the graph that was placed, with model= and graph=."
+            ).but_on_command_line(f"{what}; give the model, with --model.")
         context = context_plan(graph, strategy, model)
     replicas = axes.get("dp", 1) * axes.get("cp", 1)
     has_parts = replicas > 1 or strategy.micro_batches > 1

@@ -138,7 +138,7 @@ def _limits(result: Result, strategy: Strategy, model_graph: OpGraph | None = No
         if not _is_run(rule) and rule.size > 1:
             yield f"torch has no module for {AXES[rule.name].label} ({rule.name}{rule.size})"
         if rule.name == "cp" and (any(map(_is_uneven, strategy.mesh)) or strategy.statistics == "sync"):
-            yield "parts of sequences (cp) are of as many words of as many samples; leave 'shares=' and 'statistics=' out"
+            yield "parts of sequences (cp) have as many words of as many samples; leave 'shares=' and 'statistics=' out"
         if _is_uneven(rule) and strategy.stages > 1:
             yield (
                 f"replicas with uneven shares of the batch ({rule.name}{rule.size}) are weighed by the script, and "

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_gather_single_autograd, all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 if TYPE_CHECKING:
@@ -102,6 +103,10 @@ class Context(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         """Attention of [batch, heads, own words, features] to the words of all ranks."""
+        if isinstance(query, DTensor):  # with some of the heads
+            own = (x.redistribute(placements=query.placements).to_local() for x in (query, key, value))
+            made = self.attention(*own, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            return DTensor.from_local(made, query.device_mesh, query.placements, run_check=False)
         if attn_mask is not None:
             raise ValueError("attention of parts of a sequence has no mask but the causal one; leave the mask out")
         if enable_gqa:

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from placement.runtime.torch_runner.batch import compute_own_samples
-from placement.runtime.torch_runner.context_parallel import enable_context
 from placement.runtime.torch_runner.batch_norms import synchronise_statistics
+from placement.runtime.torch_runner.context_parallel import enable_context
 from placement.runtime.torch_runner.memory import recompute, recompute_core, save_here, save_on_host, tell_when_it_runs
 from placement.runtime.torch_runner.stages import Pipeline, own_modules, own_stages
 from placement.runtime.torch_runner.tensor_parallel import cut_sequence, cut_weights, other_dimension
