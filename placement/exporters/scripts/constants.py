@@ -37,6 +37,8 @@ _COMMENTS = {
     "context": "parts of each sequence; so many ranks in a row have the same samples",
     "sequence_inputs": "of the model, and the dimension that is the sequence",
     "context_modules": "Modules with attention, positions or tables of the whole sequence.",
+    "experts": "parts of the experts of each layer; so many ranks in a row have all",
+    "expert_modules": "Modules with stacked weights, and whether they get tokens, experts that these ask, and weights.",
     "order": "of each rank: stage, F forward, I and W backward for inputs and weights, B both, micro-batch",
 }
 _WIDTH = 100

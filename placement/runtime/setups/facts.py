@@ -17,6 +17,7 @@ from placement.runtime.setups.stage_modules import Pieces, StageModules
 if TYPE_CHECKING:
     from placement.results.result import Result
     from placement.runtime.setups.context_plan import ContextPlan
+    from placement.runtime.setups.expert_plan import ExpertPlan
     from placement.runtime.setups.tensor_plan import TensorPlan
 
 # Orders that torch has a class for, with the same sequence of blocks.
@@ -46,6 +47,7 @@ class Facts:
         samples: of each part of the batch, where they are not as many: replica by replica.
         own_samples: modules of which replicas compute their own samples, where other code reads the whole batch.
         plan: of tensor parallelism, or None.
+        experts: how experts are cut, or None; ranks with some of them are replicas, along ``dp``.
         context: how sequences are cut, or None; ranks with parts of a sequence are replicas, along ``dp``.
         stages: of the pipeline, or None.
         tied: names of parameters that are one in several stages, with the shape of a rank's part and the dtype.
@@ -72,6 +74,7 @@ class Facts:
     own_samples: tuple[str, ...]
     plan: TensorPlan | None
     context: ContextPlan | None
+    experts: ExpertPlan | None
     stages: StageModules | None
     tied: Mapping[tuple[str, ...], tuple[tuple[int, ...], str]]
     source: str | None
@@ -139,7 +142,7 @@ class Facts:
     @property
     def has_cut_replicas(self) -> bool:
         """Whether replicas have parts of some weights, which no wrapper of replicas is to reduce."""
-        return self.plan is not None and self.plan.axis == "dp"
+        return self.experts is not None or (self.plan is not None and self.plan.axis == "dp")
 
     @property
     def pads(self) -> bool:

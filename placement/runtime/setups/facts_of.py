@@ -27,6 +27,7 @@ from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.splitting.splitter import split
 from graphs.transforms.strategy import ACTIVATIONS, MeshRule, Strategy
 from placement.runtime.setups.context_plan import context_plan
+from placement.runtime.setups.expert_plan import expert_plan
 from placement.runtime.setups.facts import Facts
 from placement.runtime.setups.limits import check_exportable, check_source
 from placement.runtime.setups.module_tree import is_under
@@ -98,7 +99,15 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
                 f"{what}; give the model and the graph that was placed, with model= and graph=."
             ).but_on_command_line(f"{what}; give the model, with --model.")
         context = context_plan(graph, strategy, model)
-    replicas = axes.get("dp", 1) * axes.get("cp", 1)
+    experts = None
+    if axes.get("ep", 1) > 1:
+        if graph is None or model is None:
+            what = f"strategy {show(strategy.text)} cuts experts, so the model's modules are named"
+            raise MismatchError(
+                f"{what}; give the model and the graph that was placed, with model= and graph=."
+            ).but_on_command_line(f"{what}; give the model, with --model.")
+        experts = expert_plan(graph, strategy, model)
+    replicas = axes.get("dp", 1) * axes.get("ep", 1) * axes.get("cp", 1)
     has_parts = replicas > 1 or strategy.micro_batches > 1
     samples = _samples(result, strategy)
     in_parts = _in_parts(result, graph, strategy) if has_parts else None
@@ -124,6 +133,7 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
         own_samples=own_samples,
         plan=plan,
         context=context,
+        experts=experts,
         stages=stages,
         tied=tied,
         source=source,
@@ -298,7 +308,7 @@ def _in_parts(result: Result, graph: OpGraph | None, strategy: Strategy) -> OpGr
     """
     if graph is not None:
         # Parts of sequences are as parts of the batch to a loss of words.
-        replicas = [rule for rule in strategy.mesh if rule.name in ("dp", "cp") and rule.size > 1]
+        replicas = [rule for rule in strategy.mesh if rule.name in ("dp", "ep", "cp") and rule.size > 1]
         axes = [MeshRule("dp", 2).axis()] if replicas else []
         return split(graph, axes, min(strategy.micro_batches, 2)).graph
     if result.cluster.n_devices < strategy.devices:

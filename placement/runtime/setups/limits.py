@@ -82,7 +82,7 @@ def _is_on_cpus(strategy: Strategy, cluster: Cluster) -> bool:
 
 def _is_run(rule: MeshRule) -> bool:
     """Whether torch, or this package's runner with torch's collectives, runs what is along an axis."""
-    return AXES[rule.name].in_torch or rule.name == "cp"
+    return AXES[rule.name].in_torch or rule.name in ("cp", "ep")
 
 
 def _is_uneven(rule: MeshRule) -> bool:
@@ -137,6 +137,10 @@ def _limits(result: Result, strategy: Strategy, model_graph: OpGraph | None = No
     for rule in strategy.mesh:
         if not _is_run(rule) and rule.size > 1:
             yield f"torch has no module for {AXES[rule.name].label} ({rule.name}{rule.size})"
+        if rule.name == "ep" and rule.size > 1 and any(r.name in ("tp", "cp") and r.size > 1 for r in strategy.mesh):
+            yield "experts are cut by number (ep), not by features (tp) or beside parts of sequences (cp) as well"
+        if rule.name == "ep" and (any(map(_is_uneven, strategy.mesh)) or any(r.tensor_modules for r in strategy.mesh)):
+            yield "ranks with some experts (ep) have as many samples and no other parts of weights; leave 'tp on' out"
         if rule.name == "cp" and (any(map(_is_uneven, strategy.mesh)) or strategy.statistics == "sync"):
             yield "parts of sequences (cp) have as many words of as many samples; leave 'shares=' and 'statistics=' out"
         if _is_uneven(rule) and strategy.stages > 1:

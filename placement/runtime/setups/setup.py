@@ -64,6 +64,9 @@ class Setup:
             the dimension.
         shifts_labels: the model compares each word with the label behind it.
         adds_positions: the model gets the positions of its words.
+        experts: parts of the experts of each layer; so many replicas in a row along axis ``dp`` have all.
+        expert_modules: with stacked weights, and whether they get tokens, experts that these ask, and weights.
+        shards_experts: fully_shard cuts experts among the ranks with the same ones.
     """
 
     mesh: Mapping[str, int]
@@ -129,3 +132,6 @@ class Setup:
     tables: tuple[tuple[str, str, int], ...] = ()
     shifts_labels: bool = False
     adds_positions: bool = False
+    experts: int = 1
+    expert_modules: Mapping[str, bool] = field(default_factory=dict)
+    shards_experts: bool = False

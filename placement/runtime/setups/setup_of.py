@@ -37,7 +37,7 @@ def setup_of(result: Result, graph: OpGraph | None, model: nn.Module | None) -> 
 def setup_from(facts: Facts) -> Setup:
     """The constants of the torch runner; the code that facts have as text is made into functions and objects."""
     strategy, plan, stages, precision = facts.strategy, facts.plan, facts.stages, facts.precision
-    context = facts.context
+    context, experts = facts.context, facts.experts
     labels_at = ("pp",) if stages is not None else ()
     has_parts = facts.replicas > 1 or (strategy.micro_batches > 1 and stages is None)
     apart = {name for names in facts.tied for name in names}  # which no stage has both of
@@ -102,6 +102,9 @@ def setup_from(facts: Facts) -> Setup:
         order="" if stages is None or name else order_text(facts),
         reduces_itself=facts.reduces_itself,
         **({} if context is None else _of_context(context)),
+        experts=1 if experts is None else experts.size,
+        expert_modules={} if experts is None else experts.modules,
+        shards_experts=experts is not None and strategy.zero > 1 and facts.dp > experts.size,
     )
 
 

@@ -198,9 +198,21 @@ class SummedParallel(ModuleParallel):
         return self.added_up(made, mesh)
 
 
-def with_own_parts(module: nn.Module, forward: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-    """What a forward pass makes of a module whose own parameters are this rank's parts of them, as plain tensors."""
+def with_own_parts(
+    module: nn.Module,
+    forward: Callable[..., torch.Tensor],
+    *args: Any,
+    changed: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """What a forward pass makes of a module whose own parameters are this rank's parts of them, as plain tensors.
+
+    Args:
+        changed: what is done to a part first.
+    """
     parts = {name: p.to_local() for name, p in module.named_parameters(recurse=False)}
+    if changed is not None:
+        parts = {name: changed(part) for name, part in parts.items()}
     vars(module).update(parts)  # found before parameters of these names
     try:
         return forward(*args, **kwargs)

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from placement.runtime.torch_runner.batch import compute_own_samples
 from placement.runtime.torch_runner.batch_norms import synchronise_statistics
 from placement.runtime.torch_runner.context_parallel import enable_context
+from placement.runtime.torch_runner.expert_parallel import cut_experts
 from placement.runtime.torch_runner.memory import recompute, recompute_core, save_here, save_on_host, tell_when_it_runs
 from placement.runtime.torch_runner.stages import Pipeline, own_modules, own_stages
 from placement.runtime.torch_runner.tensor_parallel import cut_sequence, cut_weights, other_dimension
@@ -70,6 +71,11 @@ def wrapped(whole: nn.Module, model: nn.Module, mesh: DeviceMesh, setup: Setup) 
     if setup.on_host:
         for module in own_modules(model, setup.on_host, setup):
             save_on_host(module)
+    if setup.experts > 1:
+        apart = cut_experts(model, mesh, setup)
+        if setup.shards_experts:
+            for module in own_modules(model, tuple(setup.expert_modules), setup):
+                fully_shard(module, mesh=apart["alike"], reshard_after_forward=setup.zero == 3)
     if setup.is_ddp:
         return replicated(whole, mesh, setup)
     if setup.is_sharded:
