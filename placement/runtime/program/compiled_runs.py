@@ -68,7 +68,7 @@ def compiled_routine(routine: Routine, compile_run: Compile) -> Routine:
         for number, node in enumerate(given):
             new[node] = graph.call_function(operator.getitem, (call, number))
     module = fx.GraphModule(routine.module, graph)
-    return replace(routine, run=with_fast_calls(module), module=module, is_compiled=True)
+    return replace(routine, run=with_fast_calls(module), module=module)
 
 
 def _part(nodes: Sequence[fx.Node], taken: Sequence[fx.Node], given: Sequence[fx.Node]) -> fx.Graph:
@@ -98,8 +98,6 @@ def _runs(graph: fx.Graph) -> Iterator[list[fx.Node]]:
 
 def _is_compiled(node: fx.Node) -> bool:
     target: Any = node.target
-    if "by_groups" in node.meta or any("by_groups" in value.meta for value in node.all_input_nodes):
-        return False  # as many tokens as the data says: other sizes in each step
     if node.op != "call_function" or target is operator.getitem:
         return node.op == "call_function"
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:

@@ -53,7 +53,7 @@ def _ranks(layout: DeviceLayout) -> dict[int, tuple[float, int]]:
 def _edges(layout: DeviceLayout) -> Iterator[tuple[int, int]]:
     """(op, op that must come after it), along the program."""
     step = layout.step
-    yield from ((earlier, later) for earlier, later, _ in state_edges(step))
+    yield from _state_edges(step)
     sources: dict[fx.Node, frozenset[int]] = {}  # ops behind the value of a node that is no op
     for node in step.graph.nodes:
         read = frozenset(op for n in node.all_input_nodes for op in sources[n])
@@ -65,8 +65,8 @@ def _edges(layout: DeviceLayout) -> Iterator[tuple[int, int]]:
         sources[node] = frozenset({op})
 
 
-def state_edges(step: Functional) -> Iterator[tuple[int, int, bool]]:
-    """(op, op that must come after it, whether the latter writes) of captured ops that use a state which one writes."""
+def _state_edges(step: Functional) -> Iterator[tuple[int, int]]:
+    """(op, op that must come after it) of captured ops that use a state which one of them writes."""
     states: dict[fx.Node, frozenset[int]] = {}  # states that a node's value may lie in
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
@@ -82,9 +82,9 @@ def state_edges(step: Functional) -> Iterator[tuple[int, int, bool]]:
         written = frozenset(s for n in (*facts.written_by(node), *facts.statistics_of(node)) for s in states[n])
         for state in sorted(held):
             if state in writer:
-                yield writer[state], op, state in written
+                yield writer[state], op
             if state in written:
-                yield from ((reader, op, True) for reader in readers.pop(state, []))
+                yield from ((reader, op) for reader in readers.pop(state, []))
                 writer[state] = op
             else:
                 readers.setdefault(state, []).append(op)

@@ -21,7 +21,7 @@ def same_ops(program: Program, layout: DeviceLayout) -> DeviceLayout:
     Raises:
         MismatchError: it has other ops.
     """
-    check_same_ops(program, layout.step.program)
+    _check_same_ops(program, layout.step.program)
     return DeviceLayout(functional(program), layout.device, layout.order, layout.start_s, layout.places, _kept(layout))
 
 
@@ -32,12 +32,12 @@ def nearest(program: Program, layout: DeviceLayout) -> DeviceLayout:
     """
     kept, n_ops = _kept(layout), program.graph.n_ops
     homes = {name: devices[0] for name, devices in kept.items()}
-    device = nearest_devices(program, layout.step.program, layout.device, homes)
+    device = _nearest_devices(program, layout.step.program, layout.device, homes)
     order = [[op for op in range(n_ops) if device[op] == number] for number in range(len(layout.places))]
     return DeviceLayout(functional(program), device, order, [float(op) for op in range(n_ops)], layout.places, kept)
 
 
-def check_same_ops(program: Program, known: Program) -> None:
+def _check_same_ops(program: Program, known: Program) -> None:
     """Raises: MismatchError: a program has other ops than the one that was placed."""
     mine, theirs = program.graph.op_names, known.graph.op_names
     if mine != theirs:
@@ -45,7 +45,7 @@ def check_same_ops(program: Program, known: Program) -> None:
         raise MismatchError(f"the model runs other ops than placed (op {name!r}); place it for these shapes.")
 
 
-def nearest_devices(program: Program, known: Program, device: Sequence[int], homes: Mapping[str, int]) -> list[int]:
+def _nearest_devices(program: Program, known: Program, device: Sequence[int], homes: Mapping[str, int]) -> list[int]:
     """The device of each op of a program, of those of another program of the same model.
 
     An op runs where its first parameter is, else where the op of its name is, else where an op of the nearest module

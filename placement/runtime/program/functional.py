@@ -74,17 +74,6 @@ class Functional:
                 found.add(node)
         return frozenset(found)
 
-    def is_view(self, node: fx.Node) -> bool:
-        """Whether a node is what a call has written in place: a view of its result, not that itself."""
-        if node in self.overwrites or node.op != "call_function":
-            return False
-        facts, first = signature(node.target), node.args[0] if node.args else None
-        if not isinstance(first, fx.Node) or 0 not in facts.returned or first not in facts.written_by(node):
-            return False
-        if first in self.state_of or first in self.overwrites:
-            return False
-        return self.is_view(first) if first in self.made_by or first in self.state_writes else True
-
 
 def functional(program: Program) -> Functional:
     """The program with a new version of a tensor for every write to it."""

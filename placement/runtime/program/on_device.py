@@ -6,7 +6,6 @@ has chosen one: attention.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -41,11 +40,7 @@ def _there(value: Any, place: torch.device) -> Any:
 
 
 def _kernel(target: Any) -> Any:
-    """The call of a GPU in the place of a CPU's, also inside of a call that wraps it."""
-    inner = getattr(target, "target", None)
-    if inner is not None and dataclasses.is_dataclass(target) and not isinstance(target, type):
-        changed = _kernel(inner)
-        return target if changed is inner else dataclasses.replace(target, target=changed)
+    """The call of a GPU in the place of a CPU's."""
     return _ON_GPU.get(target, target) if isinstance(target, torch._ops.OpOverload) else target
 
 

@@ -34,7 +34,6 @@ class Routine:
         gives: keys of the results, those of the section that arise here and ``("saved", number)``.
         ops: numbers of the ops it runs, in order.
         module: the code that ``run`` is, whose nodes say in ``meta["op"]`` which op they are; glue says nothing.
-        is_compiled: parts of it are compiled when it first runs.
     """
 
     run: Callable[..., tuple[Any, ...]]
@@ -42,7 +41,6 @@ class Routine:
     gives: tuple[Key, ...]
     ops: tuple[int, ...]
     module: fx.GraphModule
-    is_compiled: bool = False
 
 
 @dataclass(frozen=True, eq=False)
