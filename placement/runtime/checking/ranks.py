@@ -35,7 +35,7 @@ _RATE, _LEAST = 0.1, 1e-4
 _PATIENCE_S = 30.0  # of a rank for another one
 _STAGE = re.compile(r"^stages\.\d+\.(module\.)?model\.")
 
-Numbers = dict[str, torch.Tensor]  # by name
+Numbers = list[tuple[str, torch.Tensor]]  # with their names in the user's model, of which several stages may have one
 
 
 def step_in_one_piece(call: ModelCall) -> Numbers:
@@ -44,13 +44,11 @@ def step_in_one_piece(call: ModelCall) -> Numbers:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=_RATE)
     loss = (call.loss or default_loss)(model(*call.args, **call.kwargs))
     loss.backward()
-    gradients = _gradients(model)
-    optimizer.step()
-    return {"loss": loss.detach(), **gradients, **_weights(model)}
+    return _numbers(model, loss, optimizer)
 
 
 def run_beside(call: ModelCall, expected: Numbers, setup: Setup, limit_s: float) -> str:
-    """What differs between a strategy's step and that in one piece; "" for nothing.
+    """What differs between a strategy's step and that in one piece, in words; "" for nothing.
 
     Args:
         expected: of `step_in_one_piece`.
@@ -73,7 +71,10 @@ def run_beside(call: ModelCall, expected: Numbers, setup: Setup, limit_s: float)
             return f"rank {error.rank} of a smaller model ended with code {error.code}"
         finally:
             workers.end()
-    return next(filter(None, found), "")
+    seen = set().union(*(names for _, names in found))
+    lost = (name for name, value in expected if name not in seen and value.any())
+    missing = (f"no rank has {name} of a smaller model" for name in lost)
+    return next(filter(None, (text for text, _ in found)), "") or next(missing, "")
 
 
 def _life(call: ModelCall, expected: Numbers, setup: Setup, store: str, size: int, rank: int, parent: Parent) -> None:
@@ -83,7 +84,8 @@ def _life(call: ModelCall, expected: Numbers, setup: Setup, store: str, size: in
     patience = timedelta(seconds=_PATIENCE_S)
     try:
         dist.init_process_group("gloo", store=met_store(store), rank=rank, world_size=size, timeout=patience)
-        parent.answer(_first_difference(_step(call, setup), expected))
+        found = _step(call, setup)
+        parent.answer((_first_difference(found, dict(expected)), {name for name, _ in found}))
     except Exception as error:
         line = next(iter(str(error).splitlines()), "")[:200]
         parent.fail(f"its ranks failed on a smaller model ({type(error).__name__}: {line})")
@@ -96,9 +98,7 @@ def _step(call: ModelCall, setup: Setup) -> Numbers:
     model = parallelize(call.model, mesh, setup)
     optimizer = make_optimizer(model, mesh, setup, torch.optim.SGD, lr=_RATE)
     loss = run_step(model, mesh, named_inputs(call), setup, call.loss or default_loss)
-    gradients = _gradients(model)
-    optimizer.step()
-    return {"loss": loss.detach(), **gradients, **_weights(model)}
+    return _numbers(model, loss, optimizer)
 
 
 def named_inputs(call: ModelCall) -> dict[str, Any]:
@@ -111,23 +111,17 @@ def named_inputs(call: ModelCall) -> dict[str, Any]:
     return found
 
 
-def _weights(model: nn.Module) -> Numbers:
-    return {f"weight {_name(name, model)}": _whole(p) for name, p in model.named_parameters()}
-
-
-def _gradients(model: nn.Module) -> Numbers:
-    """Those of all parameters; zeros where there is none."""
-    return {
-        f"gradient {_name(name, model)}": torch.zeros(p.shape) if p.grad is None else _whole(p.grad)
-        for name, p in model.named_parameters()
-    }
+def _numbers(model: nn.Module, loss: torch.Tensor, optimizer: Any) -> Numbers:
+    """The loss, and of what has a gradient, that and the updated weight."""
+    trained = [(_name(name, model), p) for name, p in model.named_parameters() if p.grad is not None]
+    gradients = [(f"gradient {name}", _whole(p.grad)) for name, p in trained if p.grad is not None]
+    optimizer.step()
+    return [("loss", loss.detach()), *gradients, *((f"weight {name}", _whole(p)) for name, p in trained)]
 
 
 def _name(name: str, model: nn.Module) -> str:
-    """A parameter's name in the user's model."""
-    if isinstance(model, DistributedDataParallel):
-        return name.removeprefix("module.")
-    return _STAGE.sub("", name)
+    """A parameter's name without those of wrappers and stages."""
+    return name.removeprefix("module.") if isinstance(model, DistributedDataParallel) else _STAGE.sub("", name)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -137,7 +131,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def _first_difference(found: Numbers, expected: Mapping[str, torch.Tensor]) -> str:
     """What is another number than in one piece, in words; "" for nothing."""
-    for name, value in found.items():
+    for name, value in found:
         right = expected.get(name)
         if right is None:
             continue  # a second name of a tied weight

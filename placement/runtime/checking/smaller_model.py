@@ -32,19 +32,20 @@ class Smaller:
 
     Attributes:
         call: the model with values, which draws nothing, and inputs.
-        samples: in a batch.
         said: what is smaller, for people.
     """
 
     call: ModelCall
-    samples: int
     said: str
 
 
-def smaller(call: ModelCall, batch: int, samples: int, layers: int) -> Iterator[Callable[[], Smaller]]:
+def smaller(
+    call: ModelCall, original: nn.Module | None, batch: int, samples: int, layers: int
+) -> Iterator[Callable[[], Smaller]]:
     """Ways to make a model smaller.
 
     Args:
+        original: the model in its own sizes, for what is said; None: the called one.
         batch: samples of the inputs.
         samples: that are wanted.
         layers: that are left of a list of like ones.
@@ -52,26 +53,33 @@ def smaller(call: ModelCall, batch: int, samples: int, layers: int) -> Iterator[
     Raises:
         NoValuesError: by one of the ways.
     """
+    small = partial(_small, call, sizes_of(original or call.model), batch, samples)
     if is_of_transformers(call.model):
         for is_narrow in (True, False):
             make = partial(rebuilt, layers=layers, is_narrow=is_narrow)
-            yield partial(_small, call, batch, samples, _LENGTH, make)
+            yield partial(small, _LENGTH, make)
     for few, length in ((layers, _LENGTH), (layers, 0), (0, _LENGTH), (0, 0)):
-        yield partial(_small, call, batch, samples, length, partial(truncated, layers=few))
+        yield partial(small, length, partial(truncated, layers=few))
 
 
-def _small(call: ModelCall, batch: int, samples: int, length: int, make: Callable[[nn.Module], nn.Module]) -> Smaller:
+def _small(
+    call: ModelCall,
+    was: tuple[int, int],
+    batch: int,
+    samples: int,
+    length: int,
+    make: Callable[[nn.Module], nn.Module],
+) -> Smaller:
     torch.manual_seed(0)
     model = with_values(make(call.model))
     calm(model)
     highest = min((len(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)), default=0)
     args, kwargs = _cut((call.args, dict(call.kwargs)), batch, samples, length, highest)
-    size = samples if batch else 0
-    was, now = sizes_of(call.model), sizes_of(model)
+    now = sizes_of(model)
     said = [f"{now[0]} of {was[0]} layers"] if now[0] != was[0] else []
     said += [f"width {now[1]}"] if now[1] != was[1] else []
-    said += [f"{size} samples"] if size else []
-    return Smaller(replace(call, model=model, args=args, kwargs=kwargs), size, ", ".join(said))
+    said += [f"{samples} samples"] if batch and samples != batch else []
+    return Smaller(replace(call, model=model, args=args, kwargs=kwargs), ", ".join(said))
 
 
 def truncated(model: nn.Module, layers: int) -> nn.Module:

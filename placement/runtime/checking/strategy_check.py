@@ -17,6 +17,7 @@ import torch
 
 from env.cluster import Cluster
 from graphs.capture import capture
+from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph
 from graphs.origin import CapturedStep
 from graphs.transforms.strategy import Strategy
@@ -32,8 +33,9 @@ from placement.solving.checked import Checked
 from placement.solving.strategy_row import strategy_row
 
 LIMIT_S, _SPARE_S = 60.0, 5.0  # most take a few seconds
+_OPS_S = 20.0  # after which ops in parts are left
 _FLOPS, _BYTES = 4e10, 1 << 28  # of a step and of the weights of a model that runs here
-_MOST_TRIED = 4  # smaller models
+_MOST_TRIED, _MOST_REFUSED = 4, 2  # smaller models; those of a strategy that is refused
 _PER_LIST = 2  # layers that stay, unless there are more stages
 
 
@@ -69,6 +71,7 @@ def _life(
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     torch.set_num_threads(1)  # of others that its parent had, it has none
+    torch.backends.cuda.enable_flash_sdp(False)  # on CPUs, too, where torch has none of parts of heads
     ends_s = time.monotonic() + LIMIT_S
     try:
         ran = _ran_smaller(graph, step, cluster, result, strategy, ends_s)
@@ -83,7 +86,7 @@ def _in_parts(graph: OpGraph, step: CapturedStep, strategy: Strategy, ends_s: fl
     program = step.program()
     if program.graph.op_names != graph.op_names:
         return Checked(reason="the graph is none that was captured here")
-    return ops_in_parts(program, strategy, ends_s - _SPARE_S)
+    return ops_in_parts(program, strategy, min(ends_s - _SPARE_S, time.monotonic() + _OPS_S))
 
 
 def _ran_smaller(
@@ -96,15 +99,19 @@ def _ran_smaller(
         return None
     layers = max(_PER_LIST, small.virtual_stages)
     batch = graph.origin.batch_size or 0
-    for way in itertools.islice(smaller(call, batch, samples, layers), _MOST_TRIED):
+    refusals = 0
+    for way in itertools.islice(smaller(call, step.model(), batch, samples, layers), _MOST_TRIED):
         try:
             model = way()
             ready = _ready(graph, cluster, model, small)
             if ready is None:
                 continue
             setup, expected = ready
-        except NoAnswerError:
-            raise
+        except (StrategyError, MismatchError):  # more often of the strategy than of the sizes
+            refusals += 1
+            if refusals == _MOST_REFUSED:
+                break
+            continue
         except Exception:  # the model's own code, with sizes that it may not be made for
             continue
         problem = run_beside(model.call, expected, setup, max(1.0, ends_s - time.monotonic()))
@@ -125,6 +132,6 @@ def _ready(graph: OpGraph, cluster: Cluster, model: Smaller, strategy: Strategy)
     row = strategy_row(made, cluster, strategy)
     setup = setup_of(row.result, made, call.model)
     expected, again = step_in_one_piece(call), step_in_one_piece(call)
-    same = all(torch.equal(value, again[name]) for name, value in expected.items())
-    is_finite = all(bool(value.isfinite().all()) for value in expected.values())
-    return (setup, expected) if same and is_finite else None
+    is_same = all(torch.equal(one, other) for (_, one), (_, other) in zip(expected, again, strict=True))
+    is_finite = all(bool(value.isfinite().all()) for _, value in expected)
+    return (setup, expected) if is_same and is_finite else None
