@@ -99,7 +99,7 @@ def _row(row: Row) -> Row:
     graph = model_graph(row["model"], train=True)
     cluster = placement.Cluster.preset(row["cluster"], rates="peak")
     try:
-        result = placement.optimize(graph, cluster, strategy=row["strategy"], seed=0)
+        result = placement.optimize(graph, cluster, strategy=row["strategy"], seed=0, target="any")
         text = placement.export(result, "torch", model=model, graph=graph, source="model.py:make")
         came = f"{len(text.splitlines())} lines"
     except PlacementError as error:
@@ -156,7 +156,7 @@ def _small_script(model: str, strategy: str, batch: int, folder: Path) -> str:
     finally:
         torch.backends.cuda.enable_flash_sdp(has_flash)  # models of their own size are captured with it
     cluster = placement.Cluster.preset("8xV100-nvlink", rates="peak")
-    result = placement.optimize(graph, cluster, strategy=strategy, seed=0)
+    result = placement.optimize(graph, cluster, strategy=strategy, seed=0, target="any")
     return placement.export(result, "torch", model=module, graph=graph, source=f"small_zoo.py:{model}(batch={batch})")
 
 

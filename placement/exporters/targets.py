@@ -103,17 +103,17 @@ def runner_limits(graph: OpGraph, cluster: Cluster, model: nn.Module | None = No
     def refuses(strategy: Strategy) -> Refusal | None:
         if strategy.is_none or strategy.is_placed:
             return None
-        if not known and needs_model(strategy):
+        if not known:
             step = step_of(graph)
             known.append(None if step is None else step.model())
-        return _refused(dataclasses.replace(draft, strategy=strategy), graph, (*known, None)[0])
+        return _refused(dataclasses.replace(draft, strategy=strategy), graph, known[0])
 
     return ToolLimits(lacks=lacking, refuses=refuses)
 
 
 def _refused(draft: Result, graph: OpGraph, model: nn.Module | None) -> Refusal | None:
     """Why the torch runner has no constants for a strategy; None where it has, or where there is no model to ask."""
-    if (model is None and needs_model(draft.strategy)) or graph.origin.train is False:
+    if model is None or graph.origin.train is False:
         return None
     from placement.runtime.setups.facts_of import facts_of  # loads torch
 

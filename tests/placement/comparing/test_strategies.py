@@ -169,7 +169,7 @@ def test_work_that_is_repeated_is_said() -> None:
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises((StrategyError, MismatchError), match=sentence):
-        optimize(mlp(batch=8), CLUSTER, strategy=text)
+        optimize(mlp(batch=8), CLUSTER, strategy=text, target="any")
 
 
 def test_a_batch_of_one_sample_is_named_as_the_reason() -> None:

@@ -45,7 +45,7 @@ def dropless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_an_answer_says_which_load_it_assumes(call: Call, dropless: str) -> None:
-    words = ("optimize", dropless, "--train", "--cluster", "8xH100-nvswitch", "--strategy", "ep4")
+    words = ("optimize", dropless, "--train", "--cluster", "8xH100-nvswitch", "--strategy", "ep4", "--for", "any")
     code, out, err = call(*words)
     assert (code, err) == (0, "")
     assert "\nexperts      dropless, an even load assumed where they are spread (--expert-load says otherwise)\n" in out
