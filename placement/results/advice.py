@@ -326,7 +326,7 @@ def beyond(result: Result) -> str:
         return f"nothing faster that {kept.tool} cannot run was found in the tenth of the time that looks for it"
     gain = 1 - kept.faster_s / result.answer.objective_s
     lacks = f"which {kept.tool} cannot run: {kept.lacks.rstrip('.')}"
-    return f"without --for {format_seconds(kept.faster_s)}, {gain:.1%} faster, takes {kept.faster!r}, {lacks}"
+    return f"--for any {format_seconds(kept.faster_s)}, {gain:.1%} faster, takes {kept.faster!r}, {lacks}"
 
 
 def _row(one: Alternative, one_s: float | None) -> tuple[str, ...]:

@@ -55,11 +55,12 @@ def test_the_answer_is_one_that_the_target_writes(target: str) -> None:
     assert placement.export(result, target, **arguments(target, graph(), MODEL))
     assert Result.from_json(result.to_json()) == result
     (line,) = (line for line in summary(result).splitlines() if line.startswith("beyond"))
-    assert line.startswith(("beyond       nothing faster", "beyond       without --for"))
+    assert line.startswith(("beyond       nothing faster", "beyond       --for any"))
 
 
-def test_the_default_is_every_strategy() -> None:
+def test_the_default_is_what_apply_runs_and_any_is_every_strategy() -> None:
     assert tool_for(ANY, graph(), CLUSTER) is ANY_TOOL
+    assert tool_for(None, graph(), CLUSTER).lacks(placement.Strategy.parse("placed2 | tp2"))
     assert placement.optimize(graph(), CLUSTER, strategy="dp4").kept_to is None
 
 
