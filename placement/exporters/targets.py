@@ -96,7 +96,7 @@ def runner_limits(graph: OpGraph, cluster: Cluster, model: nn.Module | None = No
 
     def lacking(strategy: Strategy) -> str:
         if strategy.is_placed:
-            return _unplaced(strategy)
+            return PLACES_PARTS
         return next(runner_lacks(dataclasses.replace(draft, strategy=strategy)), "")
 
     @cache
@@ -124,13 +124,6 @@ def _refused(draft: Result, graph: OpGraph, model: nn.Module | None) -> Refusal 
     except InfeasibleError:
         return None  # no order of its pipeline fits: its score says so
     return None
-
-
-def _unplaced(strategy: Strategy) -> str:
-    """Why `placement.apply` does not place the ops of each part one by one; empty where it does."""
-    if strategy.zero or any(rule.name != "dp" for rule in strategy.mesh if rule.size > 1):
-        return "ops are placed one by one in whole replicas alone, which share no storage; take dp beside placed"
-    return ""
 
 
 def why_not_run(limits: ToolLimits, strategy: Strategy) -> str:

@@ -60,7 +60,7 @@ def test_the_answer_is_one_that_the_target_writes(target: str) -> None:
 
 def test_the_default_is_what_apply_runs_and_any_is_every_strategy() -> None:
     assert tool_for(ANY, graph(), CLUSTER) is ANY_TOOL
-    assert tool_for(None, graph(), CLUSTER).lacks(placement.Strategy.parse("placed2 | tp2"))
+    assert tool_for(None, graph(), CLUSTER).lacks(placement.Strategy.parse("dp2 | placed2"))
     assert placement.optimize(graph(), CLUSTER, strategy="dp4").kept_to is None
 
 

@@ -16,7 +16,7 @@ from graphs.transforms.strategy import OFFLOADED, ORDERS, STATISTICS, MeshRule, 
 
 CLUSTER = placement.Cluster.preset("4xV100-pcie")
 STRATEGIES = [Strategy.parse(text) for text in run_table.PARTS]
-UNRUN = ("placed2 | tp2", "pp2 pipedream mb2")  # whatever the torch runner learns
+UNRUN = ("dp2 | placed2", "pp2 pipedream mb2")  # whatever the torch runner learns
 
 
 def test_the_page_has_the_table_of_today() -> None:
@@ -73,14 +73,14 @@ def test_the_nearest_strategy_that_runs_is_named() -> None:
 
 def test_a_comparison_marks_what_nothing_runs_and_advises_the_rest() -> None:
     graph = decoder_step("float32", layers=2)
-    found = placement.compare_strategies(graph, CLUSTER, ["placed2 | tp2", "mb2"])
+    found = placement.compare_strategies(graph, CLUSTER, ["dp2 | placed2", "mb2"])
     assert [(row.strategy.text, bool(row.result.not_run)) for row in found.rows] == [
         ("mb2", False),
-        ("placed2 | tp2", True),
+        ("dp2 | placed2", True),
     ]
     assert [row["not_run"] for row in found.to_dict()["results"]] == [row.result.not_run for row in found.rows]
     assert "nothing runs" not in found.headline()
-    alone = placement.compare_strategies(graph, CLUSTER, ["placed2 | tp2"])
+    alone = placement.compare_strategies(graph, CLUSTER, ["dp2 | placed2"])
     assert alone.headline().startswith("nothing runs it: ")
 
 
