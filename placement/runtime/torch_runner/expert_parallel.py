@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from placement.runtime.torch_runner.module_parallel import cut, with_own_parts
 
 if TYPE_CHECKING:
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 # What leaves an expert's rows where they are.
 BY_ENTRY = (
@@ -48,7 +48,7 @@ def cut_experts(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> DeviceMesh:
         else:
             module.forward = functools.partial(with_rows, module.forward, parts)
         if not setup.shards_experts and apart["alike"].size() > 1:
-            for p in module.parameters():
+            for p in module.parameters(recurse=False):
                 p.register_hook(functools.partial(of_alike, group=apart.get_group("alike")))
     return apart
 
@@ -132,5 +132,5 @@ class RowsOfExperts(TorchFunctionMode):
 
     def at_home(self, value: Any) -> Any:
         if isinstance(value, DTensor) and not isinstance(value, nn.Parameter) and value.placements == (Shard(0),):
-            return value.redistribute(placements=[Shard(1)]).to_local()
+            return value.redistribute(placements=[Shard(1)]).to_local().contiguous()  # as products are
         return value

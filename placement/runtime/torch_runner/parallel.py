@@ -21,7 +21,7 @@ from placement.runtime.torch_runner.stages import Pipeline, own_modules, own_sta
 from placement.runtime.torch_runner.tensor_parallel import cut_sequence, cut_weights, other_dimension
 
 if TYPE_CHECKING:
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> nn.Module:
@@ -73,13 +73,10 @@ def wrapped(whole: nn.Module, model: nn.Module, mesh: DeviceMesh, setup: Setup) 
             save_on_host(module)
     if setup.experts > 1:
         apart = cut_experts(model, mesh, setup)
-        if setup.shards_experts:
-            for module in own_modules(model, tuple(setup.expert_modules), setup):
-                fully_shard(module, mesh=apart["alike"], reshard_after_forward=setup.zero == 3)
     if setup.is_ddp:
         return replicated(whole, mesh, setup)
     if setup.is_sharded:
-        return sharded(whole, model, mesh, setup)
+        return sharded(whole, model, mesh, setup, apart if setup.experts > 1 else mesh)
     return whole
 
 
@@ -96,8 +93,12 @@ def replicated(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> nn.Module:
     )
 
 
-def sharded(whole: nn.Module, model: nn.Module, mesh: DeviceMesh, setup: Setup) -> nn.Module:
-    """Replicas that keep, gather and reduce parameters by `fully_shard`."""
+def sharded(whole: nn.Module, model: nn.Module, mesh: DeviceMesh, setup: Setup, apart: DeviceMesh) -> nn.Module:
+    """Replicas that keep, gather and reduce parameters by `fully_shard`.
+
+    Args:
+        apart: the mesh with ranks apart that have the same experts.
+    """
     over = mesh[setup.sharding_axes]  # it replicates over the first of two axes, and cuts over the last one
     options: dict[str, Any] = {"mesh": over}
     if setup.zero < 3:
@@ -111,7 +112,12 @@ def sharded(whole: nn.Module, model: nn.Module, mesh: DeviceMesh, setup: Setup) 
     if setup.offloads_parameters:
         # The host keeps parameters, gradients and what the optimizer makes, and updates them.
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
-    if setup.cuts_replicas:
+    if setup.shards_experts:
+        for module in own_modules(model, tuple(setup.expert_modules), setup):
+            for child in module.children():  # such as a router, of which all replicas have the same
+                fully_shard(child, **options)
+            fully_shard(module, **{**options, "mesh": apart["alike"]})
+    elif setup.cuts_replicas:
         options["ignored_params"] = {p for p in model.parameters() if isinstance(p, DTensor)}
     if setup.has_blocks:
         options["shard_placement_fn"] = other_dimension
