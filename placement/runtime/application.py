@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -30,7 +29,7 @@ from placement.runtime.states.formats import accept_gradients, convert
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 Devices = Mapping[str, str | torch.device]
 _STEPS = {True: "training", False: "inference"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from placement.runtime.setups.code_text import comment, plain, quoted, wrapped
 from placement.runtime.setups.facts import Facts
-from placement.runtime.setups.setup import Setup
+from placement.runtime.torch_runner.setup import Setup
 
 # What stands behind a short constant, or above a long one; those that are not here explain themselves.
 _COMMENTS = {

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from placement.fitting.real.torchrun import Ranks
     from placement.fitting.stragglers import Stragglers
     from placement.fitting.virtual.assignment import Assignment
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 ItemT = TypeVar("ItemT")
 _GPU = "gpu"  # as kind of a device

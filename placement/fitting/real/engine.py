@@ -31,7 +31,7 @@ from placement.processes.threads import single_threaded
 if TYPE_CHECKING:
     from placement.fitting.real.torchrun import Ranks
     from placement.fitting.task import FitTask
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 _LOOK_S = 0.1
 _LOOK_AT_PROCESSES_S = 0.25

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from placement.fitting.task import FitTask
     from placement.processes.starting import Parent
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 READY = "ready"  # what a process says that has met the others
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 
 def mesh_of(setup: Setup, strategy: Strategy, place: torch.device, given: DeviceMesh | None) -> DeviceMesh:

@@ -21,7 +21,7 @@ from placement.runtime.program.device_layout import DeviceLayout
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,9 +25,9 @@ from graphs.disk import temporary_folder
 from graphs.origin import ModelCall
 from placement.processes.starting import Parent, WorkerEndedError, WorkerFailedError, Workers
 from placement.runtime.ranks.launch import met_store
-from placement.runtime.setups.setup import Setup
 from placement.runtime.torch_runner.optimizers import make_optimizer
 from placement.runtime.torch_runner.parallel import parallelize
+from placement.runtime.torch_runner.setup import Setup
 from placement.runtime.torch_runner.step import run_step
 
 CLOSE = 5e-4  # of the largest entry of a tensor: parts add up in another order, in float32

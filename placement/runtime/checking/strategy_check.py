@@ -27,8 +27,8 @@ from placement.runtime.checking.ops_in_parts import ops_in_parts
 from placement.runtime.checking.ranks import Numbers, run_beside, step_in_one_piece
 from placement.runtime.checking.scaled import scaled_down
 from placement.runtime.checking.smaller_model import Smaller, smaller
-from placement.runtime.setups.setup import Setup
 from placement.runtime.setups.setup_of import setup_of
+from placement.runtime.torch_runner.setup import Setup
 from placement.solving.checked import Checked
 from placement.solving.strategy_row import strategy_row
 

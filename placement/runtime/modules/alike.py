@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from graphs.errors import MismatchError
 from placement.runtime.ranks.group import Ranks
-from placement.runtime.setups.setup import Setup
+from placement.runtime.torch_runner.setup import Setup
 
 _N_COMPARED = 256  # first entries of a tensor; made under another seed all entries differ
 

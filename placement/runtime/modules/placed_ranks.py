@@ -15,9 +15,10 @@ from graphs.errors import MismatchError
 from placement.inputs.call_arguments import check_call, tensors_of
 from placement.runtime.modules.initial_values import initial_values
 from placement.runtime.modules.local_tensors import lent
-from placement.runtime.modules.own_states import OwnStates, Path
+from placement.runtime.modules.own_states import OwnStates
 from placement.runtime.modules.rank_step import RankStep
 from placement.runtime.modules.run_folder import load_run, save_run
+from placement.runtime.modules.shared_states import Path
 from placement.runtime.modules.wrapper import OpByOpWrapper
 from placement.runtime.program.derived_layout import nearest, same_ops
 from placement.runtime.program.device_layout import DeviceLayout, Key
@@ -224,7 +225,7 @@ class PlacedRanks(OpByOpWrapper):
             CheckpointError: on every rank: a file cannot be written.
             MismatchError: a fact is no plain data.
         """
-        save_run(self._ranks, self._states.kept(is_own=True), pathlib.Path(folder), optimizer, facts)
+        save_run(self._ranks, self._states.kept(), pathlib.Path(folder), optimizer, facts)
 
     def load_run(self, folder: Path, optimizer: torch.optim.Optimizer | None) -> dict[str, Any] | None:
         """Go on with what `save_run` saved, on these devices or others. All ranks call it.
@@ -235,7 +236,7 @@ class PlacedRanks(OpByOpWrapper):
         Raises:
             MismatchError: on every rank: the run is of another model or optimizer.
         """
-        found = load_run(self._ranks, self._states.kept(is_own=False), pathlib.Path(folder), optimizer)
+        found = load_run(self._ranks, self._states.kept(), pathlib.Path(folder), optimizer)
         if found is not None:
             self._states.forget_start()
         return found

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from graphs.errors import CheckpointError, MismatchError
-from placement.runtime.modules.own_states import unwritten, written
+from placement.runtime.modules.shared_states import unwritten, written
 from placement.runtime.ranks.group import Ranks
 
 _FORMAT = 2

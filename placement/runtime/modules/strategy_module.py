@@ -23,13 +23,14 @@ from placement.runtime.modules.alike import check_alike, check_batches
 from placement.runtime.modules.initial_values import initial_values
 from placement.runtime.modules.local_tensors import outlines_of
 from placement.runtime.modules.run_folder import load_run, save_run
-from placement.runtime.modules.strategy_states import Path, StrategyStates, check_optimizer, fill, is_lost, part_of
+from placement.runtime.modules.shared_states import Path, fill, part_of
+from placement.runtime.modules.strategy_states import StrategyStates, check_optimizer, is_lost
 from placement.runtime.ranks.group import Ranks
 from placement.runtime.samples import OwnSamples, set_own_samples
-from placement.runtime.setups.setup import Setup
 from placement.runtime.torch_runner.batch import borders
 from placement.runtime.torch_runner.optimizers import make_optimizer
 from placement.runtime.torch_runner.parallel import parallelize
+from placement.runtime.torch_runner.setup import Setup
 from placement.runtime.torch_runner.stages import local
 from placement.runtime.torch_runner.step import loss_of, run_forward, run_step
 from placement.runtime.torch_runner.weights import give_memory

@@ -13,8 +13,8 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from placement.runtime.setups.module_tree import is_under
 from placement.runtime.setups.code_text import quoted
+from placement.runtime.setups.module_tree import is_under
 
 _WIDTH = 100  # characters of a line that takes in what another one computes
 _INFIX = {

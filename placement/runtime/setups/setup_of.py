@@ -10,9 +10,9 @@ from graphs.opgraph import OpGraph
 from placement.runtime.setups.context_plan import ContextPlan
 from placement.runtime.setups.facts import SCHEDULES, Facts
 from placement.runtime.setups.facts_of import facts_of
-from placement.runtime.setups.setup import Setup
 from placement.runtime.setups.stage_modules import Pieces
 from placement.runtime.setups.whole_batch import EACH, ONE
+from placement.runtime.torch_runner.setup import Setup
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,8 +11,8 @@ from torch import fx, nn
 
 from graphs.module_paths import prefixes
 from graphs.opgraph import OpGraph
-from placement.runtime.setups.module_tree import is_under
 from placement.runtime.setups.code_text import plain, quoted
+from placement.runtime.setups.module_tree import is_under
 from placement.runtime.setups.node_text import NoText, is_statement, lines_of, nodes_in
 from placement.runtime.setups.stage_modules import Pieces
 from placement.runtime.setups.stage_trace import ModelTrace, ModuleCall, borders, traced

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from placement.runtime.torch_runner.context_parallel import part_of_sequence
 
 if TYPE_CHECKING:
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 
 def replica(mesh: DeviceMesh, setup: Setup) -> int:
@@ -106,8 +106,9 @@ def divide_by_share(labels: Labels, model: nn.Module, setup: Setup) -> torch.Ten
     """Divide gradients by the share of the labels that count, which is known after all parts; returns it."""
     trained = [p for p in model.parameters() if p.grad is not None]
     device = trained[0].device if trained else torch.empty(0, device=labels.mesh.device_type).device
-    counts = labels.counts[-setup.micro_batches :]  # of a first step, not those of the run that finds out shapes
-    share = sum(counts, torch.zeros((), device=device)) / (setup.micro_batches * setup.replicas)
+    parts = setup.micro_batches * setup.label_losses
+    counts = labels.counts[-parts:]  # of a first step, not those of the run that finds out shapes
+    share = sum(counts, torch.zeros((), device=device)) / (parts * setup.replicas)
     labels.counts.clear()
     for axis in setup.label_axes:
         dist.all_reduce(share, group=labels.mesh.get_group(axis))

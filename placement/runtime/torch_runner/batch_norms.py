@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 if TYPE_CHECKING:
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 
 class SumOverReplicas(torch.autograd.Function):

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 if TYPE_CHECKING:
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 
 def part_of_sequence(inputs: dict[str, Any], mesh: DeviceMesh, setup: Setup) -> dict[str, Any]:

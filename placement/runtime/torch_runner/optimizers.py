@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from placement.runtime.torch_runner.stages import local
 
 if TYPE_CHECKING:
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 
 def make_optimizer(model: nn.Module, mesh: DeviceMesh, setup: Setup, kind: Any, **settings: Any) -> Any:

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from placement.runtime.torch_runner.batch import Labels
 
 if TYPE_CHECKING:
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 
 class Handover(Exception):
@@ -44,10 +44,7 @@ class Stage(nn.Module):
             for path in paths if other != number else ():
                 self._leave_out(path, model.get_submodule(path), other > number)
         if number:
-            if setup.begins and number in setup.begins:
-                first = setup.begins[number]
-            else:
-                first = setup.stages[number][0]
+            first = setup.begins[number] if setup.begins and number in setup.begins else setup.stages[number][0]
             model.get_submodule(first).register_forward_pre_hook(self._begin)
         if setup.begins:
             for path, forward in setup.pieces.get(number, {}).items():

@@ -27,7 +27,7 @@ from placement.runtime.torch_runner.batch import (
 from placement.runtime.torch_runner.stages import Pipeline, add_tied
 
 if TYPE_CHECKING:
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:

@@ -30,7 +30,7 @@ from placement.runtime.torch_runner.module_parallel import (
 )
 
 if TYPE_CHECKING:
-    from placement.runtime.setups.setup import Setup
+    from placement.runtime.torch_runner.setup import Setup
 
 __all__ = [  # what setups are made of
     "AttentionParallel",
