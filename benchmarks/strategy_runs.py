@@ -1,10 +1,10 @@
 """Which models run under which strategies, with the numbers of one device?
 
-Every rank of a strategy is a thread of this process. One training step gives the loss, gradients and buffers of the
-model as it is, or the strategy is refused with a sentence; outputs of inference as well. Models are small, with batches
-of 8. Each row is appended to OUT/strategy_runs.jsonl as soon as it is known, and a run that was stopped goes on there;
-OUT/strategy_runs.md is made of all rows that are known. The root of the project, and tests/helpers, must be on
-PYTHONPATH.
+Every rank of a strategy is a fork of this process, and no model drops anything. One training step gives the loss,
+gradients, weights and buffers of the model as it is, or the strategy is refused with a sentence; outputs of inference
+as well. Models are small, with batches of 8. Each row is appended to OUT/strategy_runs.jsonl as soon as it is known,
+and a run that was stopped goes on there; OUT/strategy_runs.md is made of all rows that are known. The root of the
+project, and tests/helpers, must be on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -29,16 +29,9 @@ from graphs.kept import precision_named
 from graphs.recipes import Precision
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import MODELS, build
+from placement.measuring.runs.trial_work import without_dropout
 from placement.runtime.states.formats import accept_gradients, compute_in, convert
-from tests.helpers.parallel.sharded_models import (
-    Run,
-    differences,
-    run_here,
-    run_in_parts,
-    run_in_threads,
-    run_parts_here,
-    run_whole,
-)
+from tests.helpers.parallel.applied_strategies import Numbers, Steps, by_ranks, differences, in_one_piece, in_parts
 
 BATCH = 8
 ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "memory")
@@ -228,19 +221,20 @@ def _rows(name: str, options: Any, known: dict[str, Any]) -> Iterator[dict[str, 
     """The strategies of a model that are not known yet."""
     torch.manual_seed(options.seed)
     case = HUGGING_FACE[name]() if name in HUGGING_FACE else of_zoo(name)
+    without_dropout(case.model)
     yield from _rows_in_precision(name, case, options, known)
     for kind, strategies in (("train", (*EVERYWHERE, *case.others)), ("eval", OF_INFERENCE)):
         is_train = kind == "train"
         args = case.args if is_train else case.inference_args
         program: Program | None = None
-        expected: Run | None = None
+        expected: Numbers | None = None
         for strategy in strategies:
             row = {"model": name, "pass": kind, "strategy": strategy}
             if not _is_asked(row, options, known):
                 continue
             if program is None or expected is None:
                 program = capture_program(case.model.train(is_train), args, case.kwargs, is_train)
-                expected = run_whole(case.model, args, case.kwargs, train=is_train)
+                expected = in_one_piece(copy.deepcopy(case.model), Steps(args, case.kwargs, is_train))
             here, taken = case._replace(args=args), _of_model(strategy, case)
             try:
                 wanted = _expected(here, taken, expected)
@@ -299,15 +293,14 @@ def _in_precision(case: Case, precision: Precision) -> tuple[Case, Program] | st
         return f"the model does not compute in {precision.name}: {str(error).splitlines()[0]}"
 
 
-def _whole_in_precision(case: Case, strategy: str, precision: Precision) -> Run:
+def _whole_in_precision(case: Case, strategy: str, precision: Precision) -> Numbers:
     """What one device makes of the whole batch, or of its parts, where the model computes in a precision."""
     computing = copy.deepcopy(case.model)
     accept_gradients(computing, precision)
     compute_in(computing, precision)
     parsed = Strategy.parse(strategy)
-    if parsed.statistics != "local":
-        return run_here(computing, case.args, case.kwargs)
-    return run_parts_here(computing, case.args, case.kwargs, parsed.micro_batches)
+    steps = Steps(case.args, case.kwargs)
+    return in_one_piece(computing, steps) if parsed.statistics != "local" else in_parts(computing, steps, parsed)
 
 
 def _in_format(case: Case, dtype: torch.dtype) -> Case:
@@ -324,7 +317,7 @@ def _in_format(case: Case, dtype: torch.dtype) -> Case:
 def _found_in_float64(case: Case, strategy: str, is_train: bool) -> dict[str, Any]:
     wide = _in_format(case, torch.float64)
     program = capture_program(wide.model.train(is_train), wide.args, wide.kwargs, is_train)
-    whole = run_whole(wide.model, wide.args, wide.kwargs, train=is_train)
+    whole = in_one_piece(copy.deepcopy(wide.model), Steps(wide.args, wide.kwargs, is_train))
     return _found(wide, strategy, program, _expected(wide, strategy, whole))
 
 
@@ -338,38 +331,31 @@ def _of_model(strategy: str, case: Case) -> str:
     return f"{strategy} | statistics={'sync' if Strategy.parse(strategy).micro_batches == 1 else 'local'}"
 
 
-def _expected(case: Case, strategy: str, whole: Run | None) -> Run:
+def _expected(case: Case, strategy: str, whole: Numbers | None) -> Numbers:
     """What one device makes of the whole batch; with own statistics of parts, of one part after the other.
 
     Args:
-        whole: of the whole batch, if that is known; of a model without gradients it is.
+        whole: of the whole batch, if that is known; of inference it is.
     """
-    parsed = Strategy.parse(strategy)
-    if parsed.statistics != "local" or (whole is not None and not whole.gradients):
-        return run_whole(case.model, case.args, case.kwargs) if whole is None else whole
-    replicas = next((rule.size for rule in parsed.mesh if rule.name == "dp"), 1)
-    found = run_in_parts(case.model, case.args, case.kwargs, parsed.micro_batches * replicas)
-    if replicas > 1:
-        found.buffers.clear()  # each replica has running statistics of its own parts
-    return found
+    parsed, steps = Strategy.parse(strategy), Steps(case.args, case.kwargs)
+    if parsed.statistics != "local" or (whole is not None and "output 0" in whole):
+        return in_one_piece(copy.deepcopy(case.model), steps) if whole is None else whole
+    return in_parts(copy.deepcopy(case.model), steps, parsed)
 
 
 def _found(
     case: Case,
     strategy: str,
     program: Program,
-    expected: Run,
+    expected: Numbers,
     tolerance: float = TOLERANCE,
     share: float = 1e-3,
     rounding: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Whether a strategy gives what is expected, within the tolerance or twice the rounding of each tensor."""
-    is_train = program.train
-    torch.manual_seed(3)  # of dropout, as of `run_whole`
+    steps = Steps(case.args, case.kwargs, program.train)
     try:
-        model = copy.deepcopy(case.model).train(is_train)
-        found = run_in_threads(model, case.args, strategy, case.kwargs, train=is_train, program=program)
-        each = differences(found, expected, share)
+        each = differences(by_ranks(case.model, program.graph, strategy, steps), expected, share)
     except PlacementError as error:
         return {"found": "refused", "off": None, "why": str(error)}
     except Exception as error:

@@ -5,12 +5,12 @@
     python benchmarks/wide_net.py --transformers                families of transformers in tiny sizes
     python benchmarks/wide_net.py --only 'words: linear, mha, simple_gate -> contrastive' --strategies 'tp2,dp2 | mb2'
 
-Every rank of a strategy is a thread of this process. A run is two training steps (losses, gradients, parameters and
-buffers) or one of inference (outputs), and ends as equal, refused (one sentence), crashed (any other exception) or
-WRONG. A drawn model is one line of text; one that fails is made smaller as long as it fails. With --out each model
-appends rows to OUT/wide_net.jsonl, and OUT/wide_net.md is made of all rows; runs that ended there as equal or refused
-are not made again, so that one that was stopped goes on. The root of the project must be on PYTHONPATH. Exit code 1:
-something crashed or was wrong.
+Every rank of a strategy is a fork of this process, and nothing is dropped. A run is two training steps (losses,
+gradients, parameters and buffers) or one of inference (outputs), and ends as equal, refused (one sentence), crashed
+(any other exception) or WRONG. A drawn model is one line of text; one that fails is made smaller as long as it fails.
+With --out each model appends rows to OUT/wide_net.jsonl, and OUT/wide_net.md is made of all rows; runs that ended there
+as equal or refused are not made again, so that one that was stopped goes on. The root of the project must be on
+PYTHONPATH. Exit code 1: something crashed or was wrong.
 """
 
 from __future__ import annotations

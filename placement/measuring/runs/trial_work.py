@@ -43,7 +43,7 @@ from placement.runtime.states.formats import accept_gradients, compute_in, conve
 def plain(task: TrialTask) -> ProcessOutcome:
     """Steps of the model as it is; what the first ones compute goes to a file for the others to compare with."""
     step = _plain_step(task)
-    dropout = _without_dropout(step.model) if task.is_calm else {}
+    dropout = without_dropout(step.model) if task.is_calm else {}
     weights = dict(step.model.named_parameters(remove_duplicate=False)) if task.train else {}
     before = {name: weight.detach().clone() for name, weight in weights.items() if weight.requires_grad}
     try:
@@ -52,7 +52,7 @@ def plain(task: TrialTask) -> ProcessOutcome:
         raise MismatchError(
             f"{task.model} fails on its own inputs ({reason_of(error)}); first make it run as it is."
         ) from error
-    _with_dropout(dropout)
+    with_dropout(dropout)
     names = tuple(computed)
     moved = {f"{MOVED}{WEIGHT}{name}": distance(weights[name].detach(), start) for name, start in before.items()}
     save_file(computed | {name: torch.tensor(by) for name, by in moved.items()}, task.reference)
@@ -70,7 +70,7 @@ def rounding(task: TrialTask) -> dict[str, float]:
     """
     step = _plain_step(task)
     if task.is_calm:
-        _without_dropout(step.model)
+        without_dropout(step.model)
     eps = max(torch.finfo(getattr(torch, name)).eps for name in ("float32", *task.halves))
     draws = torch.Generator().manual_seed(task.seed)
     with torch.no_grad():
@@ -94,11 +94,11 @@ def placed(task: TrialTask) -> ProcessOutcome:
     result, reference = Result.load(task.placement), TensorFile(task.reference)
     with _same_draws(task):
         example = _example(task, result)
-        dropout = _without_dropout(example.model) if task.is_calm else {}
+        dropout = without_dropout(example.model) if task.is_calm else {}
         example = _as_placed(example, task, result)
         step = _step(task, example)
         computed, _ = _first_steps(step, task, reference)
-        _with_dropout(dropout)
+        with_dropout(dropout)
         checked = compared(computed, reference)
         del computed
         timed = timed_run(step, task.repeats, dist.group.WORLD, task.places)
@@ -123,7 +123,7 @@ def _first_steps(
     return step.first_steps(reference, told)
 
 
-def _without_dropout(model: nn.Module) -> dict[tuple[nn.Module, str], float]:
+def without_dropout(model: nn.Module) -> dict[tuple[nn.Module, str], float]:
     """Let a model drop nothing; returns what its modules had there. A rank drops others than one device does."""
     found = {}
     for module in model.modules():
@@ -135,8 +135,8 @@ def _without_dropout(model: nn.Module) -> dict[tuple[nn.Module, str], float]:
     return found
 
 
-def _with_dropout(found: Mapping[tuple[nn.Module, str], float]) -> None:
-    """Give back what `_without_dropout` took, for the steps that are timed; traced stages go on without it."""
+def with_dropout(found: Mapping[tuple[nn.Module, str], float]) -> None:
+    """Give back what `without_dropout` took, for the steps that are timed; traced stages go on without it."""
     for (module, name), value in found.items():
         setattr(module, name, value)
 
