@@ -232,16 +232,28 @@ _smaller: dict[int, Ranks] = {}  # that a worker has made, by size
 
 
 def strategy_share(model: TimedModel, strategy: str) -> nn.Module:
-    """This process's share of a model under a strategy, given as text.
+    """This process's share of a model under a strategy, given as text, as `placement.apply` gives it.
 
     Raises:
-        MismatchError: strategies are not run here.
+        PlacementError: it is not run, says why.
     """
-    raise MismatchError(f"strategy {strategy!r} is not run by the executor; score it by simulation, or take 'none'.")
+    from placement.optimization import optimize
+    from placement.runtime.application import apply
+
+    found = optimize(model.step.program.graph, model.cluster, strategy=strategy)
+    return apply(_twin(model.module), found, model.args, model.kwargs, loss=model.loss)
 
 
 def _step(model: TimedModel, module: nn.Module, loss: Loss | None) -> ModelStep:
-    return ModelStep.of(module, model.args, model.kwargs, model.step.program.train, loss)
+    """A step that leaves the weights what they are, however often it is run: Adam takes as long as with any rate."""
+    train, settings = model.step.program.train, {"lr": 0.0, "foreach": False}
+    own = [parameter for parameter in module.parameters() if parameter.requires_grad and train]
+    make: Any = getattr(type(module), "optimizer", None)
+    if make is not None and train:  # a strategy says where the optimizer's state is kept
+        optimizer = make(module, torch.optim.Adam, **settings)
+    else:
+        optimizer = torch.optim.Adam(own, **settings) if own else None
+    return ModelStep(module, model.args, model.kwargs, train, loss, optimizer)
 
 
 def _layout(model: TimedModel, work: Arrangement) -> DeviceLayout:

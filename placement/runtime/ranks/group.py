@@ -242,7 +242,8 @@ def _all_ranks(world: Any) -> Ranks:
 def _limit() -> timedelta:
     """How long the default process group waits for a process."""
     with suppress(RuntimeError, AttributeError, ValueError):  # of a GPU's group alone, or there is none
-        found: timedelta = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+        world: Any = dist.group.WORLD
+        found: timedelta = world._get_backend(torch.device("cpu")).options._timeout
         return found
     return START
 
