@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from baselines.strategies.folding import (
     with_single_place_collectives,
 )
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order, order_of
-from baselines.strategies.placed import check_rows, placed_rows
+from baselines.strategies.placed import placed_rows
 from baselines.strategies.stage_cuts import recomputed_in_stages
 from env.cluster import BLOCKING, LANE, Cluster
 from env.communication.formulas import buffer_bytes, fused_s
@@ -47,9 +46,6 @@ from graphs.transforms.splitting.exchange import ACCUMULATE
 from graphs.transforms.splitting.sharding import Sharding
 from graphs.transforms.strategy import Strategy
 
-if TYPE_CHECKING:
-    from baselines.strategies.decisions import Decisions
-
 _Copied = Mapping[int, Sequence[CopiedIn]]
 _ABOUT = 0.01  # share of a step time for which an order of its own is not worth it
 
@@ -63,8 +59,6 @@ class Rewrite:
         copies: how that is cut; None where it is not.
         row: int64 [n], the row of `devices` where each op runs.
         devices: int64 [rows, places], numbers in the cluster as given: a row for each stage.
-        algorithms: of each collective, as it was asked for or is the quickest; none where one place stands for all.
-        fused_s: float64, seconds of each collective that is fused, NaN of one that is spelt out.
         sequences: of a pipeline order that was searched, the blocks of each row of devices; else none.
         hosted: tensors of that graph that wait on hosts for the backward pass; None without.
         copied: by op of the graph whose collectives are not spelt out, the parameters that it copies from the host.
@@ -74,8 +68,6 @@ class Rewrite:
     copies: Copies | None
     row: IntArray
     devices: IntArray
-    algorithms: tuple[str, ...] = ()
-    fused_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     sequences: tuple[tuple[StageBlock, ...], ...] = ()
     hosted: HostedTensors | None = None
     copied: _Copied = field(default_factory=dict)
@@ -117,9 +109,7 @@ class Applied:
         return replace(self, problem=Problem(self.problem.graph, cluster), plan=plan)
 
 
-def applied(
-    graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: bool = False, decided: Decisions | None = None
-) -> Applied:
+def applied(graph: OpGraph, cluster: Cluster, strategy: Strategy, *, folded: bool = False) -> Applied:
     """Carry out a strategy.
 
     The devices are those that the strategy names, else the cluster's in their order, CPUs beside other devices left
@@ -128,33 +118,22 @@ def applied(
     Args:
         folded: make the first place of the mesh alone, which stands for all (`baselines.strategies.folding`), on a
             part of the cluster that has one device for each stage.
-        decided: choices made before, for a strategy that names its cuts: nothing is chosen or timed then.
 
     Raises:
-        StrategyError: graph or cluster do not allow the strategy, or its folding; or decisions for another graph.
+        StrategyError: graph or cluster do not allow the strategy, or its folding.
         InfeasibleError: no order keeps to the memory, where the strategy asks for one that does.
     """
-    if decided is None:
-        return _chosen(graph, cluster, strategy, folded)
-    return _carried_out(graph, cluster, strategy, folded, decided)
+    return _carried_out(graph, cluster, strategy, folded)
 
 
 @lru_cache(maxsize=1)
-def _chosen(graph: OpGraph, cluster: Cluster, strategy: Strategy, folded: bool) -> Applied:
+def _carried_out(graph: OpGraph, cluster: Cluster, strategy: Strategy, folded: bool) -> Applied:
     """The last one is kept: a strategy that may be the answer is carried out for its result, and for its check."""
-    return _carried_out(graph, cluster, strategy, folded, None)
-
-
-def _carried_out(
-    graph: OpGraph, cluster: Cluster, strategy: Strategy, folded: bool, decided: Decisions | None
-) -> Applied:
     check_allowed(graph, cluster, strategy)
     if folded:
         check_folded(cluster, strategy)
     grid = grid_of(cluster, strategy)
-    again, copies, (exchanged, copied), stage, is_apart, joined = _exchanged(
-        graph, cluster, strategy, grid, folded, decided
-    )
+    again, copies, (exchanged, copied), stage, is_apart, joined = _exchanged(graph, cluster, strategy, grid, folded)
     # A single micro-batch leaves no choice of order.
     is_searched = strategy.order == MEMORY_ORDER and strategy.micro_batches > 1
     order = None if is_searched or strategy.is_placed else order_of(strategy, joined is not None)
@@ -163,16 +142,12 @@ def _carried_out(
         hosted = hosted_tensors(again.graph, strategy.offloaded_activations, stage)
         exchanged = with_hosted_activations(exchanged, again.graph, hosted)
     rank = stage if order is None else np.array(order.devices, dtype=np.int64)[stage]
-    names: Sequence[str] = () if decided is None else decided.algorithms
-    fused = np.zeros(0) if decided is None else decided.fused_s
     if folded:
         unordered = _folded(exchanged, strategy.reduce, cluster, grid, rank)
         if strategy.offload:
             unordered = with_shared_hosts(unordered, cluster, grid, rank[unordered.origin])
     else:
-        if decided is None:
-            names, fused = _algorithms(exchanged, strategy.reduce, cluster, grid, rank)
-        unordered = _spelt_out(exchanged, names, fused)
+        unordered = _spelt_out(exchanged, *_algorithms(exchanged, strategy.reduce, cluster, grid, rank))
     used, devices = cluster, grid.reshape(strategy.stages, -1)
     if folded:
         used, devices = one_place(cluster, devices, bool(strategy.offload))
@@ -189,10 +164,7 @@ def _carried_out(
     if (strategy.stages > 1 or strategy.micro_batches > 1) and not strategy.is_placed:
         in_blocks = np.where(is_apart, -1, stage)
         try:
-            if order is None and decided is not None:
-                decided.check_sequences(strategy)
-                searched = decided.sequences
-            elif order is None:
+            if order is None:
                 device = _devices(unordered, target, devices, rank, is_outer)
                 costs = pipeline_costs(Problem(unordered.graph, target), unordered, in_blocks, device)
                 searched = memory_order(costs, strategy.micro_batches).sequences
@@ -204,8 +176,6 @@ def _carried_out(
             ) from None
     elif strategy.recompute or hosted is not None:
         numbers = _program_order(spelt_out)
-    elif decided is not None:
-        numbers = decided.order_of(spelt_out.graph)
     device = _devices(spelt_out, target, devices, rank, is_outer)
     derived = replace(spelt_out, source=graph, origins=again.origin[spelt_out.origins])
     problem = Problem(derived.graph, target)
@@ -220,14 +190,12 @@ def _carried_out(
         stage=stage[spelt_out.origin],
         note=_note(again.graph, derived.graph, cluster, strategy, folded, () if copies is None else copies.mesh),
         is_folded=folded,
-        rewrite=Rewrite(
-            again, copies, rank, grid.reshape(strategy.stages, -1), tuple(names), fused, searched, hosted, copied
-        ),
+        rewrite=Rewrite(again, copies, rank, grid.reshape(strategy.stages, -1), searched, hosted, copied),
     )
 
 
 def _exchanged(
-    graph: OpGraph, cluster: Cluster, strategy: Strategy, grid: IntArray, folded: bool, decided: Decisions | None
+    graph: OpGraph, cluster: Cluster, strategy: Strategy, grid: IntArray, folded: bool
 ) -> tuple[Derived, Copies | None, tuple[Derived, _Copied], IntArray, BoolArray, tuple[str, str] | None]:
     """``(graph with second runs, how it is cut, graph with collectives not spelt out, stage, is_apart, joined)``.
 
@@ -237,16 +205,13 @@ def _exchanged(
     again = recomputed(graph, strategy.recompute, strategy.micro_batches > 1)
     stage, is_apart = np.zeros(again.graph.n_ops, dtype=np.int64), np.zeros(again.graph.n_ops, dtype=np.bool_)
     if strategy.is_placed:
-        known = None if decided is None else decided.placed
-        rows_of = placed_rows(again, cluster, strategy) if known is None else known
-        stage = check_rows(rows_of, again.graph, strategy)
+        stage = placed_rows(again, cluster, strategy)
     elif strategy.stages > 1:
         again, stage, is_apart = recomputed_in_stages(graph, cluster, strategy, grid.reshape(-1))
     axes = [rule.axis() for rule in strategy.mesh]
     zero = Zero(strategy.zero) if strategy.zero else None
     is_synchronised = strategy.statistics == "sync" and graph.is_training
-    rows = () if decided is None else decided.rows
-    copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded, decided=rows)
+    copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded)
     joined = None
     if copies is not None and copies.chunks is not None:
         joined = joins_micro_batches(again.graph, copies.is_chunked, copies.chunks.written, copies.chunks.read)

@@ -20,7 +20,6 @@ from baselines.strategies.folding import SPATIAL, grid_of, one_place
 from env.cluster import LANE, Cluster
 from env.problem import Problem
 from graphs.arrays import IntArray
-from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 from graphs.transforms.derived import Derived
 from graphs.transforms.splitting import Zero, copies_of, split_as
@@ -79,17 +78,3 @@ def _part(graph: OpGraph, first: IntArray, strategy: Strategy) -> Derived:
     _, group = np.unique(together[one.origin], return_inverse=True)
     pins = tuple(() if each == (LANE,) else each for each in one.graph.pins)
     return replace(one, graph=replace(one.graph, pins=pins, colocation=group.reshape(-1).astype(np.int64)))
-
-
-def check_rows(rows: IntArray, graph: OpGraph, strategy: Strategy) -> IntArray:
-    """Rows that were decided before, if they are of this graph and strategy.
-
-    Raises:
-        MismatchError: they are of another one.
-    """
-    if len(rows) != graph.n_ops or (rows < 0).any() or (rows >= strategy.stages).any():
-        raise MismatchError(
-            f"decisions place {len(rows)} ops, and strategy {strategy.text!r:.200} places {graph.n_ops} on "
-            f"{strategy.stages} devices; save the result again."
-        )
-    return rows

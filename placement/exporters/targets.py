@@ -120,7 +120,9 @@ def _refused(draft: Result, graph: OpGraph, model: nn.Module | None) -> Refusal 
     try:
         facts_of(draft, graph, model)
     except MismatchError as error:
-        return Refusal(str(error), error.instead if isinstance(error.instead, Strategy) else None)
+        said = str(error)
+        why = said.partition(": ")[2] if said.startswith("strategy ") else said  # which strategy, its asker knows
+        return Refusal(why or said, error.instead if isinstance(error.instead, Strategy) else None)
     except InfeasibleError:
         return None  # no order of its pipeline fits: its score says so
     return None

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from baselines.strategies.decisions import Decisions
 from env.cluster import Cluster
 from env.device import Device
 from env.plan import Plan
@@ -46,6 +45,7 @@ class Result:
     Attributes:
         graph, cluster: the problem.
         source_hash: hash of the graph before the strategy; that of `graph` where there is none.
+        model_hash: of a strategy, hash of the ops and tensors of that graph (`placement.results.same_model`), else "".
         method: the name asked for.
         chosen: the method whose placement this is; differs from `method` for methods that search.
         seed: of everything random in the method.
@@ -74,8 +74,6 @@ class Result:
         checked: what was computed of the strategy before it was advised, in words, or why it was not; "" without one.
         compiled_s: step time of the same plan were ops compiled by torch.compile; None where they are, or where that
             gains nothing or is not known.
-        decisions: of a strategy of which no place stands for others: what carrying it out chose by costs, so that
-            who runs it need not choose again.
         spent: of a strategy, where its step goes, in words (`placement.results.why`); "" without one.
         why: of a search over strategies, why the next best way is not the best, in words.
         limit_s: seconds by the clock that it was allowed on top of all; None without such a limit.
@@ -111,7 +109,7 @@ class Result:
     flops: Mapping[str, float] = field(default_factory=dict)
     checked: str = ""
     compiled_s: float | None = None
-    decisions: Decisions | None = field(default=None, repr=False)
+    model_hash: str = ""
     spent: str = ""
     why: str = ""
     kept_to: KeptTo | None = None
@@ -130,8 +128,6 @@ class Result:
             )
         if self.answer is not None:
             check_answer(self.answer, self.graph, self.cluster)
-        if self.decisions is not None:
-            self.decisions.order_of(self.graph)
 
     # -- identity -----------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from dataclasses import asdict, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
-from baselines.strategies.decisions import Decisions
 from graphs.disk import plain_reason
 from graphs.errors import ClusterError, GraphError, MismatchError, StrategyError
 from graphs.files import graph_from_document, graph_to_json, packed_graph
@@ -28,8 +27,8 @@ SCHEMA = "placement.result"
 VERSION = 14
 _PROBLEM = ("graph", "cluster")
 _ANSWER = tuple(f.name for f in fields(Answer))
-_DECISIONS = "decisions"
-_OWN = tuple(f.name for f in fields(Result) if f.name not in (*_PROBLEM, "answer", _DECISIONS))
+_DECISIONS = "decisions"  # which files of versions 9 to 13 have
+_OWN = tuple(f.name for f in fields(Result) if f.name not in (*_PROBLEM, "answer"))
 _NAMES = ("graph_name", "graph_hash", "cluster_name", "cluster_hash")
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(_NAMES, str),
@@ -47,12 +46,12 @@ _ADDED: dict[int, dict[str, Any]] = {
     6: {},  # the device of an alternative
     7: {"samples": None, "tokens": None, "flops": {}, "checked": ""},
     8: {"compiled_s": None, "stack": "eager"},
-    9: {"decisions": None},
+    9: {},
     10: {"ladder": []},
     11: {"spent": "", "why": ""},
     12: {"kept_to": None},
     13: {"limit_s": None},
-    14: {"not_run": ""},
+    14: {"not_run": "", "model_hash": ""},
 }
 _WORDS: dict[Any, str] = {
     str: "a string",
@@ -106,7 +105,6 @@ def comparison_row(result: Result, single_s: float | None) -> dict[str, Any]:
 def result_to_json(result: Result) -> str:
     """The result with its graph and cluster as JSON text; `result_from_json` of it equals this result."""
     head = {"schema": SCHEMA, "version": VERSION, **result_to_dict(result)}
-    head[_DECISIONS] = None if result.decisions is None else result.decisions.document
     if not result.strategy.is_none:  # a graph that no one made by hand
         head |= {"graph": packed_graph(result.graph), **packed_answer(result)}
     text = json.dumps({**head, "cluster": cluster_to_dict(result.cluster)}, indent=1, allow_nan=False)
@@ -153,9 +151,7 @@ def result_from_json(text: str, where: str) -> Result:
         for name, kind in (("alternatives", Alternative), ("ladder", Rung)):
             own[name] = tuple(kind(**{**one, "strategy": Strategy.parse(one["strategy"])}) for one in own[name])
         own["kept_to"] = None if own["kept_to"] is None else KeptTo(**own["kept_to"])
-        given = document[_DECISIONS]
-        decisions = None if given is None else Decisions.from_document(given)
-        return Result(graph=graph, cluster=cluster, answer=_answer(document), decisions=decisions, **own)
+        return Result(graph=graph, cluster=cluster, answer=_answer(document), **own)
     except (GraphError, MismatchError, StrategyError) as error:
         raise MismatchError(f"{where}: {error}") from None
 
@@ -205,6 +201,8 @@ def _completed(document: Any, where: str) -> dict[str, Any]:
     if version < 3:
         added["source_hash"] = document.get("graph_hash")
     completed = {**added, **document}
+    if version < 14:
+        completed.pop(_DECISIONS, None)
     if version < 6 and isinstance(completed.get("alternatives"), list):
         completed["alternatives"] = [
             {"device": "", **one} if isinstance(one, dict) else one for one in completed["alternatives"]
@@ -214,11 +212,11 @@ def _completed(document: Any, where: str) -> dict[str, Any]:
 
 def _check_fields(document: Mapping[str, Any], where: str) -> None:
     """Every field is there, of its type, and no other is."""
-    for key in (*_TYPES, *_PROBLEM, _DECISIONS):
+    for key in (*_TYPES, *_PROBLEM):
         if key not in document:
             raise MismatchError(f"{where} has no {key!r}; it is not a complete result.")
     for key, value in document.items():
-        if key not in (*_TYPES, *_PROBLEM, _DECISIONS, "schema", "version"):
+        if key not in (*_TYPES, *_PROBLEM, "schema", "version"):
             raise MismatchError(f"{where} has unknown field {key!r}; known: {', '.join((*_TYPES, *_PROBLEM))}.")
         if key in _TYPES and not _fits(value, _TYPES[key]):
             raise MismatchError(f"{where} has {key} = {_short(value)}; expected {_words(_TYPES[key])}.")

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from baselines.strategies.figures import StrategyFigures, figures
 from env.cluster import Cluster
-from env.lanes import with_lanes_of, without_lanes
+from env.lanes import with_lanes_of
 from env.objectives import LATENCY
 from env.plan import Priority
 from env.problem import Problem
 from env.routes import TABLE_DEVICES
 from env.simulation.simulator import Simulator
-from graphs.errors import InfeasibleError, MismatchError, PlacementError, StrategyError
-from graphs.formatting import show
+from graphs.errors import InfeasibleError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.results.experts import with_load_of
 from placement.results.result import Result, versions
+from placement.results.same_model import model_hash
 from placement.results.utilisation import step_size
 from placement.results.why import spent
 from placement.solving.methods import STRATEGY
@@ -80,7 +77,6 @@ def strategy_row(
         StrategyError: graph or cluster do not allow it.
     """
     from baselines.strategies.applied import applied  # these load all transforms
-    from baselines.strategies.decisions import decisions_of
     from baselines.strategies.folding import is_to_be_folded
     from baselines.strategies.searching.bound import ALL, strategy_bounds
 
@@ -96,8 +92,7 @@ def strategy_row(
     found = figures(what, score, schedule, cluster)
     result = _result(graph, cluster, what, seed, began_s, None if bounds is None else bounds.get(ALL))
     if result.answer is not None:
-        decided = None if what.is_folded else decisions_of(what, schedule.op_start_s)
-        result = dataclasses.replace(result, decisions=decided, spent=spent(found.parts))
+        result = dataclasses.replace(result, spent=spent(found.parts))
         known = strategy_bounds(graph, cluster, keeps_statistics) if bounds is None else bounds
         result = result.among_strategies(known)
     return StrategyRow(result, found, what)
@@ -123,52 +118,6 @@ def cut_as_found(result: Result) -> Strategy:
     if strategy.stages > 1 and not strategy.cuts:
         return dataclasses.replace(strategy, cuts=tuple(result.stage_cuts))
     return strategy
-
-
-def carried_out_again(graph: OpGraph, result: Result) -> Applied:
-    """A result's strategy on a graph of the same model that was captured later, with or without measured times.
-
-    It is carried out as the result says it was decided, without a choice or a simulation. A file without decisions, or
-    with ones of which this release makes other ops, is decided again.
-
-    Raises:
-        MismatchError: it makes another graph, so the model is another one.
-    """
-    from baselines.strategies.applied import applied  # loads all transforms and the simulator
-
-    graph = with_load_of(result, graph)
-    cluster, strategy = without_lanes(result.cluster), cut_as_found(result)
-    if result.decisions is not None:
-        with contextlib.suppress(PlacementError):  # decisions for another model; which one is said below
-            found = applied(graph, cluster, strategy, decided=result.decisions)
-            if not _first_difference(found.problem.graph, result.graph):
-                return found
-    other = f"the result is for strategy {show(result.strategy.text)} of another model than this one"
-    try:
-        found = applied(graph, cluster, strategy)
-    except StrategyError as error:
-        raise MismatchError(f"{other}: {error}") from None
-    difference = _first_difference(found.problem.graph, result.graph)
-    if difference:
-        raise MismatchError(
-            f"{other} ({difference}); find one for this model, frozen and cast as here, and inputs of these shapes."
-        )
-    return found
-
-
-def _first_difference(mine: OpGraph, theirs: OpGraph) -> str:
-    """First thing that a graph has and another one has not; empty where they are the same."""
-    for op, other in zip_longest(mine.op_names, theirs.op_names):
-        if op != other:
-            return f"its op {show(str(op))} is {show(str(other))} there" if op and other else "it has other ops"
-    if mine.tensor_producer.tolist() != theirs.tensor_producer.tolist():
-        return "its ops make other tensors"
-    sizes = zip(mine.tensor_producer.tolist(), mine.tensor_bytes.tolist(), theirs.tensor_bytes.tolist(), strict=True)
-    different = next(((op, size, placed) for op, size, placed in sizes if size != placed), None)
-    if different is None:
-        return ""
-    op, size, placed = different
-    return f"its op {show(mine.op_names[op])} makes {size} bytes, and {placed} there"
 
 
 def refused_row(graph: OpGraph, cluster: Cluster, strategy: Strategy, reason: str, seed: int = 0) -> StrategyRow:
@@ -209,6 +158,7 @@ def _result(
         result,
         strategy=what.strategy,
         source_hash=graph.hash,
+        model_hash=model_hash(graph),
         note=what.note,
         stage_cuts=stage_cuts(graph, cluster, what.strategy),
         **step_size(graph),

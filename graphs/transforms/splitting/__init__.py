@@ -1,8 +1,7 @@
 """Splitting: an op becomes one op for each place of a mesh and each micro-batch, with exchanges where cuts disagree."""
 
-from graphs.transforms.splitting.decided import decided_rows
 from graphs.transforms.splitting.sharding import Axis, Sharding, shard
 from graphs.transforms.splitting.splitter import chunk, copies_of, split, split_as
 from graphs.transforms.splitting.zero import Zero
 
-__all__ = ["Axis", "Sharding", "Zero", "chunk", "copies_of", "decided_rows", "shard", "split", "split_as"]
+__all__ = ["Axis", "Sharding", "Zero", "chunk", "copies_of", "shard", "split", "split_as"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from graphs.arrays import IntArray
 from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
@@ -18,28 +17,23 @@ from graphs.transforms.splitting.sharding import EXPERTS, HEADS, SUM, Axis, Shar
 _STACK = "; stack the weights of a layer's experts in one parameter and multiply them at once, by bmm or grouped_mm"
 
 
-def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis], decided: IntArray | None = None) -> Sharding:
+def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis]) -> Sharding:
     """How a graph is cut along one axis of several.
 
     Args:
         others: that may cut the same dimensions: for a named axis those before it, else all other ones.
-        decided: as of `shard`.
 
     Raises:
         StrategyError: as `split`.
     """
-    return _chosen(graph, axis, tuple(others)) if decided is None else _cut(graph, axis, others, decided)
+    return _cut(graph, axis, tuple(others))
 
 
 @per_graph
-def _chosen(graph: OpGraph, axis: Axis, others: tuple[Axis, ...]) -> Sharding:
+def _cut(graph: OpGraph, axis: Axis, others: tuple[Axis, ...]) -> Sharding:
     """Rows are chosen once: strategies with the same mesh differ in storage, order, buckets or stages."""
-    return _cut(graph, axis, others, None)
-
-
-def _cut(graph: OpGraph, axis: Axis, others: Sequence[Axis], decided: IntArray | None) -> Sharding:
     parts = check_parts(graph, axis, others)
-    sharding = shard(graph, replace(axis, parts=parts), decided=decided)
+    sharding = shard(graph, replace(axis, parts=parts))
     if not _is_cut_as_named(graph, sharding):
         what = "weights" if axis.cuts_weights else axis.words[0]
         parts = parts if len(axis.words) == 1 and not axis.cuts_weights else axis.size

@@ -19,7 +19,6 @@ from functools import cached_property
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray
-from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.records import Work
@@ -133,7 +132,7 @@ def shares(extent: int, size: int, weights: tuple[int, ...] = ()) -> FloatArray:
     return units / extent
 
 
-def shard(graph: OpGraph, axis: Axis, among: BoolArray | None = None, decided: IntArray | None = None) -> Sharding:
+def shard(graph: OpGraph, axis: Axis, among: BoolArray | None = None) -> Sharding:
     """Cut a graph along one axis, op by op in topological order.
 
     Ops without a fitting row, or with fewer units than parts, stay whole. A state of which one of them needs all is
@@ -141,13 +140,7 @@ def shard(graph: OpGraph, axis: Axis, among: BoolArray | None = None, decided: I
 
     Args:
         among: bool [n], the ops that may be cut; None for all that the axis allows.
-        decided: int64 [n], the number of each op's row among its split rows, -1 to leave it whole; None to choose.
-
-    Raises:
-        StrategyError: a decided row that an op does not have, or that cannot be cut into so many parts.
     """
-    if decided is not None:
-        return _Walk(graph, axis, np.ones(graph.n_ops, dtype=np.bool_), frozenset(), decided).result()
     among, whole = np.ones(graph.n_ops, dtype=np.bool_) if among is None else among, frozenset[int]()
     while True:
         walk = _Walk(graph, axis, among, whole)
@@ -242,28 +235,20 @@ def _choice(row: SplitRow, n_read: int, weights: tuple[int, ...] = ()) -> _Choic
 
 
 class _Walk:
-    """Chooses the row of one op after the other, or takes those that were decided."""
+    """Chooses the row of one op after the other."""
 
-    def __init__(
-        self,
-        graph: OpGraph,
-        axis: Axis,
-        among: BoolArray,
-        whole: frozenset[int],
-        decided: IntArray | None = None,
-    ) -> None:
+    def __init__(self, graph: OpGraph, axis: Axis, among: BoolArray, whole: frozenset[int]) -> None:
         self.graph, self.axis = graph, axis
         ptr, tensors = graph.inputs
         self.input_ptr, self.input_tensor = ptr.tolist(), tensors.tolist()
         self.output_ptr = graph.output_ptr.tolist()
         self.states_of = [*states_of(graph)]
         # An op that reads a cast of a state reads the state: how that is cut is decided once, and its casts follow.
-        self.casts = weight_casts(graph) if decided is None else {}
+        self.casts = weight_casts(graph)
         self.weights = self._see_through_casts()
         self.wanted: dict[int, set[int]] = {}  # of each cast, how its readers want it
         # An op that writes a gradient before its cast writes the gradient: as the state is cut.
-        gradients = {} if decided is not None else gradient_casts(graph)
-        self.gradients = {int(graph.tensor_producer[t]): (t, *cast) for t, cast in gradients.items()}
+        self.gradients = {int(graph.tensor_producer[t]): (t, *cast) for t, cast in gradient_casts(graph).items()}
         self.available: list[set[int]] = [set() for _ in range(graph.n_tensors)]
         self.written = [WHOLE] * graph.n_tensors
         self.read = [WHOLE] * len(self.input_tensor)
@@ -284,9 +269,6 @@ class _Walk:
         self.forward_of = graph.forward_of.tolist()
         self.row_number = graph.row_numbers
         self.kind = list(zip(graph.kinds, self.phase, strict=True))
-        if decided is not None:
-            self._take_decided(decided)
-            return
         self.normalised = normalised(graph) if axis.cuts_weights else (frozenset(),) * graph.n_tensors
         self.is_reduced_by_readers = _is_reduced_by_readers(graph, axis.size).tolist()
         self.chosen: dict[tuple[object, ...], _Choice] = {}
@@ -324,36 +306,6 @@ class _Walk:
         rows = self._choices(op, n_read) if kept > SUM and self.is_cut[op] else []
         like = (choice for choice in rows if choice.states == [kept] and choice.outputs[0] in wanted)
         return next(like, self._whole(op, n_read))
-
-    def _take_decided(self, decided: IntArray) -> None:
-        """Make the rows of these numbers those of the ops."""
-        if len(decided) != self.graph.n_ops:
-            raise StrategyError(f"rows were decided for {len(decided)} ops, and the graph has {self.graph.n_ops}.")
-        numbers = decided.tolist()
-        found: dict[tuple[int, int, int], _Choice] = {}
-        for op in self.graph.topological_order.tolist():
-            n_read = self.input_ptr[op + 1] - self.input_ptr[op]
-            if numbers[op] < 0:
-                self._take(op, self._whole(op, n_read))
-                continue
-            key = self.row_number[op], numbers[op], n_read
-            if key not in found or self.axis.is_ring:  # whose rows depend on others
-                found[key] = self._numbered(op, numbers[op], n_read)
-            self._take(op, found[key])
-
-    def _numbered(self, op: int, number: int, n_read: int) -> _Choice:
-        """The row of that number, with its codes."""
-        rows, name = self.graph.split_rows[op], self.graph.op_names[op]
-        if number >= len(rows):
-            raise StrategyError(f"row {number} was decided for op {name!r}, which has {len(rows)}.")
-        row = with_whole_tables(rows[number], n_read)
-        if 1 < row.extent < self._parts(row, self.is_tensor[op]):
-            raise StrategyError(f"row {str(row)!r:.80} was decided for op {name!r}, which goes into no so many parts.")
-        if self.axis.is_ring and row.axis == SEQUENCE:
-            read = self.input_tensor[self.input_ptr[op] : self.input_ptr[op + 1]]
-            ringed = self._in_ring(op, [_choice(row, n_read)], read)
-            return _choice(row, n_read) if ringed is None else ringed
-        return _choice(row, n_read)
 
     def torn(self) -> frozenset[int]:
         """States that are cut though an op that the axis may cut, but does not, needs all of them."""

@@ -64,19 +64,8 @@ def in_micro_batches(count: int) -> Axis:
     return Axis(IN_TIME, count, (BATCH,))
 
 
-def copies_of(
-    graph: OpGraph,
-    axes: Sequence[Axis],
-    micro_batches: int = 1,
-    *,
-    folded: bool = False,
-    decided: Sequence[IntArray | None] = (),
-) -> Copies | None:
-    """How `split` cuts a graph, which a runtime asks for too; None where it is not cut.
-
-    Args:
-        decided: for each axis with several parts, then for several micro-batches, the numbers of the ops' rows
-            (`decided_rows`), or None to choose them; empty to choose all.
+def copies_of(graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, *, folded: bool = False) -> Copies | None:
+    """How `split` cuts a graph; None where it is not cut.
 
     Raises:
         StrategyError: as `split`.
@@ -90,17 +79,8 @@ def copies_of(
             "PyTorch, or use a strategy of stages and recomputation alone."
         )
     chunking = in_micro_batches(micro_batches)
-    rows = [*decided] or [None] * (len(axes) + 1)
-    if len(rows) < len(axes) + (micro_batches > 1):
-        raise StrategyError(f"rows were decided along {len(rows)} axes, and the strategy has {len(axes)} and time.")
-    mesh = [
-        cut(graph, axis, axes[:number] if axis.words else [*axes, chunking], rows[number])
-        for number, axis in enumerate(axes)
-    ]
-    chunks = None
-    if micro_batches > 1:
-        chunks = cut(graph, chunking, axes, rows[len(axes)])
-        chunks = in_time(graph, chunks) if rows[len(axes)] is None else chunks
+    mesh = [cut(graph, axis, axes[:number] if axis.words else [*axes, chunking]) for number, axis in enumerate(axes)]
+    chunks = in_time(graph, cut(graph, chunking, axes)) if micro_batches > 1 else None
     if folded:
         _refuse_borders(graph, mesh)
         mesh = [sharding.first for sharding in mesh]

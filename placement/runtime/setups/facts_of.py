@@ -26,6 +26,7 @@ from graphs.transforms.sequencing import BACKWARD, WEIGHTS, WHOLE_BACKWARD, Stag
 from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.splitting.splitter import split
 from graphs.transforms.strategy import ACTIVATIONS, MeshRule, Strategy
+from placement.results.same_model import check_same_model
 from placement.runtime.setups.context_plan import context_plan
 from placement.runtime.setups.expert_plan import expert_plan
 from placement.runtime.setups.facts import Facts
@@ -35,7 +36,7 @@ from placement.runtime.setups.stage_modules import StageModules, stage_modules
 from placement.runtime.setups.tensor_names import shared_parameters
 from placement.runtime.setups.tensor_plan import TensorPlan, tensor_plan
 from placement.runtime.setups.whole_batch import labels_of, modules_apart, ops_over_parts
-from placement.solving.strategy_row import carried_out_again, cut_as_found
+from placement.solving.strategy_row import cut_as_found
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,7 +61,7 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
     if source is not None:
         check_source(source)
     if graph is not None:
-        check_same_graph(result, graph)
+        check_same_model(result, graph)
     check_exportable(result, strategy, graph)
     axes = {rule.name: rule.size for rule in strategy.mesh}
     plan, stages = None, None
@@ -261,20 +262,17 @@ def _kept(strategy: Strategy) -> tuple[tuple[str, str], ...]:
 
 
 def _sequences(result: Result, graph: OpGraph | None) -> tuple[tuple[StageBlock, ...], ...]:
-    """The blocks of each rank of a pipeline; those of a searched order as it was found."""
+    """The blocks of each rank of a pipeline; a searched order is found again."""
     strategy = result.strategy
     if strategy.stages == 1:
         return ()
     if strategy.order != MEMORY_ORDER or strategy.micro_batches == 1 or graph is None:
         return order_of(strategy).sequences
-    if result.decisions is not None:
-        found = result.decisions.sequences
-    else:
-        from baselines.strategies.applied import applied
+    from baselines.strategies.applied import applied
 
-        cluster, cut = without_lanes(result.cluster), cut_as_found(result)
-        again = applied(graph, cluster, cut, folded=not why_not_folded(cluster, cut))
-        found = () if again.rewrite is None else again.rewrite.sequences
+    cluster, cut = without_lanes(result.cluster), cut_as_found(result)
+    again = applied(graph, cluster, cut, folded=not why_not_folded(cluster, cut))
+    found = () if again.rewrite is None else again.rewrite.sequences
     return tuple(tuple(_joined(blocks)) for blocks in found)
 
 
@@ -287,17 +285,6 @@ def _joined(blocks: Sequence[StageBlock]) -> Iterator[StageBlock]:
             yield block._replace(kind=WHOLE_BACKWARD)
         elif block not in apart:
             yield block
-
-
-def check_same_graph(result: Result, graph: OpGraph) -> None:
-    """Raises: MismatchError: not a graph of the model that the result's strategy was carried out on."""
-    if graph.hash == result.source_hash:
-        return
-    try:
-        carried_out_again(graph, result)  # as where op times were measured
-    except MismatchError as error:
-        sentence = str(error).removesuffix(".")
-        raise MismatchError(f"{sentence}; or give the model, with its sizes and arguments, that was placed.") from None
 
 
 def _in_parts(result: Result, graph: OpGraph | None, strategy: Strategy) -> OpGraph:

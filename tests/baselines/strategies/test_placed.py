@@ -1,8 +1,7 @@
-"""Strategies whose parts are placed op by op: one placement for all of them, scored exactly, decided once."""
+"""Strategies whose parts are placed op by op: one placement for all of them, scored exactly."""
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
@@ -13,7 +12,6 @@ from towers import towers
 from baselines.budget import Budget
 from baselines.strategies import placed
 from baselines.strategies.applied import applied
-from baselines.strategies.decisions import Decisions, decisions_of
 from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.searching.bound import ALL, strategy_bounds
@@ -28,7 +26,7 @@ from env.checking.reference import simulate_reference
 from env.cluster import Cluster
 from env.simulation.simulator import Simulator
 from graphs.capture import capture
-from graphs.errors import MismatchError, StrategyError
+from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import PLACED, MeshRule, Strategy
 
@@ -63,22 +61,6 @@ def test_parts_are_placed_alike_and_scored_as_by_the_reference(graph: OpGraph, t
     assert reference.step_time_s == pytest.approx(score.step_time_s, rel=1e-12)
     bounds = strategy_bounds(graph, CLUSTER)
     assert bounds[ALL] <= bounds[PLACED] <= score.step_time_s
-
-
-@pytest.mark.parametrize("text", TEXTS[:2])
-def test_a_placement_is_decided_once(graph: OpGraph, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = Strategy.parse(text)
-    what = applied(graph, CLUSTER, strategy)
-    decided = decisions_of(what, Simulator(what.problem).schedule(what.plan)[1].op_start_s)
-    read = Decisions.from_document(json.loads(json.dumps(decided.document)))
-    assert read == decided
-    monkeypatch.setattr(placed, "_placed", lambda *given: pytest.fail("searched again"))
-    again = applied(graph, CLUSTER, strategy, decided=read)
-    assert again.plan.device.tolist() == what.plan.device.tolist()
-    assert again.problem.graph.hash == what.problem.graph.hash
-    for wrong in (np.zeros(3, dtype=np.int64), np.full(graph.n_ops, strategy.stages), np.full(graph.n_ops, -1)):
-        with pytest.raises(MismatchError, match=r"decisions place [0-9]+ ops, .* places [0-9]+ on 2 devices; save"):
-            applied(graph, CLUSTER, strategy, decided=replace(read, placed=wrong))
 
 
 def test_a_strategy_always_means_the_same_placement(graph: OpGraph) -> None:

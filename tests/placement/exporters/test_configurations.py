@@ -158,7 +158,7 @@ def test_a_device_map_is_of_one_host() -> None:
 def test_a_loss_over_the_whole_batch_has_no_configuration() -> None:
     model, args, _ = exported_models.contrastive()
     pairs = placement.capture(model, args, train=True)
-    result = placement.optimize(pairs, CLUSTER, strategy="dp2", seed=0)
+    result = placement.optimize(pairs, CLUSTER, strategy="dp2", seed=0, target="any")
     for to in ("accelerate", "deepspeed"):
         with pytest.raises(MismatchError, match="reads samples of the whole batch"):
             placement.export(result, to)

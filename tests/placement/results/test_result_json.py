@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small_problems import PAIR, two_branches
+from training_steps import mlp
 
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.packed import pack_whole
@@ -18,6 +19,7 @@ from placement.optimization import optimize
 from placement.results.answer import Answer
 from placement.results.result import Result
 from placement.results.result_json import VERSION
+from placement.results.same_model import check_same_model, model_hash
 from placement.verification import verify
 
 DATA = Path(__file__).parents[1] / "data"
@@ -94,7 +96,7 @@ def test_a_strategys_file_from_before_packed_columns_is_read() -> None:
 
 @pytest.mark.parametrize("version", [0, VERSION + 1, True, "2", None])
 def test_other_versions_are_refused(result: Result, version: Any) -> None:
-    with pytest.raises(MismatchError, match=r"is of version .*; this release reads versions 1 to 13, make it again"):
+    with pytest.raises(MismatchError, match=r"is of version .*; this release reads versions 1 to 14, make it again"):
         Result.from_json(edited(result, version=version))
 
 
@@ -194,12 +196,30 @@ def test_wrong_columns_are_refused(packed: dict[str, Any], changes: dict[str, An
         Result.from_json(json.dumps({**packed, **changes}), "p.json")
 
 
-@pytest.mark.parametrize("field", ["placement", "order", "transfer_order", "decisions", "graph"])
+@pytest.mark.parametrize("field", ["placement", "order", "transfer_order", "graph"])
 def test_a_packed_file_without_a_field_is_refused(packed: dict[str, Any], field: str) -> None:
     with pytest.raises(MismatchError, match=rf"^p\.json has no '{field}'; it is not a complete result"):
         Result.from_json(json.dumps({key: value for key, value in packed.items() if key != field}), "p.json")
 
 
-def test_wrong_decisions_are_refused(packed: dict[str, Any]) -> None:
-    with pytest.raises(MismatchError, match=r"^p\.json: decisions are none; expected an object with algorithms"):
-        Result.from_json(json.dumps({**packed, "decisions": 5}), "p.json")
+def test_decisions_of_earlier_files_are_passed_over(packed: dict[str, Any]) -> None:
+    """Releases before version 14 kept them; such a file does not say for which model it is."""
+    old = {key: value for key, value in packed.items() if key not in ("not_run", "model_hash")}
+    result = Result.from_json(json.dumps({**old, "version": 13, "decisions": {"any": "thing"}}), "p.json")
+    other = replace(result.graph, flops=2 * result.graph.flops)
+    with pytest.raises(MismatchError, match="of an earlier release and does not say for which model"):
+        check_same_model(result, other)
+    with pytest.raises(MismatchError, match="has unknown field 'decisions'"):
+        Result.from_json(json.dumps({**packed, "decisions": None}), "p.json")
+
+
+def test_a_model_is_the_same_whatever_its_ops_take() -> None:
+    graph = mlp(batch=8)
+    slower = replace(graph, flops=2 * graph.flops)
+    larger = mlp(batch=16)
+    assert slower.hash != graph.hash
+    assert model_hash(slower) == model_hash(graph) != model_hash(larger)
+    found = optimize(graph, PAIR, strategy="dp2")
+    check_same_model(found, slower)
+    with pytest.raises(MismatchError, match="is for strategy dp2 of another model than this one"):
+        check_same_model(found, larger)

@@ -14,9 +14,7 @@ from graphs.errors import StrategyError
 from graphs.opgraph import Phase
 from graphs.records import Work
 from graphs.transforms.splitting import Axis, split
-from graphs.transforms.splitting.decided import decided_rows
 from graphs.transforms.splitting.rings import RING_BLOCK, RING_MERGE, SHIFT
-from graphs.transforms.splitting.splitter import copies_of
 from graphs.transforms.strategy import MeshRule, Strategy
 from graphs.zoo import build
 
@@ -74,16 +72,6 @@ def test_no_shift_begins_before_the_block_two_before_is_used_nor_backward_before
         elif phase[op] == Phase.BACKWARD:
             index = {name: i for i, name in enumerate(names)}
             assert any(phase[index[name]] == Phase.BACKWARD for name in reads[names[op]])
-
-
-def test_rows_that_were_decided_are_those_of_the_ring() -> None:
-    copies = copies_of(step(), [ring()])
-    assert copies is not None
-    numbers = decided_rows(step(), copies.mesh[0])
-    assert numbers is not None
-    again = copies_of(step(), [ring()], decided=[numbers])
-    assert again is not None
-    assert again.mesh[0].row == copies.mesh[0].row
 
 
 def test_a_folded_ring_has_the_shifts_of_one_place() -> None:
