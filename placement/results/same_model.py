@@ -1,0 +1,39 @@
+"""`check_same_model`: whether a graph is of the model that a strategy was found for, whatever its ops take."""
+
+from __future__ import annotations
+
+import hashlib
+
+from graphs.errors import MismatchError
+from graphs.formatting import show
+from graphs.opgraph import OpGraph
+from placement.results.experts import with_load_of
+from placement.results.result import Result
+
+
+def model_hash(graph: OpGraph) -> str:
+    """Hash (SHA-256, hex) of the ops of a graph, what they read and the tensors that they make; of no times."""
+    digest = hashlib.sha256(repr((graph.op_names, graph.kinds)).encode())
+    for column in (graph.tensor_producer, graph.tensor_bytes, *graph.inputs):
+        digest.update(str((column.shape, column.dtype.str)).encode() + column.tobytes())
+    return digest.hexdigest()
+
+
+def check_same_model(result: Result, graph: OpGraph) -> None:
+    """Refuse a graph of another model than that of a result's strategy; op times may have been measured since.
+
+    Raises:
+        MismatchError: another model, or a result of a release that did not note its model.
+    """
+    if graph.hash == result.source_hash or model_hash(with_load_of(result, graph)) == result.model_hash:
+        return
+    strategy = show(result.strategy.text)
+    if not result.model_hash:
+        raise MismatchError(
+            f"the result for strategy {strategy} is of an earlier release and does not say for which model, and this "
+            "graph is another than it was found for; find it again."
+        )
+    raise MismatchError(
+        f"the result is for strategy {strategy} of another model than this one; find one for this model, frozen and "
+        "cast as here, and inputs of these shapes."
+    )
