@@ -246,7 +246,8 @@ def strategy_share(model: TimedModel, strategy: str) -> nn.Module:
 
 def _step(model: TimedModel, module: nn.Module, loss: Loss | None) -> ModelStep:
     """A step that leaves the weights what they are, however often it is run: Adam takes as long as with any rate."""
-    train, settings = model.step.program.train, {"lr": 0.0, "foreach": False}
+    train = model.step.program.train
+    settings: dict[str, Any] = {"lr": 0.0, "foreach": False}
     own = [parameter for parameter in module.parameters() if parameter.requires_grad and train]
     make: Any = getattr(type(module), "optimizer", None)
     if make is not None and train:  # a strategy says where the optimizer's state is kept

@@ -49,7 +49,7 @@ class Towers(nn.Module):
         self.left, self.right = (nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)) for _ in range(2))
 
     def forward(self, x, y):
-        return (self.left(x) * self.right(y)).sum(1)
+        return (self.left(x) * self.right(y)).mean(1)
 
 
 def make():
@@ -76,7 +76,7 @@ TWO = cpus()
 
 @pytest.fixture(scope="module")
 def executor() -> Iterator[Executor]:
-    with Executor(*towers(), cluster=TWO, train=True, **STEPS) as made:
+    with Executor(*towers(), cluster=TWO, train=True, loss=torch.mean, **STEPS) as made:
         yield made
 
 
