@@ -29,7 +29,7 @@ from placement.runtime.application import apply
 from placement.verification import verify
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")
-PLAIN = ("dp2", "dp2 zero1", "dp4 zero2", "dp2 zero3", "tp2", "tp2 sp", "pp2", "dp2 | pp2 gpipe", "mb4", "recompute=*")
+PLAIN = ("dp2", "dp2 zero1", "dp4 zero2", "dp2 zero3", "tp2", "tp2 sp", "pp2 gpipe", "dp2 | pp2 gpipe", "mb4", "recompute=*")
 NAMED = ("dp3 shares=2:1:1", "pp2 1f1b mb2 | devices=gpu3+gpu1", "devices=gpu2", "dp2 shares=3:1 zero1 | tp2")
 MIXED = (
     "dp2 zero1 | pp2 1f1b mb2 | tp2 | recompute=*",
@@ -92,7 +92,7 @@ def test_one_text_is_one_strategy_and_other_things_are_none(transformer: OpGraph
 
 def text_of(text: str) -> str:
     """As it is written in full."""
-    return {"pp2": "pp2 1f1b mb1", "dp2 | pp2 gpipe": "dp2 | pp2 gpipe mb1"}.get(text, text)
+    return {"pp2 gpipe": "pp2 gpipe mb1", "dp2 | pp2 gpipe": "dp2 | pp2 gpipe mb1"}.get(text, text)
 
 
 def test_the_device_of_a_step_is_named_where_others_differ(transformer: OpGraph) -> None:
@@ -185,7 +185,7 @@ def test_a_graph_without_rows_is_not_split_but_staged_and_recomputed() -> None:
     for text in ("dp2", "tp2", "pp2 1f1b mb2"):
         with pytest.raises(StrategyError, match=r"has no split rows, .* capture the model from PyTorch, or use"):
             optimize(bare, CLUSTER, strategy=text)
-    for text in ("pp2", "recompute=*", "pp2 | recompute=*"):
+    for text in ("pp2 gpipe mb1", "recompute=*", "pp2 gpipe mb1 | recompute=*"):
         assert verify(optimize(bare, CLUSTER, strategy=text), bare).holds
 
 
@@ -197,7 +197,7 @@ def test_statistics_of_a_batch_stay_what_they_are_unless_they_may_be_local() -> 
         with pytest.raises(StrategyError, match=r"statistics of the whole batch, .* add .. statistics=sync"):
             optimize(normed, CLUSTER, strategy=text)
         assert optimize(normed, CLUSTER, strategy=f"{text} | statistics=local").feasible
-    assert optimize(normed, CLUSTER, strategy="pp2").feasible
+    assert optimize(normed, CLUSTER, strategy="pp2 gpipe mb1").feasible
 
 
 def test_a_strategy_stands_alone() -> None:

@@ -48,7 +48,7 @@ def test_an_object_is_flat_and_has_no_answer_in_it(result: Result) -> None:
     assert "answer" not in found
     assert found.keys() >= {*FIGURES, "graph_hash", "source_hash", "strategy", "feasible", "reason", "note"}
     document = json.loads(result.to_json())
-    assert document.keys() - found.keys() == {"schema", "version", "graph", "cluster", "decisions"}
+    assert document.keys() - found.keys() == {"schema", "version", "graph", "cluster"}
     assert (document["schema"], document["version"]) == ("placement.result", VERSION)
     assert (found["strategy"], found["source_hash"]) == ("none", result.graph.hash)
 
