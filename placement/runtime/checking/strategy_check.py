@@ -132,6 +132,6 @@ def _ready(graph: OpGraph, cluster: Cluster, model: Smaller, strategy: Strategy)
     row = strategy_row(made, cluster, strategy)
     setup = setup_of(row.result, made, call.model)
     expected, again = step_in_one_piece(call), step_in_one_piece(call)
-    is_same = all(torch.equal(one, other) for (_, one), (_, other) in zip(expected, again, strict=True))
-    is_finite = all(bool(value.isfinite().all()) for _, value in expected)
+    is_same = all(torch.equal(value, again[name]) for name, value in expected.items())
+    is_finite = all(bool(value.isfinite().all()) for value in expected.values())
     return (setup, expected) if is_same and is_finite else None
