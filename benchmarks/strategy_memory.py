@@ -14,12 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from speed_models import example, optimizer
+import torch
+import torch.distributed as dist
+from speed_models import example
 from table import Printer, parser
 
 from graphs.formatting import format_bytes
 from placement.runtime.ranks.launch import launch
-from placement.runtime.ranks.process_group import ProcessGroup
 
 STRATEGIES = (
     "dp2",
@@ -57,20 +58,19 @@ def main() -> None:
     )
 
 
-def measured(description: dict[str, Any], group: ProcessGroup) -> tuple[int, int]:
+def measured(description: dict[str, Any]) -> tuple[int, int]:
     """Bytes planned and taken at the peak, in one process."""
-    from strategy_speed import planned_module
+    from strategy_speed import SETTINGS, applied_module
+
+    from baselines.strategies.folding import grid_of
 
     model, batch = example("gpt2", description["width"], description["batch"], description["seed"])
-    module, plan = planned_module(description["strategy"], model, batch, group)
+    module, row = applied_module(description["strategy"], model, batch)
     del model
-    from env.simulation.simulator import Simulator
-
-    applied = plan.values.applied
-    score, _ = Simulator(applied.problem).schedule(applied.plan)
-    device = int(plan.values.split.rewrite.devices.reshape(-1)[group.rank])
+    score, _ = row.result.schedule()
+    device = int(grid_of(row.result.cluster, row.strategy).reshape(-1)[dist.get_rank()])
     planned = int(score.peak_bytes[device])
-    update = optimizer(module)
+    update = module.optimizer(torch.optim.AdamW, **SETTINGS)
 
     def step() -> None:
         update.zero_grad()
@@ -79,14 +79,14 @@ def measured(description: dict[str, Any], group: ProcessGroup) -> tuple[int, int
 
     for _ in range(2):
         step()  # its memory is there from now on
-    group.barrier()
+    dist.barrier()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     for _ in range(2):
         step()
-    group.barrier()
+    dist.barrier()
     # Shared memory is used again and again and never given back: it is now what it was at the peak.
     most = _status("VmHWM") - (_status("RssShmem") - _entry("smaps_rollup", "Pss_Shmem"))
-    group.barrier()
+    dist.barrier()
     module = update = batch = None  # type: ignore[assignment]
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)

@@ -11,7 +11,6 @@ import argparse
 import copy
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from predictions import with_cuts
-from speed_models import CASES, Case, Step, example, optimizer, torch_step, training_step
+from speed_models import CASES, Case, Step, example, torch_step, training_step
 from table import Printer, parser
 
 from graphs.formatting import format_seconds
 from placement.runtime.ranks.launch import launch
-from placement.runtime.ranks.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
     from placement.runtime.modules.strategy_module import StrategyModule
-    from placement.runtime.planning.strategy_plan import StrategyPlan
+    from placement.solving.strategy_row import StrategyRow
 
+SETTINGS = {"lr": 0.0, "weight_decay": 0.0, "fused": True}  # as of `speed_models.optimizer`
 SIDES = ("ours", "torch", "one device")
 
 
@@ -70,14 +69,12 @@ def _row(case: Case, times_s: Mapping[str, float]) -> list[str]:
 
 def _measured(case: Case, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Seconds of each side by clock: of a step that is over when both processes have ended it; and on average."""
-    with tempfile.TemporaryDirectory() as folder:
-        description = {
-            "case": CASES.index(case),
-            "strategy": _with_cuts(case, options),
-            "store": f"{folder}/store",
-            **{name: getattr(options, name) for name in ("width", "batch", "steps", "seed")},
-        }
-        ranks = launch("strategy_speed:timed", description, ["cpu", "cpu"], limit_s=1800)
+    description = {
+        "case": CASES.index(case),
+        "strategy": _with_cuts(case, options),
+        **{name: getattr(options, name) for name in ("width", "batch", "steps", "seed")},
+    }
+    ranks = launch("strategy_speed:timed", description, ["cpu", "cpu"], limit_s=1800)
     wall = {
         side: statistics.median(map(max, zip(*(rank["wall_s"][side] for rank in ranks), strict=True))) for side in SIDES
     }
@@ -99,35 +96,33 @@ def _with_cuts(case: Case, options: argparse.Namespace) -> str:
     return with_cuts(profile(model, batch, cluster=_two_cores(), train=True), _two_cores(), case.strategy)
 
 
-def timed(description: dict[str, Any], group: ProcessGroup) -> dict[str, dict[str, list[float]]]:
+def timed(description: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
     """What one process does."""
-    case, rank = CASES[description["case"]], group.rank
-    dist.init_process_group("gloo", store=dist.FileStore(description["store"], 2), rank=rank, world_size=2)
+    case, rank = CASES[description["case"]], dist.get_rank()
     model, batch = example(case.model, description["width"], description["batch"], description["seed"])
     steps = {
-        "ours": our_step(description["strategy"], copy.deepcopy(model), batch, group),
+        "ours": our_step(description["strategy"], copy.deepcopy(model), batch),
         "torch": torch_step(case, copy.deepcopy(model), batch, rank),
         "one device": training_step(model, batch) if rank == 0 else lambda: None,
     }
     found: dict[str, dict[str, list[float]]] = {clock: {side: [] for side in SIDES} for clock in ("wall_s", "cpu_s")}
     for turn in range(description["steps"] + 3):
         for side, step in steps.items():
-            group.barrier()
+            dist.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
             step()
             cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
             if turn >= 3:
                 found["wall_s"][side].append(wall)
                 found["cpu_s"][side].append(cpu)
-    group.barrier()
-    dist.destroy_process_group()
+    dist.barrier()
     return found
 
 
-def our_step(strategy: str, model: torch.nn.Module, batch: tuple[torch.Tensor, ...], group: ProcessGroup) -> Step:
+def our_step(strategy: str, model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> Step:
     """A step under a strategy in this process."""
-    module, _ = planned_module(strategy, model, batch, group)
-    update = optimizer(module)
+    module, _ = applied_module(strategy, model, batch)
+    update = module.optimizer(torch.optim.AdamW, **SETTINGS)
 
     def step() -> float:
         update.zero_grad()
@@ -138,21 +133,18 @@ def our_step(strategy: str, model: torch.nn.Module, batch: tuple[torch.Tensor, .
     return step
 
 
-def planned_module(
-    strategy: str, model: torch.nn.Module, batch: tuple[torch.Tensor, ...], group: ProcessGroup
-) -> tuple[StrategyModule, StrategyPlan]:
-    """A process's share of a model, and what all processes do."""
-    from baselines.strategies.applied import applied
-    from graphs.capture import capture_program
+def applied_module(
+    strategy: str, model: torch.nn.Module, batch: tuple[torch.Tensor, ...]
+) -> tuple[StrategyModule, StrategyRow]:
+    """A process's share of a model, and what is predicted of the strategy."""
+    from graphs.capture import capture
     from graphs.transforms.strategy import Strategy
-    from placement.runtime.modules.strategy_module import StrategyModule
-    from placement.runtime.planning.strategy_plan import StrategyPlan
-    from placement.runtime.planning.values import Values
-    from placement.runtime.program.functional import functional
+    from placement.runtime.application import apply
+    from placement.solving.strategy_row import strategy_row
 
-    program = capture_program(model, batch, {}, train=True)
-    plan = StrategyPlan(Values(functional(program), applied(program.graph, _two_cores(), Strategy.parse(strategy))))
-    return StrategyModule(model, plan, group, torch.device("cpu")), plan
+    row = strategy_row(capture(model, batch, train=True), _two_cores(), Strategy.parse(strategy))
+    module: Any = apply(model, row.result, batch)
+    return module, row
 
 
 def _two_cores() -> Cluster:
