@@ -11,8 +11,8 @@ import pytest
 
 from placement.exporters.scripts.printed import printed
 from placement.exporters.scripts.specialised import named, specialised
-from placement.runtime.setups.setup import Setup
 from placement.runtime.torch_runner import parallel, step
+from placement.runtime.torch_runner.setup import Setup
 
 BRANCHES = """\
 def run(model, setup, number):

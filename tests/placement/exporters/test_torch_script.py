@@ -326,7 +326,9 @@ def test_weights_between_layers_are_cut_by_columns_and_then_by_rows() -> None:
     for layer in ("project", "contract"):
         assert f'"layers.*.{layer}": RowwiseParallel(),' in plan
     assert '"head": ColwiseParallel(use_local_output=False),' in plan
-    assert "with implicit_replication():\n        with loss_parallel():" in plan  # each rank has the scores of some words
+    assert (
+        "with implicit_replication():\n        with loss_parallel():" in plan
+    )  # each rank has the scores of some words
     # A parameter between two layers would have a summand of its gradient on each device, so there nothing is cut.
     assert '"layers.*.query": ColwiseParallel(output_layouts=Replicate()),' in script("scaled_decoder", "tp2")
     plan = script("decoder", "tp2 sp")
