@@ -163,7 +163,9 @@ class _Cuts:
                 continue
             n_read = int(self.ptr[op + 1] - self.ptr[op])
             row = next((row for row in self.graph.split_rows[op] if row.axis == _SEQUENCE), None)
-            for place, state in enumerate(self.used[op] if row is not None else ()):
+            if row is None:
+                continue
+            for place, state in enumerate(self.used[op]):
                 part = row.inputs[n_read + place]
                 name = self.graph.states[state].name
                 dim = part.dim if isinstance(part, Shard) else self._first_rows(op, name)

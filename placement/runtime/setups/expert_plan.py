@@ -46,7 +46,8 @@ def expert_plan(graph: OpGraph, strategy: Strategy, model: nn.Module) -> ExpertP
     sharding, used = cut(graph, rule.axis(), []), states_of(graph)
     found: dict[str, bool] = {}
     for op in graph.topological_order.tolist():
-        if graph.phase[op] != Phase.FORWARD or sharding.row[op] is None:
+        row = sharding.row[op]
+        if graph.phase[op] != Phase.FORWARD or row is None:
             continue
         for state in used[op]:
             if int(sharding.state[state]) <= SUM or not graph.states[state].gradient_bytes:
@@ -55,7 +56,7 @@ def expert_plan(graph: OpGraph, strategy: Strategy, model: nn.Module) -> ExpertP
             path = name.rpartition(".")[0]
             module = model.get_submodule(path)
             is_asked = tuple(inspect.signature(module.forward).parameters)[:3] == _ASKED
-            part = next((part for part in sharding.row[op].inputs if isinstance(part, Shard)), None)  # type: ignore[union-attr]
+            part = next((part for part in row.inputs if isinstance(part, Shard)), None)
             extent = model.get_parameter(name).shape[0]
             if part is None or extent % rule.size or not (is_asked or graph.kinds[op] == "aten.bmm"):
                 raise MismatchError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,7 @@ def modules_read_whole(model: nn.Module, entries: Sequence[str], known: Collecti
             "the strategy cuts the sequence between layers (sp), which is done in the modules of one list that have "
             f"norms, and the model has {'several such lists' if entries else 'none'}; leave 'sp' out."
         )
-    found = dict.fromkeys(())
+    found: dict[str, None] = {}
     for name, _ in model.named_parameters():
         path = name.rpartition(".")[0]
         entry = next((one for one in entries if is_under(path, one)), None)
@@ -99,3 +100,9 @@ def modules_read_whole(model: nn.Module, entries: Sequence[str], known: Collecti
             )
         found[around] = None
     return tuple(path for path in found if not any(path != one and is_under(path, one) for one in found))
+
+
+def transposed_linear() -> tuple[type, ...]:
+    """Classes of linear layers whose weight is [inputs, outputs], of what has been imported."""
+    library = sys.modules.get("transformers.pytorch_utils")
+    return () if library is None else (library.Conv1D,)

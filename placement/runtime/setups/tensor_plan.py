@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding, cod
 from graphs.transforms.splitting.splitter import BATCH
 from graphs.transforms.strategy import Strategy
 from placement.runtime.setups.module_tree import is_under
-from placement.runtime.setups.own_styles import modules_read_whole, styles_of_whole_modules
+from placement.runtime.setups.own_styles import modules_read_whole, styles_of_whole_modules, transposed_linear
 from placement.runtime.setups.tensor_names import (
     COLUMNS,
     ROWS,
@@ -98,7 +97,8 @@ def tensor_plan(
     styles = dict.fromkeys(sequence, "SequenceParallel(use_local_output=False)")
     styles = {path: style for path, style in styles.items() if not any(is_under(path, one) for one in whole)}
     styles.update(dict.fromkeys(whole, "WholeParallel(output_layouts=Shard(1))"))
-    local = local and not layers.has_constants()
+    if local:
+        layers.check_constants()
     for path in layers.cut_by:
         is_inside = any(is_under(path, entry) for entry in entries) and not any(is_under(path, one) for one in whole)
         styles[path] = layers.style(path, local, is_inside, is_inside and not gathers)
@@ -141,11 +141,11 @@ class _Layers:
         from torch import nn
 
         self.convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        self.linear = (nn.Linear, *_transposed_linear())
+        self.linear = (nn.Linear, *transposed_linear())
         self.graph, self.sharding = graph, sharding
         self.used = states_of(graph)
         self.modules = dict(model.named_modules())
-        layers = (*self.linear, nn.Embedding, *self.convolution)
+        layers: tuple[type[nn.Module], ...] = (*self.linear, nn.Embedding, *self.convolution)
         self.numbers = [
             number
             for number, state in enumerate(graph.states)
@@ -153,7 +153,7 @@ class _Layers:
         ]
         parts = {graph.states[number].name: self._part(number) for number in self.numbers}
         self.as_one = styles_of_whole_modules(self.modules, parts, sharding.axis.size)
-        self.kinds = {
+        self.kinds: dict[str, nn.Module] = {
             path: module
             for path, module in self.modules.items()
             if isinstance(module, layers) and self._around(path) == path
@@ -223,7 +223,7 @@ class _Layers:
 
     def _ways(self, layer: nn.Module) -> tuple[str, str]:
         """How a layer is cut, by the dimension of its weight that is."""
-        if isinstance(layer, _transposed_linear()):
+        if isinstance(layer, transposed_linear()):
             return ROWS, COLUMNS
         return (COLUMNS, ROWS) if isinstance(layer, (*self.linear, *self.convolution)) else (WORDS, COLUMNS)
 
@@ -350,12 +350,14 @@ class _Layers:
             changed = len(kept) < len(self.between) or is_open != self.open
             self.between, self.open = kept, is_open
 
-    def has_constants(self) -> bool:
-        """Whether a constant, made as a whole, meets activations that are cut, which so have to know what is whole."""
-        return any(
-            self.ptr[op] == self.ptr[op + 1] and not self.used[op] and self.graph.kinds[op] in _CONSTANTS
-            for op in self.between
-        )
+    def check_constants(self) -> None:
+        """Raises: MismatchError: a constant, made as a whole, meets activations of which a device has a part."""
+        for op in self.between:
+            if self.graph.kinds[op] in _CONSTANTS and self.ptr[op] == self.ptr[op + 1]:
+                raise MismatchError(
+                    f"op {show(self.graph.op_names[op])} makes a tensor for all heads, which the model adds to what "
+                    "the strategy cuts by heads; take a strategy without tp."
+                )
 
     def find_loss(self) -> None:
         """Note the layers from which a cross-entropy reads a part of the classes, for ``loss_parallel``."""
@@ -448,7 +450,7 @@ class _Layers:
             is_read_cut: and so what the layer reads is.
         """
         by, is_open = self.cut_by[path], self.open[path]
-        is_transposed = isinstance(self.modules[path], _transposed_linear())
+        is_transposed = isinstance(self.modules[path], transposed_linear())
         if path in self.blocks and is_open:
             blocks = f"{self.blocks[path]}{', use_local_output=True' if local else ''}"
             return f"TransposedParallel(1, blocks={blocks})" if is_transposed else f"BlocksParallel({blocks})"
@@ -486,12 +488,6 @@ class _Layers:
         )
         readers = (reader for tensor in tensors for reader, _ in self.read.get(tensor, []))
         return any(not is_under(self.graph.modules[reader], path.rpartition(".")[0]) for reader in readers)
-
-
-def _transposed_linear() -> tuple[type, ...]:
-    """Classes of linear layers whose weight is [inputs, outputs], of what has been imported."""
-    library = sys.modules.get("transformers.pytorch_utils")
-    return () if library is None else (library.Conv1D,)
 
 
 def _blocks_error(name: str, blocks: int) -> MismatchError:

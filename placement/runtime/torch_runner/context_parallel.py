@@ -41,7 +41,8 @@ def enable_context(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> None:
     """Let a model compute this rank's words."""
     names = mesh.mesh_dim_names or ()
     dim = names.index("dp")
-    apart = mesh.mesh.unflatten(dim, (-1, setup.context))
+    shape = mesh.mesh.shape
+    apart = mesh.mesh.view(*shape[:dim], -1, setup.context, *shape[dim + 1 :])
     parts = DeviceMesh(mesh.device_type, apart, mesh_dim_names=(*names[:dim], "dp", "cp", *names[dim + 1 :]))["cp"]
     for path in setup.context_modules:
         module = model.get_submodule(path)
@@ -61,14 +62,15 @@ def in_context(
     """A forward pass with attention and positions of the whole sequence, which finds its own rows of tables."""
     own = []
     for name, dim in tables:
-        holder, _, attribute = name.rpartition(".")
-        holder = module.get_submodule(holder)
+        path, _, attribute = name.rpartition(".")
+        holder = module.get_submodule(path)
         table = getattr(holder, attribute)
         words = next(x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)).shape[1]
         vars(holder)[attribute] = table.narrow(dim, parts.get_local_rank() * words, words)  # found before the table
         own.append((holder, attribute))
     try:
-        is_inside = any(isinstance(mode, Context) for mode in _get_current_function_mode_stack())
+        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        is_inside = any(isinstance(mode, Context) for mode in modes)
         with contextlib.nullcontext() if is_inside else Context(parts, variant):
             return forward(*args, **kwargs)
     finally:
@@ -93,9 +95,9 @@ class Context(TorchFunctionMode):
 
     def attention(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        query: Any,
+        key: Any,
+        value: Any,
         attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
@@ -104,8 +106,8 @@ class Context(TorchFunctionMode):
     ) -> torch.Tensor:
         """Attention of [batch, heads, own words, features] to the words of all ranks."""
         if isinstance(query, DTensor):  # with some of the heads
-            own = (x.redistribute(placements=query.placements).to_local() for x in (query, key, value))
-            made = self.attention(*own, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            own = [x.redistribute(placements=query.placements).to_local() for x in (query, key, value)]
+            made = self.attention(own[0], own[1], own[2], attn_mask, dropout_p, is_causal, scale, enable_gqa)
             return DTensor.from_local(made, query.device_mesh, query.placements, run_check=False)
         if attn_mask is not None:
             raise ValueError("attention of parts of a sequence has no mask but the causal one; leave the mask out")
@@ -115,11 +117,15 @@ class Context(TorchFunctionMode):
         if self.variant == "ring":
             if dropout_p:
                 raise ValueError("attention in a ring has no dropout; take another way, or a dropout of 0")
-            ring: torch.Tensor = Ring.apply(query, key, value, self.parts.get_group(), is_causal, scale)
+            ring: torch.Tensor = Ring.apply(  # type: ignore[no-untyped-call]
+                query, key, value, self.parts.get_group(), is_causal, scale
+            )
             return ring
         if self.variant == "ulysses":
-            heads = [by_heads(x, self.parts) for x in (query, key, value)]
-            made = nn.functional.scaled_dot_product_attention(*heads, None, dropout_p, is_causal, scale=scale)
+            query, key, value = (by_heads(x, self.parts) for x in (query, key, value))
+            made = nn.functional.scaled_dot_product_attention(
+                query, key, value, None, dropout_p, is_causal, scale=scale
+            )
             return by_words(made, self.parts)
         key, value = (all_gather_single_autograd(x.contiguous(), 2, self.parts.get_group()) for x in (key, value))
         mask = None
@@ -133,13 +139,15 @@ class Context(TorchFunctionMode):
 
 def by_heads(x: torch.Tensor, parts: DeviceMesh) -> torch.Tensor:
     """All words of some heads, of some words of all heads."""
-    apart = x.unflatten(1, (parts.size(), -1)).movedim(1, 0).contiguous()  # [parts, batch, heads, words, features]
+    apart = (
+        x.reshape(len(x), parts.size(), -1, *x.shape[2:]).movedim(1, 0).contiguous()
+    )  # [parts, batch, heads, words, features]
     return all_to_all_single_autograd(apart, None, None, parts.get_group()).movedim(0, 2).flatten(2, 3)
 
 
 def by_words(x: torch.Tensor, parts: DeviceMesh) -> torch.Tensor:
     """Some words of all heads, of all words of some heads."""
-    apart = x.unflatten(2, (parts.size(), -1)).movedim(2, 0).contiguous()
+    apart = x.reshape(*x.shape[:2], parts.size(), -1, x.shape[3]).movedim(2, 0).contiguous()
     return all_to_all_single_autograd(apart, None, None, parts.get_group()).movedim(0, 1).flatten(1, 2)
 
 

@@ -35,9 +35,12 @@ def cut_experts(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> DeviceMesh:
     names = mesh.mesh_dim_names or ()
     dim = names.index("dp")
     axes = (*names[:dim], "alike", "experts", *names[dim + 1 :])
-    apart = DeviceMesh(mesh.device_type, mesh.mesh.unflatten(dim, (-1, setup.experts)), mesh_dim_names=axes)
+    shape = mesh.mesh.shape
+    ranks = mesh.mesh.view(*shape[:dim], -1, setup.experts, *shape[dim + 1 :])
+    apart = DeviceMesh(mesh.device_type, ranks, mesh_dim_names=axes)
     for path, is_asked in setup.expert_modules.items():
-        module, parts = model.get_submodule(path), apart["experts"]
+        module: Any = model.get_submodule(path)
+        parts = apart["experts"]
         if next(module.parameters(), None) is None:
             continue  # of another stage
         cut(module, parts, {name: Shard(0) for name, _ in module.named_parameters(recurse=False)})
@@ -53,7 +56,7 @@ def cut_experts(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> DeviceMesh:
     return apart
 
 
-def of_alike(gradient: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def of_alike(gradient: Any, group: dist.ProcessGroup) -> torch.Tensor:
     """The mean of a gradient over ranks with the same experts."""
     own = gradient.to_local().contiguous()
     dist.all_reduce(own, group=group)
@@ -66,15 +69,21 @@ class Mean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> torch.Tensor:
         weight, ctx.replicas = args
-        return weight.view_as(weight)
+        same: torch.Tensor = weight.view_as(weight)
+        return same
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         return gradients[0] / ctx.replicas, None
 
 
+def mean(weight: torch.Tensor, replicas: int) -> torch.Tensor:
+    made: torch.Tensor = Mean.apply(weight, replicas)  # type: ignore[no-untyped-call]
+    return made
+
+
 def asked(
-    module: nn.Module,
+    module: Any,
     forward: Callable[..., torch.Tensor],
     parts: DeviceMesh,
     hidden_states: torch.Tensor,
@@ -94,7 +103,7 @@ def asked(
     numbers = experts.new_empty(sum(gets))
     dist.all_to_all_single(numbers, experts % own, gets, sends, group=group)
     one = top_k_weights.new_ones(len(numbers), 1)
-    made = with_own_parts(module, forward, tokens, numbers.unsqueeze(1), one, changed=lambda p: Mean.apply(p, size))
+    made = with_own_parts(module, forward, tokens, numbers.unsqueeze(1), one, changed=lambda p: mean(p, size))
     answers = all_to_all_single_autograd(made.contiguous(), sends, gets, group)
     by_token = torch.zeros_like(answers).index_copy(0, order, answers).reshape(*top_k_index.shape, -1)
     return (by_token * top_k_weights.unsqueeze(2)).sum(1).to(hidden_states.dtype)
@@ -116,7 +125,7 @@ class RowsOfExperts(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.bmm and isinstance(args[1], DTensor):
-            return function(self.at_experts(args[0]), Mean.apply(args[1], self.parts.size()))
+            return function(self.at_experts(args[0]), mean(args[1], self.parts.size()))
         if function not in BY_ENTRY:
             args, kwargs = tree_map(self.at_home, (args, kwargs or {}))
         return function(*args, **(kwargs or {}))

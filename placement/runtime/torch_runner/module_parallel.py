@@ -14,14 +14,15 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import _StridedShard
 
 
-def gathered(x: torch.Tensor, mesh: DeviceMesh, layout: Placement) -> torch.Tensor:
+def gathered(x: Any, mesh: DeviceMesh, layout: Placement) -> torch.Tensor:
     """All of a tensor, of which each rank adds its own summand to the gradient.
 
     Args:
         layout: of the tensor, where it is no DTensor.
     """
     x = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [layout], run_check=False)
-    return x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+    whole: torch.Tensor = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+    return whole
 
 
 def added_up(x: torch.Tensor, mesh: DeviceMesh, layout: Placement, is_local: bool) -> torch.Tensor:
@@ -30,7 +31,7 @@ def added_up(x: torch.Tensor, mesh: DeviceMesh, layout: Placement, is_local: boo
     return total.to_local() if is_local else total
 
 
-def summand(bias: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+def summand(bias: Any, mesh: DeviceMesh) -> Any:
     """A bias that is whole on every rank, as what each adds of it to a sum over ranks."""
     return bias.to_local(grad_placements=[Partial()]) / mesh.size()
 
@@ -66,7 +67,7 @@ class ModuleParallel(ParallelStyle):
 class WholeParallel(ModuleParallel):
     """Lets a module read whole plain tensors, and cuts what it writes, as all ranks have it."""
 
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    def _apply(self, module: Any, mesh: DeviceMesh) -> Any:
         def whole(value: Any) -> Any:
             return value.full_tensor() if isinstance(value, DTensor) else value
 
@@ -87,7 +88,7 @@ class WholeParallel(ModuleParallel):
 class AttentionParallel(ModuleParallel):
     """Cuts `nn.MultiheadAttention` by its heads."""
 
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    def _apply(self, module: Any, mesh: DeviceMesh) -> Any:
         rows = {name: Shard(0) for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight")}
         in_blocks = {"in_proj_weight": _StridedShard(0, split_factor=3), "in_proj_bias": Replicate()}
         cut(module, mesh, {**rows, **in_blocks})
@@ -98,7 +99,7 @@ class AttentionParallel(ModuleParallel):
 
     def _forward(
         self,
-        module: nn.MultiheadAttention,
+        module: Any,
         mesh: DeviceMesh,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -115,7 +116,7 @@ class AttentionParallel(ModuleParallel):
         if module.batch_first and is_batched:
             read = [x.transpose(0, 1) for x in read]
         q, k, v = (  # [batch, own heads, sequence, features of a head]
-            nn.functional.linear(x, weight, bias).unflatten(2, (-1, module.head_dim)).permute(1, 2, 0, 3)
+            heads_of(nn.functional.linear(x, weight, bias), module.head_dim)
             for x, weight, bias in zip(read, *self._projections(module, mesh), strict=True)
         )
         is_causal = is_causal and key_padding_mask is None and not need_weights
@@ -139,7 +140,7 @@ class AttentionParallel(ModuleParallel):
         return self.added_up(made, mesh), weights
 
     @staticmethod
-    def _projections(module: nn.MultiheadAttention, mesh: DeviceMesh) -> tuple[Any, Any]:
+    def _projections(module: Any, mesh: DeviceMesh) -> tuple[Any, Any]:
         """This rank's rows of the weights, and of the biases, for query, key and value."""
         if module.in_proj_weight is None:
             weights = [p.to_local() for p in (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)]
@@ -161,7 +162,7 @@ class AttentionParallel(ModuleParallel):
             if mask is None:
                 continue
             if mask is attn_mask and mask.ndim == 3:
-                mask = mask.unflatten(0, (len(q), -1)).tensor_split(mesh.size(), 1)[mesh.get_local_rank()]
+                mask = mask.view(len(q), -1, *mask.shape[1:]).tensor_split(mesh.size(), 1)[mesh.get_local_rank()]
             if mask.dtype == torch.bool:
                 mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, float("-inf"))
             total = mask if total is None else total + mask
@@ -176,6 +177,11 @@ class AttentionParallel(ModuleParallel):
         return heads.redistribute(placements=[Replicate()]).to_local()
 
 
+def heads_of(x: torch.Tensor, width: int) -> torch.Tensor:
+    """[sequence, batch, features] as [batch, heads, sequence, features of a head]."""
+    return x.reshape(*x.shape[:2], -1, width).permute(1, 2, 0, 3)
+
+
 class SummedParallel(ModuleParallel):
     """Cuts a module's own parameters, such as stacked weights of experts, whose forward pass then makes a summand."""
 
@@ -183,7 +189,7 @@ class SummedParallel(ModuleParallel):
         super().__init__(*args, **kwargs)
         self.placements = placements
 
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    def _apply(self, module: Any, mesh: DeviceMesh) -> Any:
         cut(module, mesh, self.placements)
         module.forward = functools.partial(self._forward, module, module.forward, mesh)
         return module
@@ -199,7 +205,7 @@ class SummedParallel(ModuleParallel):
 
 
 def with_own_parts(
-    module: nn.Module,
+    module: Any,
     forward: Callable[..., torch.Tensor],
     *args: Any,
     changed: Callable[[torch.Tensor], torch.Tensor] | None = None,
@@ -245,14 +251,14 @@ class TransposedParallel(ModuleParallel):
         )
         self.dimension, self.blocks = dimension, blocks
 
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    def _apply(self, module: Any, mesh: DeviceMesh) -> Any:
         of_outputs = self.dimension == 1 and self.blocks == 1
         part = Shard(self.dimension) if self.blocks == 1 else _StridedShard(1, split_factor=self.blocks)
         cut(module, mesh, {"weight": part, "bias": Shard(0) if of_outputs else Replicate()})
         module.forward = functools.partial(self._forward, module, mesh)
         return module
 
-    def _forward(self, module: nn.Module, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
+    def _forward(self, module: Any, mesh: DeviceMesh, x: Any) -> torch.Tensor:
         weight, bias = module.weight.to_local().t(), module.bias
         if self.dimension == 0:
             x = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, self.input_layouts, run_check=False)
@@ -291,7 +297,7 @@ class InBlocks(torch.Tensor):
             elif name not in ("chunk", "split"):
                 apart = own
             return apart.unbind(-2) if name in ("chunk", "split") else getattr(apart, name)(*args[1:], **(kwargs or {}))
-        if function is torch.Tensor.shape.__get__ or name == "size":
+        if (name == "__get__" and function.__self__ is torch.Tensor.shape) or name == "size":
             return shape if len(args) == 1 and not kwargs else torch.empty(shape, device="meta").size(*args[1:])
         if name == "__get__":
             return function(own)
