@@ -278,7 +278,7 @@ class _Layers:
         """
         found = [
             path
-            for path in self.uneven
+            for path in self.uneven & self.open.keys()
             if self.open[path] and self.cut_by[path] != WORDS and path not in self.before_loss
         ]
         self.open.update(dict.fromkeys(found, False))
@@ -423,15 +423,18 @@ class _Layers:
     def norms(self, repeated: Sequence[str]) -> tuple[dict[str, str], bool]:
         """Norms in repeated modules, each with its module, and whether only layers cut by columns read them.
 
-        A norm is a module without others in it whose parameters are all vectors.
+        A norm is a module whose parameters are all vectors.
         """
         found: dict[str, str] = {}
         for path, module in self.modules.items():
             around = next((entry for entry in repeated if is_under(path, entry)), None)
-            own = list(module.parameters())
-            is_leaf = next(module.children(), None) is None
-            if around is not None and is_leaf and own and path not in self.kinds and all(p.ndim == 1 for p in own):
+            own = () if next(module.children(), None) else tuple(module.parameters())
+            if around is not None and own and path not in self.kinds and all(p.ndim == 1 for p in own):
                 found[path] = around
+        for producer, consumer, _ in zip(*self.graph.edge_list, strict=True):
+            around, layer = found.get(self.graph.modules[consumer]), self.layer_of.get(producer, "")
+            if around is not None and self.cut_by.get(layer) == COLUMNS and is_under(layer, around):
+                del found[self.graph.modules[consumer]]  # such as a norm of each head's queries, which has all words
         readers = [
             reader
             for op, path in enumerate(self.graph.modules)
