@@ -32,20 +32,9 @@ def folded(text: str) -> list[str]:
     return textwrap.wrap(text, LINE_WIDTH, break_on_hyphens=False)
 
 
-def dict_text(values: dict[str, int]) -> str:
-    return dict_of({key: str(value) for key, value in values.items()})
-
-
 def quoted(text: str) -> str:
     """A string of Python, in ASCII."""
     return json.dumps(text, ensure_ascii=False).encode("ascii", "backslashreplace").decode()
-
-
-def list_text(name: str, items: Sequence[str]) -> Iterator[str]:
-    lines = list(wrapped(items))
-    lines[0] = f"{name} = {lines[0]}"
-    lines[-1] = lines[-1].removesuffix(",")
-    yield from lines
 
 
 def wrapped(items: Sequence[str]) -> Iterator[str]:

@@ -163,11 +163,6 @@ class Facts:
         )
 
     @property
-    def has_convolutions(self) -> bool:
-        """Whether channels of a convolution are cut."""
-        return self.plan is not None and any(text.startswith("Convolution") for text in self.plan.styles.values())
-
-    @property
     def is_hybrid_shard(self) -> bool:
         """Replicas by `fully_shard`.
 

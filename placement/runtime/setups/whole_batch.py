@@ -26,7 +26,7 @@ EQUAL = "equal"  # nothing: it checks that all parts have as many, since the los
 
 _PLACE = re.compile(r"(?P<op>.*?)(?:@(?P<axes>[a-z]+\d+(?:\.[a-z]+\d+)*))?(?: mb(?P<batch>\d+))?", re.DOTALL)
 _SCALING = ("add", "sub", "mul", "div", "neg", "sum", "mean", "_to_copy", "view", "clone", "squeeze")
-_NUMBER_BYTES = 8
+_NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "bool": 1}  # of others 8
 _MOST_TOGETHER = 0.1  # share of the forward pass that each replica may compute of all samples
 _STATE = "parameter"
 
@@ -138,8 +138,8 @@ class _Step:
         if several is not None:
             return (
                 f"op {show(self._name(several))} ({self.graph.kinds[several]}) reads samples of the whole batch, and "
-                "replicas and micro-batches of torch see their own alone, so that gradients would be others; let "
-                "'placement.apply' run it, which exchanges them, or take a strategy without 'dp' and 'mb'"
+                "replicas and micro-batches of torch see their own alone, so that gradients would be others; take a "
+                "strategy without 'dp' and 'mb', such as tp2"
             )
         added = next((op for op in self._terms() if self._is_sum(op) and not self._is_scaled(op)), None)
         if added is not None:
@@ -260,4 +260,5 @@ class _Step:
     def _is_number(self, op: int) -> bool:
         """Whether the first result of an op is a single number."""
         first = int(self.graph.output_ptr[op])
-        return first < int(self.graph.output_ptr[op + 1]) and self.graph.tensor_bytes[first] <= _NUMBER_BYTES
+        most = _NUMBER_BYTES.get(self.graph.dtypes[op], 8)
+        return first < int(self.graph.output_ptr[op + 1]) and self.graph.tensor_bytes[first] <= most
