@@ -113,7 +113,7 @@ def runner_limits(graph: OpGraph, cluster: Cluster, model: nn.Module | None = No
 
 def _refused(draft: Result, graph: OpGraph, model: nn.Module | None) -> Refusal | None:
     """Why the torch runner has no constants for a strategy; None where it has, or where there is no model to ask."""
-    if model is None or graph.origin.train is False:
+    if model is None:
         return None
     from placement.runtime.setups.facts_of import facts_of  # loads torch
 

@@ -18,6 +18,7 @@ from placement.results.ranks import visible_devices
 from placement.runtime.setups.code_text import filled, folded, keywords, plain, quoted
 from placement.runtime.setups.facts import Facts
 from placement.runtime.setups.facts_of import facts_of
+from placement.runtime.setups.limits import check_trains
 from placement.runtime.setups.setup_of import setup_from
 from placement.runtime.torch_runner.setup import Setup
 
@@ -113,6 +114,7 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
 
     `placement.export` has arguments and errors.
     """
+    check_trains(result)
     facts = facts_of(result, graph, model, source)
     setup = setup_from(facts)
     entries = [("parallel", "parallelize"), ("step", "run_step"), ("optimizers", "make_optimizer")]

@@ -30,7 +30,7 @@ from placement.results.same_model import check_same_model
 from placement.runtime.setups.context_plan import context_plan
 from placement.runtime.setups.expert_plan import expert_plan
 from placement.runtime.setups.facts import Facts
-from placement.runtime.setups.limits import check_exportable, check_source
+from placement.runtime.setups.limits import check_run, check_source
 from placement.runtime.setups.module_tree import is_under
 from placement.runtime.setups.stage_modules import StageModules, stage_modules
 from placement.runtime.setups.tensor_names import shared_parameters
@@ -62,7 +62,7 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
         check_source(source)
     if graph is not None:
         check_same_model(result, graph)
-    check_exportable(result, strategy, graph)
+    check_run(result, strategy, graph)
     axes = {rule.name: rule.size for rule in strategy.mesh}
     plan, stages = None, None
     tied: dict[tuple[str, ...], tuple[tuple[int, ...], str]] = {}

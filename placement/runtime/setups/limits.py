@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from env.cluster import Cluster
-from env.lanes import without_lanes
 from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.module_paths import KIND
@@ -37,11 +35,21 @@ def check_source(source: str) -> None:
         )
 
 
-def check_exportable(result: Result, strategy: Strategy, graph: OpGraph | None) -> None:
-    """Raises: MismatchError: a strategy that plain PyTorch has no words for; the graph is the model's own."""
-    reason = next(_of_scripts(result, strategy, graph), None)
+def check_run(result: Result, strategy: Strategy, graph: OpGraph | None) -> None:
+    """Raises: MismatchError: a strategy that torch's engine does not run; the graph is the model's own."""
+    _refuse(result, strategy, _limits(result, strategy, graph))
+
+
+def check_trains(result: Result) -> None:
+    """Raises: MismatchError: what `placement.apply` runs, and no script that trains."""
+    _refuse(result, result.strategy, _not_trained(result))
+
+
+def _refuse(result: Result, strategy: Strategy, reasons: Iterator[str]) -> None:
+    """Raises: MismatchError: there is a reason; names the nearest strategy without one."""
+    reason = next(reasons, None)
     if reason is not None:
-        exportable = (one for one in plainer(strategy) if next(_of_scripts(result, one), None) is None)
+        exportable = (one for one in plainer(strategy) if next(_limits(result, one), None) is None)
         nearest = next(exportable, None)
         instead = "" if nearest is None else f"; the nearest that can be is {show(nearest.text)}"
         raise MismatchError(f"strategy {show(strategy.text)} cannot be written as plain PyTorch: {reason}{instead}.")
@@ -73,13 +81,6 @@ def plainer(strategy: Strategy) -> Iterator[Strategy]:
         yield replace(found, mesh=(MeshRule("dp", replicas), *kept))
 
 
-def _is_on_cpus(strategy: Strategy, cluster: Cluster) -> bool:
-    """Whether a CPU takes part, which it does beside other devices only where it is named."""
-    named = set(strategy.device_names)
-    own = cluster.devices if named else [cluster.devices[d] for d in cluster.compute_devices.tolist()]
-    return any(device.kind == "cpu" and (not named or device.name in named) for device in own)
-
-
 def _is_run(rule: MeshRule) -> bool:
     """Whether torch, or this package's runner with torch's collectives, runs what is along an axis."""
     return AXES[rule.name].in_torch or rule.name in ("cp", "ep")
@@ -106,7 +107,8 @@ def no_sequence(strategy: Strategy) -> Iterator[str]:
 
 def torch_lacks(result: Result) -> Iterator[str]:
     """Parts of a result's strategy that plain PyTorch has no words for; it need not have been carried out."""
-    return _of_scripts(result, result.strategy)
+    yield from _not_trained(result)
+    yield from _limits(result, result.strategy)
 
 
 def runner_lacks(result: Result) -> Iterator[str]:
@@ -114,19 +116,20 @@ def runner_lacks(result: Result) -> Iterator[str]:
     return _limits(result, result.strategy)
 
 
-def _of_scripts(result: Result, strategy: Strategy, model_graph: OpGraph | None = None) -> Iterator[str]:
-    if strategy.is_none:
+def _not_trained(result: Result) -> Iterator[str]:
+    if result.strategy.is_none:
         yield (
             "it is one of placements, which no script of torch's libraries runs; export it as a device_map, or name a "
             "strategy, as `placement optimize` with --strategy dp2 does"
         )
     if result.graph.origin.train is False:
         yield "it was found for inference, and the script trains; place the training step, with train=True"
-    yield from _limits(result, strategy, model_graph)
 
 
 def _limits(result: Result, strategy: Strategy, model_graph: OpGraph | None = None) -> Iterator[str]:
     graph = result.graph
+    if strategy.is_placed:
+        yield "it places the ops of each part one by one, for which torch has no words; leave 'placed' out"
     precision = graph.origin.precision
     has_policy = precision is not None and precision not in ("float32", "bfloat16")
     if has_policy and any(rule.tensor_modules for rule in strategy.mesh):
@@ -179,14 +182,10 @@ def _limits(result: Result, strategy: Strategy, model_graph: OpGraph | None = No
         yield "ZeroRedundancyOptimizer hands weights over where it updates them, which is on the host; take zero2"
     if strategy.stages > 1 and strategy.order == "pipedream":
         yield f"the order {strategy.order!r} has no sequence of its own to write down; name another"
-    yield from no_sequence(strategy)
-    if strategy.statistics == "sync" and _is_on_cpus(strategy, without_lanes(result.cluster)):
-        yield "torch.nn.SyncBatchNorm has kernels for GPUs alone, and these devices are CPUs; take 'statistics=local'"
-    if strategy.statistics == "sync" and (strategy.stages > 1 or sizes.get("tp", 1) > 1 or GROUPS in sizes):
-        yield (
-            "torch.nn.SyncBatchNorm puts statistics of replicas together, not beside stages, weights that are cut, or "
-            "groups of replicas"
-        )
+    if strategy.order != "1f1b" or strategy.micro_batches > 1:  # of one micro-batch it is gpipe
+        yield from no_sequence(strategy)
+    if strategy.statistics == "sync" and strategy.stages > 1:
+        yield "torch's stages run once more to find out shapes, which would count in statistics; leave the stages out"
     splits = strategy.order in INPUTS_APART
     is_wrapped = sizes.get("dp", 1) > 1 and (strategy.zero > 1 or sizes.get("tp", 1) > 1)
     if strategy.stages > 1 and splits and (is_wrapped or has_policy):

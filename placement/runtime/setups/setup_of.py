@@ -42,7 +42,8 @@ def setup_from(facts: Facts) -> Setup:
     has_parts = facts.replicas > 1 or (strategy.micro_batches > 1 and stages is None)
     apart = {name for names in facts.tied for name in names}  # which no stage has both of
     axes = [*facts.replica_axes, "one"] if facts.is_hybrid_shard else facts.replica_axes
-    name = SCHEDULES.get(strategy.order, "")
+    order = "gpipe" if strategy.order == "1f1b" and strategy.micro_batches == 1 else strategy.order
+    name = SCHEDULES.get(order, "")
     return Setup(
         mesh=facts.mesh,
         is_cut=facts.is_cut,
@@ -98,7 +99,7 @@ def setup_from(facts: Facts) -> Setup:
         pieces=_functions(facts.pieces),
         tied=tuple((frozenset(names), *found) for names, found in facts.tied.items()),
         schedule="" if stages is None else name,
-        has_one_stage=strategy.order in ("gpipe", "1f1b"),
+        has_one_stage=order in ("gpipe", "1f1b"),
         order="" if stages is None or name else order_text(facts),
         reduces_itself=facts.reduces_itself,
         **({} if context is None else _of_context(context)),

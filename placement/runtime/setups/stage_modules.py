@@ -166,7 +166,11 @@ def _modules(
     forward = _forward(graph)
     stages_of = _stages_under(graph, stage, forward)
     found: dict[str, int] = {}
-    todo = list(compressed({path: _only(stages_of.get(path, {-1})) for path in holders}).items())
+    # A module that is not called, such as the last layer of nn.MultiheadAttention, is where the one around it is.
+    known = {
+        path: next((one for one in prefixes(path) if one in holders and one in stages_of), path) for path in holders
+    }
+    todo = list(compressed({path: _only(stages_of.get(known[path], {-1})) for path in holders}).items())
     while todo:
         path, at = todo.pop()
         inside = [holder for holder in holders if is_under(holder, path) and holder != path] if path in lists else []
