@@ -1,8 +1,8 @@
 """Running a model the way a placement or strategy says.
 
-The way of a strategy, room by room: `program` makes a captured step free of writes in place, `planning` says which
-part of each tensor every rank has and wants, `writing` writes the code of one rank from that, and `modules` holds what
-`placement.apply` returns (`application` checks the answer and picks one of the `backends`). A rank's code runs calls
-on parts (`calls`), collectives (`exchanging`) and transfers (`transport`) between processes (`ranks`); its parameters
-are `states`, saved by `storing`. `checking` runs all this on small sizes before a strategy is advised.
+A strategy runs on torch's engine: `setups` says what it means for the modules of one model, and `torch_runner` makes
+of the model what one rank computes, by the parts of torch. A placement of ops runs captured code: `program` makes a
+captured step free of writes in place and writes the code of one device. `modules` holds what `placement.apply`
+returns, and `ranks` the processes under it; `application` checks the answer and picks one of the `backends`.
+`checking` runs a strategy on a small model before it is advised.
 """

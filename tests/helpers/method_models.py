@@ -11,7 +11,7 @@ from torch import nn
 
 from graphs.capture import capture_program
 from graphs.errors import MismatchError
-from placement.runtime.ranks.group import Ranks
+from placement.runtime.ranks.group import RankGroup
 
 TOKENS = torch.arange(12).reshape(3, 4)
 
@@ -73,7 +73,7 @@ def on_a_rank(description: None) -> dict[str, Any]:
     model = Words().eval()
     twin = copy.deepcopy(model)
     program = capture_program(model, (TOKENS,))
-    placed: Any = share(model, chosen(program, [op % 2 for op in range(program.graph.n_ops)]), Ranks.of())
+    placed: Any = share(model, chosen(program, [op % 2 for op in range(program.graph.n_ops)]), RankGroup.of())
     calls: list[str] = []
     for path, module in model.named_modules():
         if path:

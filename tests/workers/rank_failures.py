@@ -22,7 +22,7 @@ from graphs.errors import MismatchError
 from placement.runtime.modules.placed_ranks import placed_ranks
 from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import functional
-from placement.runtime.ranks.group import Ranks, joined
+from placement.runtime.ranks.group import RankGroup, joined
 
 _todo, _folder = "", Path()
 X = torch.ones(2, 4)
@@ -166,7 +166,7 @@ def listening(pid: int) -> list[str]:
 
 def doors(description: None) -> dict[str, list[str]]:
     """Where this process and its parent listen, while all are there."""
-    ranks = Ranks.of()
+    ranks = RankGroup.of()
     found = {"own": listening(os.getpid()), "parent": listening(os.getppid())}
     ranks.barrier()
     return found

@@ -25,7 +25,7 @@ from placement.runtime.modules.placed_ranks import PlacedRanks
 from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import functional
 from placement.runtime.ranks import transfers
-from placement.runtime.ranks.group import Ranks
+from placement.runtime.ranks.group import RankGroup
 
 N_STEPS = 50
 
@@ -73,7 +73,7 @@ def loss_of(outputs: Any) -> torch.Tensor:
 
 
 def share(
-    model: nn.Module, layout: DeviceLayout, ranks: Ranks, loss: Callable[[Any], torch.Tensor] | None = None
+    model: nn.Module, layout: DeviceLayout, ranks: RankGroup, loss: Callable[[Any], torch.Tensor] | None = None
 ) -> PlacedRanks:
     """A rank's share of a placed model."""
     return PlacedRanks(model, layout, ranks, torch.device("cpu"), loss)
@@ -82,7 +82,7 @@ def share(
 def equality(folder: str) -> dict[str, Any]:
     """Everything that must come out as without a placement."""
     torch.set_num_threads(1)
-    ranks = Ranks.of()
+    ranks = RankGroup.of()
     found: dict[str, Any] = {"zoo": _zoo(ranks, ("two_tower", "bert_base", "resnet50"))}
     found["nested"] = _nested(ranks)
     found["curve"] = _curve(ranks, Path(folder))
@@ -95,7 +95,7 @@ def equality(folder: str) -> dict[str, Any]:
 def briefly(description: None) -> dict[str, Any]:
     """What must be equal on any number of ranks."""
     torch.set_num_threads(1)
-    ranks = Ranks.of()
+    ranks = RankGroup.of()
     trained = _zoo(ranks, ("rnnlm", "gpt2", "unet", "mixtral_8x7b"))
     return {"nested": _nested(ranks), "strided": _strided(ranks), "zoo": trained, "counting": _counting(ranks)}
 
@@ -103,7 +103,7 @@ def briefly(description: None) -> dict[str, Any]:
 def directly(description: None) -> dict[str, Any]:
     """What must be equal where tensors go from GPU to GPU; gloo without tags stands in for NCCL."""
     torch.set_num_threads(1)
-    ranks = Ranks.of()
+    ranks = RankGroup.of()
     made: list[list[int]] = []
 
     def stand_in(members: list[int]) -> Any:
@@ -115,7 +115,7 @@ def directly(description: None) -> dict[str, Any]:
     return {"nested": _nested(ranks), "zoo": _zoo(ranks, ("two_tower",)), "ways": len(made)}
 
 
-def _zoo(ranks: Ranks, names: Sequence[str]) -> dict[str, list[bool]]:
+def _zoo(ranks: RankGroup, names: Sequence[str]) -> dict[str, list[bool]]:
     """Inference, and losses, gradients and buffers of a training step."""
     found = {}
     for name in names:
@@ -159,7 +159,7 @@ class Counting(nn.Module):
         return self.left(x) * self.steps + self.right(x) * self.calls[1] * self.steps + noise
 
 
-def _counting(ranks: Ranks) -> list[bool]:
+def _counting(ranks: RankGroup) -> list[bool]:
     found = []
     for seed in range(4):
         torch.manual_seed(seed)
@@ -171,7 +171,7 @@ def _counting(ranks: Ranks) -> list[bool]:
     return found
 
 
-def _nested(ranks: Ranks) -> dict[str, Any]:
+def _nested(ranks: RankGroup) -> dict[str, Any]:
     model, args, kwargs = tiny()
     single = copy.deepcopy(model)
     program = capture_program(model, args, kwargs, train=True, loss=loss_of)
@@ -215,7 +215,7 @@ def _nested(ranks: Ranks) -> dict[str, Any]:
     return found
 
 
-def _strided(ranks: Ranks) -> list[bool]:
+def _strided(ranks: RankGroup) -> list[bool]:
     """Arguments with other strides than captured."""
     found = []
     for train in (False, True):
@@ -235,7 +235,7 @@ def _strided(ranks: Ranks) -> list[bool]:
     return found
 
 
-def _curve(ranks: Ranks, folder: Path) -> dict[str, Any]:
+def _curve(ranks: RankGroup, folder: Path) -> dict[str, Any]:
     """Losses of 50 steps, saved and read back in the middle."""
     torch.manual_seed(4)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
@@ -284,7 +284,7 @@ def _squares(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
 
-def _meta(ranks: Ranks, folder: Path) -> dict[str, Any]:
+def _meta(ranks: RankGroup, folder: Path) -> dict[str, Any]:
     """A model without memory gets this rank's share from a checkpoint."""
     model, args, kwargs = tiny()
     model.eval()
@@ -313,7 +313,7 @@ def _meta(ranks: Ranks, folder: Path) -> dict[str, Any]:
     }
 
 
-def _begins_alike(ranks: Ranks) -> bool:
+def _begins_alike(ranks: RankGroup) -> bool:
     """Whether a model on meta gives its parts over processes the values that it gives itself in one."""
     with torch.device("meta"):
         empty, plain = (nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)).eval() for _ in range(2))
@@ -329,7 +329,7 @@ def _begins_alike(ranks: Ranks) -> bool:
         return torch.equal(placed(x), plain(x))
 
 
-def _limited(ranks: Ranks) -> dict[str, Any]:
+def _limited(ranks: RankGroup) -> dict[str, Any]:
     """A model whose training state, 256 MB, is more than one process may have, beside one that may have it."""
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(64)))
@@ -353,7 +353,7 @@ def _limited(ranks: Ranks) -> dict[str, Any]:
     return {"losses": losses, "unlimited": unlimited, "own_bytes": own_bytes, "whole_fits": fits}
 
 
-def _placed_steps(model: nn.Module, layout: DeviceLayout, x: torch.Tensor, ranks: Ranks) -> tuple[list[float], int]:
+def _placed_steps(model: nn.Module, layout: DeviceLayout, x: torch.Tensor, ranks: RankGroup) -> tuple[list[float], int]:
     placed = share(model, layout, ranks)
     _fill(placed)
     losses = _losses(placed.parameters(), lambda: placed.step(x), N_STEPS)
@@ -396,7 +396,7 @@ def _data_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
 
 
-def _wrong(ranks: Ranks) -> list[str]:
+def _wrong(ranks: RankGroup) -> list[str]:
     """Sentences for what is wrong on every rank."""
     model, args, kwargs = tiny()
     program = capture_program(model, args, kwargs)
@@ -447,7 +447,7 @@ def _wrong(ranks: Ranks) -> list[str]:
     return found
 
 
-def _twins(ranks: Ranks) -> None:
+def _twins(ranks: RankGroup) -> None:
     """Two parameters over one memory."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = nn.Parameter(model[0].weight.data)

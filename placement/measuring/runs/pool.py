@@ -34,7 +34,7 @@ from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError
 from placement.runtime.modules.placed_ranks import PlacedRanks
 from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import Functional
-from placement.runtime.ranks.group import LostRankError, Ranks
+from placement.runtime.ranks.group import LostRankError, RankGroup
 from placement.runtime.ranks.launch import met_store
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _live(model: TimedModel, rank: int, size: int, core: int, parent: Parent) ->
     try:
         keep_to_loopback()
         dist.init_process_group("gloo", store=met_store(parent.hear()), rank=rank, world_size=size)
-        everybody = Ranks.of()
+        everybody = RankGroup.of()
         model.module.train(model.step.program.train)
         parent.answer(None)
         while True:
@@ -196,7 +196,7 @@ def _live(model: TimedModel, rank: int, size: int, core: int, parent: Parent) ->
         parent.fail(f"rank {rank} failed with {type(error).__name__}: {error}")
 
 
-def timed(model: TimedModel, work: Arrangement | Rewriting, everybody: Ranks) -> TimedRun | None:
+def timed(model: TimedModel, work: Arrangement | Rewriting, everybody: RankGroup) -> TimedRun | None:
     """A timed run of this rank's share; None where the work does not use this rank.
 
     As `placement.apply` runs it: on one device the plain model, on several the share of each.
@@ -219,16 +219,16 @@ def timed(model: TimedModel, work: Arrangement | Rewriting, everybody: Ranks) ->
     return timed_run(_step(model, share, None), model.repeats, ranks.group, everybody=everybody.group)
 
 
-def _first(everybody: Ranks, size: int) -> Ranks:
+def _first(everybody: RankGroup, size: int) -> RankGroup:
     """The first processes, of which this is one."""
     if size == everybody.size:
         return everybody
     if size not in _smaller:
-        _smaller[size] = Ranks.of(range(size))
+        _smaller[size] = RankGroup.of(range(size))
     return _smaller[size]
 
 
-_smaller: dict[int, Ranks] = {}  # that a worker has made, by size
+_smaller: dict[int, RankGroup] = {}  # that a worker has made, by size
 
 
 def strategy_share(model: TimedModel, strategy: str) -> nn.Module:

@@ -1,1 +1,1 @@
-"""Modules that `placement.apply` returns: `StrategyModule` on ranks, `PlacedModule` on threads, others by module."""
+"""Modules that `placement.apply` returns: `StrategyModule` and `PlacedRanks` on ranks, `PlacedModule` on threads."""

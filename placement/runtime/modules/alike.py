@@ -11,13 +11,13 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from graphs.errors import MismatchError
-from placement.runtime.ranks.group import Ranks
+from placement.runtime.ranks.group import RankGroup
 from placement.runtime.torch_runner.setup import Setup
 
 _N_COMPARED = 256  # first entries of a tensor; made under another seed all entries differ
 
 
-def check_alike(ranks: Ranks, model: nn.Module, setup: Setup) -> None:
+def check_alike(ranks: RankGroup, model: nn.Module, setup: Setup) -> None:
     """Refuse models that ranks have made with other values, and other strategies.
 
     Raises:
@@ -39,7 +39,7 @@ def check_alike(ranks: Ranks, model: nn.Module, setup: Setup) -> None:
         )
 
 
-def check_batches(ranks: Ranks, inputs: Mapping[str, Any], batch: int) -> None:
+def check_batches(ranks: RankGroup, inputs: Mapping[str, Any], batch: int) -> None:
     """Refuse whole batches that differ from rank to rank.
 
     Args:

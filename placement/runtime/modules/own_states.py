@@ -14,7 +14,7 @@ from graphs.errors import MismatchError
 from placement.runtime.modules.local_tensors import Unfilled, check_filled, entries, outlines_of, slot_of
 from placement.runtime.modules.shared_states import SharedStates
 from placement.runtime.program.device_layout import DeviceLayout
-from placement.runtime.ranks.group import Ranks
+from placement.runtime.ranks.group import RankGroup
 
 _N_COMPARED = 256  # first entries of a parameter; made under another seed all entries differ
 
@@ -27,7 +27,7 @@ class OwnStates(SharedStates):
         layout: says which devices have each state; those that no op uses go to the first.
     """
 
-    def __init__(self, model: nn.Module, layout: DeviceLayout, ranks: Ranks, place: torch.device) -> None:
+    def __init__(self, model: nn.Module, layout: DeviceLayout, ranks: RankGroup, place: torch.device) -> None:
         self._model = model
         outlines, keys = outlines_of(model), list(model.state_dict())
         self._start = {

@@ -24,7 +24,7 @@ from placement.runtime.program.derived_layout import nearest, same_ops
 from placement.runtime.program.device_layout import DeviceLayout, Key
 from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.variants import Variants
-from placement.runtime.ranks.group import Ranks, joined
+from placement.runtime.ranks.group import RankGroup, joined
 from placement.runtime.ranks.meeting import check_size
 from placement.runtime.ranks.transfers import direct_ways
 from placement.runtime.states.gradients import add_gradients
@@ -52,7 +52,12 @@ class PlacedRanks(OpByOpWrapper):
     """
 
     def __init__(
-        self, model: torch.nn.Module, layout: DeviceLayout, ranks: Ranks, place: torch.device, loss: Loss | None = None
+        self,
+        model: torch.nn.Module,
+        layout: DeviceLayout,
+        ranks: RankGroup,
+        place: torch.device,
+        loss: Loss | None = None,
     ) -> None:
         super().__init__(model, layout.step.program)
         check_size(ranks.size, len(layout.places))
@@ -258,7 +263,7 @@ def placed_ranks(
     return PlacedRanks(model, layout, ranks, place or layout.places[ranks.rank], loss)
 
 
-def _check_same(ranks: Ranks, layout: DeviceLayout) -> None:
+def _check_same(ranks: RankGroup, layout: DeviceLayout) -> None:
     """Raises: MismatchError: the ranks have different placements, and would wait for each other for ever."""
     text = repr((layout.step.program.graph.op_names, list(layout.device), [list(ops) for ops in layout.order]))
     digests = ranks.told(zlib.crc32(text.encode()), "what is placed there")

@@ -18,9 +18,9 @@ from placement.runtime.program.drawing import draw
 from placement.runtime.program.functional import draws_by_data
 from placement.runtime.program.routines import Routine, compile_routines, sent_tags
 from placement.runtime.ranks.failures import failed_in, failed_op
-from placement.runtime.ranks.group import Ranks
+from placement.runtime.ranks.group import RankGroup
 from placement.runtime.ranks.packing import Packing
-from placement.runtime.ranks.transfers import Transfers, Ways
+from placement.runtime.ranks.transfers import RankTransfers, Ways
 
 _FIRST_STEPS = 3  # in which batches are compared
 _N_COMPARED = 256  # entries of each argument
@@ -40,7 +40,7 @@ class RankStep:
     def __init__(
         self,
         layout: DeviceLayout,
-        ranks: Ranks,
+        ranks: RankGroup,
         ways: Ways,
         place: torch.device,
         stored: Callable[[str], torch.Tensor | None],
@@ -61,7 +61,7 @@ class RankStep:
             rank: [tag for tag in sent_tags(routine) if routines.transfers[tag].target == ranks.rank]
             for rank, routine in enumerate(devices)
         }
-        self._ends = Transfers(ranks, self.transfers, coming, self._names, place, ways)
+        self._ends = RankTransfers(ranks, self.transfers, coming, self._names, place, ways)
         self._n_steps = 0
 
     def compile(self, compile_run: Compile) -> None:

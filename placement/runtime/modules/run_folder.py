@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from graphs.errors import CheckpointError, MismatchError
 from placement.runtime.modules.shared_states import unwritten, written
-from placement.runtime.ranks.group import Ranks
+from placement.runtime.ranks.group import RankGroup
 
 _FORMAT = 2
 _MODEL, _SLOTS = "model.", "optim.state."
@@ -32,7 +32,7 @@ Optimizer = torch.optim.Optimizer | None
 
 
 def save_run(
-    ranks: Ranks, own: Mapping[str, torch.Tensor], folder: Path, optimizer: Optimizer, facts: Mapping[str, Any]
+    ranks: RankGroup, own: Mapping[str, torch.Tensor], folder: Path, optimizer: Optimizer, facts: Mapping[str, Any]
 ) -> None:
     """Save all of a run; of the moment before nothing is left then. All ranks call it.
 
@@ -82,7 +82,7 @@ def save_run(
 
 
 def load_run(
-    ranks: Ranks, own: Mapping[str, torch.Tensor], folder: Path, optimizer: Optimizer
+    ranks: RankGroup, own: Mapping[str, torch.Tensor], folder: Path, optimizer: Optimizer
 ) -> dict[str, Any] | None:
     """Go on with what `save_run` saved, on these devices or others. All ranks call it.
 
@@ -126,7 +126,7 @@ def _name(number: int) -> str:
 # -- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def _write(ranks: Ranks, tensors: Mapping[str, torch.Tensor], at: Path) -> None:
+def _write(ranks: RankGroup, tensors: Mapping[str, torch.Tensor], at: Path) -> None:
     """Raises: CheckpointError: a rank cannot write."""
     with ranks.waiting(None, "a checkpoint"):
         try:
@@ -137,7 +137,7 @@ def _write(ranks: Ranks, tensors: Mapping[str, torch.Tensor], at: Path) -> None:
             raise CheckpointError(unwritten(error)) from None
 
 
-def _load(ranks: Ranks, found: dict[str, Any], at: Path) -> None:
+def _load(ranks: RankGroup, found: dict[str, Any], at: Path) -> None:
     """Fill tensors from a checkpoint.
 
     Raises:
@@ -243,7 +243,7 @@ def _trained(own: Mapping[str, torch.Tensor], optimizer: Optimizer) -> dict[str,
 # -- settings --------------------------------------------------------------------------------------------------------
 
 
-def _told_run(ranks: Ranks, folder: Path) -> dict[str, Any] | None:
+def _told_run(ranks: RankGroup, folder: Path) -> dict[str, Any] | None:
     """Content of `run.json` as rank 0 reads it, on every rank; None where there is none."""
     own = ranks.agreed(lambda: _read(folder / "run.json") if ranks.rank == 0 else None)
     found: dict[str, Any] | None = ranks.told(own)[0]

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from graphs.disk import write_atomically
 from graphs.errors import CheckpointError, MismatchError
-from placement.runtime.ranks.group import Ranks
+from placement.runtime.ranks.group import RankGroup
 
 Path = str | os.PathLike[str]
 
@@ -30,7 +30,7 @@ class SharedStates(ABC):
         keys: of its state dict.
     """
 
-    def __init__(self, ranks: Ranks, outlines: Mapping[str, torch.Tensor], keys: Sequence[str]) -> None:
+    def __init__(self, ranks: RankGroup, outlines: Mapping[str, torch.Tensor], keys: Sequence[str]) -> None:
         self._ranks, self.outlines, self._keys = ranks, outlines, keys
         told = ranks.told([name for name, _ in self.entries()], "which parameters it has")
         # The lowest rank that has each.

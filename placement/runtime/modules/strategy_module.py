@@ -25,7 +25,7 @@ from placement.runtime.modules.local_tensors import outlines_of
 from placement.runtime.modules.run_folder import load_run, save_run
 from placement.runtime.modules.shared_states import Path, fill, part_of
 from placement.runtime.modules.strategy_states import StrategyStates, check_optimizer, is_lost
-from placement.runtime.ranks.group import Ranks
+from placement.runtime.ranks.group import RankGroup
 from placement.runtime.samples import OwnSamples, set_own_samples
 from placement.runtime.torch_runner.batch import borders
 from placement.runtime.torch_runner.optimizers import make_optimizer
@@ -69,7 +69,7 @@ class StrategyModule(nn.Module):
         self._input_dtype = None
         if precision is not None and not setup.has_policy and precision.activation != "float32":
             self._input_dtype = getattr(torch, precision.activation)
-        self._ranks = Ranks.of(mesh.mesh.flatten().tolist())
+        self._ranks = RankGroup.of(mesh.mesh.flatten().tolist())
         self._signature = inspect.signature(model.forward)
         outlines, keys = outlines_of(model), list(model.state_dict())
         self._is_first = True

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from graphs.errors import MismatchError
 from placement.runtime.modules.local_tensors import entries
 from placement.runtime.modules.shared_states import SharedStates
-from placement.runtime.ranks.group import Ranks
+from placement.runtime.ranks.group import RankGroup
 from placement.runtime.torch_runner.setup import Setup
 
 
@@ -27,7 +27,7 @@ class StrategyStates(SharedStates):
     """
 
     def __init__(
-        self, run: nn.Module, setup: Setup, ranks: Ranks, outlines: Mapping[str, torch.Tensor], keys: list[str]
+        self, run: nn.Module, setup: Setup, ranks: RankGroup, outlines: Mapping[str, torch.Tensor], keys: list[str]
     ) -> None:
         self._run, self._setup = run, setup
         super().__init__(ranks, outlines, keys)

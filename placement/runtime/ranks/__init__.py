@@ -1,1 +1,1 @@
-"""One process for each device: `ProcessGroup`, how processes meet, start and fail, and the watchdog over them."""
+"""Processes of a model, one for each device: `RankGroup`, how they meet, start, send tensors and say why they end."""

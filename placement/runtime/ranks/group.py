@@ -1,4 +1,4 @@
-"""`Ranks`: the processes that run one placement together, one for each device, as one of them sees them.
+"""`RankGroup`: the processes that run one placement together, one for each device, as one of them sees them.
 
 What they say to each other beside tensors goes through a gloo group of their own, as plain data. A process that ends
 closes its connections, by which those that wait for it know; before that it leaves its sentence in the store by which
@@ -45,7 +45,7 @@ class LostRankError(RankError):
 
 
 @dataclass(frozen=True, eq=False)
-class Ranks:
+class RankGroup:
     """This process as one of several.
 
     Attributes:
@@ -61,7 +61,7 @@ class Ranks:
     limit_s: float
 
     @classmethod
-    def of(cls, members: Sequence[int] | None = None) -> Ranks:
+    def of(cls, members: Sequence[int] | None = None) -> RankGroup:
         """Processes of the default process group, or all of them; each member calls this. Without one, this alone.
 
         Raises:
@@ -208,7 +208,7 @@ class Ranks:
         return sentence
 
 
-def joined(size: int) -> Ranks:
+def joined(size: int) -> RankGroup:
     """The processes of ``torchrun``, of `launch`, or of the caller's own ``init_process_group``.
 
     Args:
@@ -234,9 +234,9 @@ def joined(size: int) -> Ranks:
 
 
 @functools.lru_cache(1)
-def _all_ranks(world: Any) -> Ranks:
+def _all_ranks(world: Any) -> RankGroup:
     """Those of a default process group, which a script may end and make anew."""
-    return Ranks.of()
+    return RankGroup.of()
 
 
 def _limit() -> timedelta:

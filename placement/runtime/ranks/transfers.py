@@ -1,4 +1,4 @@
-"""`Transfers`: one rank's end of the transfers of a step, by torch.distributed, while both ends compute."""
+"""`RankTransfers`: one rank's end of the transfers of a step, by torch.distributed, while both ends compute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from placement.runtime.program.transfers import Transfer
-from placement.runtime.ranks.group import Ranks
+from placement.runtime.ranks.group import RankGroup
 from placement.runtime.ranks.packing import Packing
 
 _CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ Ways = Mapping[tuple[int, int], Any]
 """The NCCL group that carries tensors from one rank to another, by both; those without go through the host, by gloo."""
 
 
-def direct_ways(ranks: Ranks, place: torch.device) -> Ways:
+def direct_ways(ranks: RankGroup, place: torch.device) -> Ways:
     """A group for each direction between two ranks that have a GPU each. All ranks call it.
 
     In one group for both directions, what one rank sends would wait for what the other one sends.
@@ -46,7 +46,7 @@ def one_way(members: list[int]) -> Any:
     return dist.new_group(members, backend="nccl", use_local_synchronization=True)
 
 
-class Transfers:
+class RankTransfers:
     """`placement.runtime.program.transfers.Endpoint` of one rank for one step.
 
     Args:
@@ -58,7 +58,7 @@ class Transfers:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: RankGroup,
         transfers: Mapping[int, Transfer],
         order: Mapping[int, Sequence[int]],
         names: Sequence[str],

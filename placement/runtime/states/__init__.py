@@ -1,1 +1,1 @@
-"""Parameters, buffers and gradients of a rank: `StatePart`, the part that it stores, and a model with those alone."""
+"""Number formats of parameters and gradients in a user's model, and master copies of narrow ones."""

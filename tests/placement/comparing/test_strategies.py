@@ -29,7 +29,10 @@ from placement.runtime.application import apply
 from placement.verification import verify
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")
-PLAIN = ("dp2", "dp2 zero1", "dp4 zero2", "dp2 zero3", "tp2", "tp2 sp", "pp2 gpipe", "dp2 | pp2 gpipe", "mb4", "recompute=*")
+PLAIN = (
+    *("dp2", "dp2 zero1", "dp4 zero2", "dp2 zero3", "tp2", "tp2 sp", "pp2 gpipe", "dp2 | pp2 gpipe", "mb4"),
+    "recompute=*",
+)
 NAMED = ("dp3 shares=2:1:1", "pp2 1f1b mb2 | devices=gpu3+gpu1", "devices=gpu2", "dp2 shares=3:1 zero1 | tp2")
 MIXED = (
     "dp2 zero1 | pp2 1f1b mb2 | tp2 | recompute=*",

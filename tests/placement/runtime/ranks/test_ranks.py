@@ -21,7 +21,7 @@ from torch import nn
 from graphs.capture.trace import Layout, TensorInfo
 from graphs.errors import MismatchError
 from placement.runtime.modules.local_tensors import Unfilled, check_filled
-from placement.runtime.ranks.group import Ranks, joined
+from placement.runtime.ranks.group import RankGroup, joined
 from placement.runtime.ranks.launch import launch
 from placement.runtime.ranks.packing import Packing
 from placement.runtime.ranks.transfers import identity
@@ -184,7 +184,7 @@ def test_a_wrong_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch, name: st
 
 
 def test_one_process_talks_to_itself() -> None:
-    alone = Ranks.of()
+    alone = RankGroup.of()
     assert (alone.rank, alone.size, alone.told({"a": [1]}), alone.meet("a call", 7)) == (0, 1, [{"a": [1]}], [[7]])
     assert alone.agreed(lambda: 5) == 5
 
