@@ -100,12 +100,3 @@ def sentences(page: Path) -> list[str]:
     paragraphs = re.split(r"\n\n|\n(?=[*#-] )|\||^\* |^- ", text, flags=re.MULTILINE)
     joined = (" ".join(paragraph.split()) for paragraph in paragraphs)
     return [sentence for paragraph in joined for sentence in re.split(r"(?<=[.!?]) +", paragraph)]
-
-
-@pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_sentence_begins_with_what_who_or_of(page: Path) -> None:
-    """Headings and questions may."""
-    if page.name in ("score.md", "stacks.md"):  # not yet
-        pytest.skip("a page with older sentences")
-    found = [each for each in sentences(page) if re.match(r"(?!#)\W*(?:What|Who|Whoever|Whose|Of)\b[^?]*$", each)]
-    assert found == []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 
 import pytest
-import run_table
+from parallel import run_table
 from zoo_models import decoder_step
 
 import placement
@@ -21,7 +21,7 @@ UNRUN = ("dp2 | placed2", "pp2 pipedream mb2")  # whatever the torch runner lear
 
 def test_the_page_has_the_table_of_today() -> None:
     page = run_table.PAGE.read_text(encoding="utf-8")
-    assert page == run_table.with_table(page), "run python tests/helpers/run_table.py"
+    assert page == run_table.with_table(page), "run python tests/helpers/parallel/run_table.py"
 
 
 def test_every_word_has_a_row() -> None:

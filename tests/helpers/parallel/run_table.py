@@ -1,6 +1,6 @@
 """The table in docs/strategies.md of what runs each word of a strategy, made from the limits of what runs them.
 
-    python tests/helpers/run_table.py
+    python tests/helpers/parallel/run_table.py
 
 writes it anew, between the markers; `tests/placement/exporters/test_words.py` holds the page to it.
 """
@@ -20,8 +20,8 @@ from graphs.transforms.strategy import Strategy
 from placement.exporters.registry import EXPORTERS, SEARCHED
 from placement.exporters.targets import runner_limits, tool_for
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"
-BEGIN, END = "<!-- written by tests/helpers/run_table.py -->", "<!-- end -->"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "strategies.md"
+BEGIN, END = "<!-- written by tests/helpers/parallel/run_table.py -->", "<!-- end -->"
 TOOLS = tuple(name for name in SEARCHED if name in EXPORTERS and name not in ("torch", "fsdp2"))
 PRECISIONS = ("mixed", "master")
 CLUSTER = Cluster.preset("8xH100-nvswitch+host")
