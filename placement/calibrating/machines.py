@@ -149,7 +149,7 @@ def _with_ranks(how: HowToMeasure, tell: Tell) -> Measured | None:
         if between is not None:
             speed = between.bandwidth_bytes_per_s, between.latency_s
             cluster = of_hosts(cluster, ranks.n_hosts, *speed)
-        if ranks.place.type == "cuda" and collectives:  # ranks on CPU cores have collectives of their own, not gloo's
+        if ranks.place.type == "cuda" and collectives:  # those of CPUs are the machine's
             cluster = replace(cluster, collectives=collectives)
         lines = tuple(_lines(cluster, kernels))
         return Measured(cluster, tuple(kernels), machine, lines, (), _units(ranks.place), sustained)
