@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _SEQUENCE = "sequence"
 _FUSED = "scaled_dot_product"
 _BY_ENTRY = ("aten.add", "aten.mul")
-_READ = 3  # query, key and value, and no mask
 
 
 @dataclass(frozen=True)
@@ -59,18 +58,27 @@ def context_plan(graph: OpGraph, strategy: Strategy, model: nn.Module) -> Contex
     rule = next((rule for rule in strategy.mesh if rule.name == "cp" and rule.size > 1), None)
     if rule is None:
         return None
-    cuts = _Cuts(graph, cut(graph, rule.axis(), []), rule, model)
-    return cuts.plan()
+    cuts_weights = any(rule.name == "tp" and rule.size > 1 and not rule.modules for rule in strategy.mesh)
+    return _Cuts(graph, cut(graph, rule.axis(), []), rule, model, cuts_weights).plan()
 
 
 class _Cuts:
     """A graph that is cut along the sequence."""
 
-    def __init__(self, graph: OpGraph, sharding: Sharding, rule: MeshRule, model: nn.Module) -> None:
+    def __init__(
+        self, graph: OpGraph, sharding: Sharding, rule: MeshRule, model: nn.Module, cuts_weights: bool
+    ) -> None:
+        self.cuts_weights = cuts_weights
         self.graph, self.sharding, self.rule, self.model = graph, sharding, rule, model
         self.ptr, self.tensors = graph.inputs
         self.used = states_of(graph)
         self.forward = [op for op in graph.topological_order.tolist() if graph.phase[op] == Phase.FORWARD]
+        self.learned: set[int] = set()  # ops that come after some parameter, as queries, keys and values do
+        for op in self.forward:
+            read = self.tensors[int(self.ptr[op]) : int(self.ptr[op + 1])]
+            is_first = any(graph.states[state].gradient_bytes for state in self.used[op])
+            if is_first or not self.learned.isdisjoint(graph.tensor_producer[read].tolist()):
+                self.learned.add(op)
         parameters = inspect.signature(model.forward).parameters.values()
         takes_more = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
         is_of_library = type(model).__module__.startswith("transformers.")
@@ -128,11 +136,20 @@ class _Cuts:
 
     def _check_attention(self, op: int) -> None:
         """Raises: MismatchError: a mask, or heads that are not divided."""
-        if int(self.ptr[op + 1] - self.ptr[op]) > _READ or self.used[op]:
+        read = self.tensors[int(self.ptr[op]) : int(self.ptr[op + 1])]
+        if self.used[op] or not self.learned.issuperset(self.graph.tensor_producer[read].tolist()):
             raise self._error(
                 f"attention {show(self.graph.op_names[op])} has a mask, which torch's runner does not cut"
             )
         heads = next((row.inputs[0] for row in self.graph.split_rows[op] if row.axis == "heads"), None)
+        from torch import nn
+
+        module = self.model.get_submodule(self.graph.modules[op])
+        if isinstance(module, nn.MultiheadAttention) and not self.cuts_weights:
+            raise self._error(
+                f"nn.MultiheadAttention of {show(self.graph.modules[op])} calls attention where torch's runner does "
+                "not see it; call scaled_dot_product_attention"
+            )
         if self.rule.by_heads and isinstance(heads, Shard) and heads.extent % self.rule.size:
             raise self._error(f"attention {show(self.graph.op_names[op])} has {heads.extent} heads")
 

@@ -89,6 +89,8 @@ class Context(TorchFunctionMode):
         if function is torch.arange and len(args) == 1:
             first = args[0] * self.parts.get_local_rank()
             return function(first, first + args[0], **(kwargs or {}))
+        if function is nn.functional.multi_head_attention_forward:
+            raise ValueError("nn.MultiheadAttention computes no parts of a sequence; call scaled_dot_product_attention")
         if function is not nn.functional.scaled_dot_product_attention:
             return function(*args, **(kwargs or {}))
         return self.attention(*args, **(kwargs or {}))

@@ -163,6 +163,8 @@ def run_stages(
 
 def run_forward(model: nn.Module, mesh: DeviceMesh, inputs: dict[str, Any], setup: Setup) -> Any:
     """What the model returns for the whole batch, on every rank. A number is the mean over replicas."""
+    if setup.context > 1:
+        raise ValueError("parts of sequences are put together by a loss alone; take the model itself for its outputs")
     own = inputs
     if setup.replicas > 1 and not setup.own_samples:
         own = part_of_batch(inputs, mesh, setup)
