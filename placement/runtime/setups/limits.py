@@ -145,7 +145,7 @@ def _limits(result: Result, strategy: Strategy, model_graph: OpGraph | None = No
         if rule.name == "ep" and (any(map(_is_uneven, strategy.mesh)) or any(r.tensor_modules for r in strategy.mesh)):
             yield "ranks with some experts (ep) have as many samples and no other parts of weights; leave 'tp on' out"
         if rule.name == "cp" and rule.size > 1 and graph.origin.train is False:
-            yield "parts of sequences (cp) are put together by a loss alone, not where the model's outputs are asked for"
+            yield "parts of sequences (cp) are put together by a loss alone, not where outputs are asked for"
         if rule.name == "cp" and (any(map(_is_uneven, strategy.mesh)) or strategy.statistics == "sync"):
             yield "parts of sequences (cp) have as many words of as many samples; leave 'shares=' and 'statistics=' out"
         if _is_uneven(rule) and strategy.stages > 1:

@@ -69,7 +69,7 @@ def in_context(
         vars(holder)[attribute] = table.narrow(dim, parts.get_local_rank() * words, words)  # found before the table
         own.append((holder, attribute))
     try:
-        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        modes = _get_current_function_mode_stack()
         is_inside = any(isinstance(mode, Context) for mode in modes)
         with contextlib.nullcontext() if is_inside else Context(parts, variant):
             return forward(*args, **kwargs)
@@ -119,9 +119,7 @@ class Context(TorchFunctionMode):
         if self.variant == "ring":
             if dropout_p:
                 raise ValueError("attention in a ring has no dropout; take another way, or a dropout of 0")
-            ring: torch.Tensor = Ring.apply(  # type: ignore[no-untyped-call]
-                query, key, value, self.parts.get_group(), is_causal, scale
-            )
+            ring: torch.Tensor = Ring.apply(query, key, value, self.parts.get_group(), is_causal, scale)
             return ring
         if self.variant == "ulysses":
             query, key, value = (by_heads(x, self.parts) for x in (query, key, value))

@@ -78,7 +78,7 @@ class Mean(torch.autograd.Function):
 
 
 def mean(weight: torch.Tensor, replicas: int) -> torch.Tensor:
-    made: torch.Tensor = Mean.apply(weight, replicas)  # type: ignore[no-untyped-call]
+    made: torch.Tensor = Mean.apply(weight, replicas)
     return made
 
 
