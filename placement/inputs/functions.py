@@ -244,7 +244,8 @@ def _function(label: str) -> Callable[..., Any]:
             if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
         ]
         raise UnknownNameError(f"function in {path}", name, own)
-    return function
+    found: Callable[..., Any] = function
+    return found
 
 
 def _parameters(label: str) -> set[str]:

@@ -130,7 +130,9 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
     after = "".join(f"\n{text}\n" for name, text in found.definitions.items() if name not in first)
     body = f"{before}{pieces}\n{lines}\n\n{after}{own}"
     head = _head(facts)
-    return f"{head}\n{import_lines(facts, found, body)}\n\n{body}"
+    body = body.lstrip("\n")
+    gap = "\n\n\n" if body.startswith(("class ", "def ", "@")) else "\n\n"
+    return f"{head}\n{import_lines(facts, found, body)}{gap}{body}"
 
 
 def _used_before(found: Printed, names: Sequence[str]) -> set[str]:

@@ -158,7 +158,7 @@ class StrategyModule(nn.Module):
             raise AttributeError(f"rank {self.rank} has no parameter {target!r}")
         return found
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """What this rank has of the model's state dict."""
         return {name: tensor.detach() for name, tensor in self._states.kept().items()}
 

@@ -92,7 +92,8 @@ class StrategyStates(SharedStates):
             return norm
         of_ranks = math.prod(self._setup.mesh.values()) // self._setup.mesh.get("pp", 1)
         told = torch.tensor(self._ranks.told(float(norm), "the norm of its gradients"))[::of_ranks]
-        return torch.linalg.vector_norm(told, norm_type)
+        found: torch.Tensor = torch.linalg.vector_norm(told, norm_type)
+        return found
 
 
 def is_lost(error: BaseException) -> bool:

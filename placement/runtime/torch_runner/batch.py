@@ -104,16 +104,16 @@ class Labels(TorchFunctionMode):
 
 def divide_by_share(labels: Labels, model: nn.Module, setup: Setup) -> torch.Tensor:
     """Divide gradients by the share of the labels that count, which is known after all parts; returns it."""
-    trained = [p for p in model.parameters() if p.grad is not None]
-    device = trained[0].device if trained else torch.empty(0, device=labels.mesh.device_type).device
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    device = gradients[0].device if gradients else torch.empty(0, device=labels.mesh.device_type).device
     parts = setup.micro_batches * setup.label_losses
     counts = labels.counts[-parts:]  # of a first step, not those of the run that finds out shapes
     share = sum(counts, torch.zeros((), device=device)) / (parts * setup.replicas)
     labels.counts.clear()
     for axis in setup.label_axes:
         dist.all_reduce(share, group=labels.mesh.get_group(axis))
-    for p in trained:
-        p.grad.div_(share.to(p.grad.device))
+    for gradient in gradients:
+        gradient.div_(share.to(gradient.device))
     return share
 
 

@@ -34,7 +34,7 @@ class SumOverReplicas(torch.autograd.Function):
         return total, None
 
 
-def norm_over_replicas(module: nn.Module, forward: Any, groups: list[Any], x: torch.Tensor) -> torch.Tensor:
+def norm_over_replicas(module: Any, forward: Any, groups: list[Any], x: torch.Tensor) -> torch.Tensor:
     """A batch norm with the mean and variance of the samples of all replicas."""
     if not module.training and module.running_mean is not None:
         return forward(x)
@@ -62,6 +62,6 @@ def synchronise_statistics(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> 
         nn.SyncBatchNorm.convert_sync_batchnorm(model, mesh.get_group("dp"))
         return
     groups = [mesh.get_group(axis) for axis in setup.replica_axes]
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.forward = functools.partial(norm_over_replicas, module, module.forward, groups)
+    norms: list[Any] = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+    for module in norms:
+        module.forward = functools.partial(norm_over_replicas, module, module.forward, groups)

@@ -49,7 +49,7 @@ def recompute(module: nn.Module, setup: Setup) -> None:
     if setup.splits_backward:
         module.forward = Again(module.forward, functools.partial(keeping, setup) if setup.kept else None)
         return
-    again = {"context_fn": functools.partial(keeping, setup)} if setup.kept else {}
+    again: dict[str, Any] = {"context_fn": functools.partial(keeping, setup)} if setup.kept else {}
     forward = module.forward
     module.forward = lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **again, **kwargs)
 
@@ -97,7 +97,8 @@ class Again:
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
         kept, again = self.contexts()
-        numbers, found = itertools.count(), []
+        numbers = itertools.count()
+        found: list[torch.Tensor] = []
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
 

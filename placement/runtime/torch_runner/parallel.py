@@ -123,4 +123,5 @@ def sharded(whole: nn.Module, model: nn.Module, mesh: DeviceMesh, setup: Setup, 
         options["shard_placement_fn"] = other_dimension
     for module in own_modules(model, setup.layers, setup):
         fully_shard(module, **options)
-    return fully_shard(whole, **options)
+    fully_shard(whole, **options)  # in place
+    return whole

@@ -39,7 +39,7 @@ class Stage(nn.Module):
         self.model, self.number = model, number
         self.received: Any = None
         self.criterion: Any = None  # from what the model returns to the loss; None: the last stage gives that
-        self.labels: Labels | None = None
+        self.labels: Any = None
         for other, paths in enumerate(setup.stages):
             for path in paths if other != number else ():
                 self._leave_out(path, model.get_submodule(path), other > number)
@@ -73,7 +73,7 @@ class Stage(nn.Module):
     def hand_over_pieces(self) -> None:
         """Hand over what a piece of a module returns, where the next stage begins inside it."""
         path = self.setup.begins.get(self.number + 1)
-        if path in self.setup.pieces.get(self.number, {}):
+        if path is not None and path in self.setup.pieces.get(self.number, {}):
             self.model.get_submodule(path).register_forward_hook(self._end)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -106,7 +106,7 @@ class Pipeline(nn.Module):
         if setup.labels:
             self.labels = Labels(mesh, setup)
             for stage in stages.values():
-                stage.labels = self.labels
+                stage.__dict__["labels"] = self.labels
 
 
 def own_modules(model: nn.Module, paths: Iterable[str], setup: Setup) -> list[nn.Module]:
@@ -149,12 +149,12 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def add_tied(pipeline: Pipeline, mesh: DeviceMesh, setup: Setup) -> None:
+def add_tied(pipeline: Any, mesh: DeviceMesh, setup: Setup) -> None:
     """Give all copies of a parameter that several stages have the sum of their gradients, so that they stay equal."""
     device = torch.empty(0, device=mesh.device_type).device
     for names, shape, dtype in setup.tied:
         total = torch.zeros(shape, device=device, dtype=getattr(torch, dtype))
-        copies = [
+        copies: list[Any] = [
             p for stage in pipeline.stages.values() for name, p in stage.model.named_parameters() if name in names
         ]
         for p in copies:

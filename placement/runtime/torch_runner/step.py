@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
@@ -24,7 +23,7 @@ from placement.runtime.torch_runner.batch import (
     part_of_batch,
     replica,
 )
-from placement.runtime.torch_runner.stages import Pipeline, add_tied
+from placement.runtime.torch_runner.stages import add_tied
 
 if TYPE_CHECKING:
     from placement.runtime.torch_runner.setup import Setup
@@ -58,7 +57,7 @@ def among_parts(setup: Setup) -> Iterator[None]:
 
 
 def run_step(
-    model: nn.Module,
+    model: Any,
     mesh: DeviceMesh,
     inputs: dict[str, Any],
     setup: Setup,
@@ -127,7 +126,7 @@ def of_all_replicas(loss: torch.Tensor, mesh: DeviceMesh, setup: Setup) -> torch
 
 
 def run_stages(
-    model: Pipeline, mesh: DeviceMesh, inputs: dict[str, Any], setup: Setup, criterion: Callable[[Any], torch.Tensor]
+    model: Any, mesh: DeviceMesh, inputs: dict[str, Any], setup: Setup, criterion: Callable[[Any], torch.Tensor]
 ) -> torch.Tensor:
     """As `run_step`, of the stages of this rank, all of which get the inputs; the last one of all has the loss."""
     if setup.replicas > 1:
@@ -161,7 +160,7 @@ def run_stages(
     return total
 
 
-def run_forward(model: nn.Module, mesh: DeviceMesh, inputs: dict[str, Any], setup: Setup) -> Any:
+def run_forward(model: Any, mesh: DeviceMesh, inputs: dict[str, Any], setup: Setup) -> Any:
     """What the model returns for the whole batch, on every rank. A number is the mean over replicas."""
     if setup.context > 1:
         raise ValueError("parts of sequences are put together by a loss alone; take the model itself for its outputs")
@@ -176,7 +175,7 @@ def run_forward(model: nn.Module, mesh: DeviceMesh, inputs: dict[str, Any], setu
     return whole
 
 
-def forward_of_stages(model: Pipeline, mesh: DeviceMesh, inputs: dict[str, Any], setup: Setup) -> Any:
+def forward_of_stages(model: Any, mesh: DeviceMesh, inputs: dict[str, Any], setup: Setup) -> Any:
     """What the last stage returns, on every rank: stages run one after the other, and tell all what they hand over."""
     handed: Any = None
     for number, rank in enumerate(setup.rank_of_stage):

@@ -60,7 +60,7 @@ class BlocksParallel(ParallelStyle):
         module.forward = functools.partial(self._forward, module, mesh)
         return module
 
-    def _forward(self, module: nn.Module, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
+    def _forward(self, module: Any, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
         x = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()], run_check=False)
         x = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
         bias = module.bias
@@ -85,7 +85,7 @@ class ConvolutionParallel(ParallelStyle):
         module.forward = functools.partial(self._forward, module, mesh)
         return module
 
-    def _forward(self, module: nn.Module, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
+    def _forward(self, module: Any, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
         x = DTensor.from_local(x, mesh, self.input_layouts, run_check=False)
         bias = module.bias
         if self.dimension == 0:
@@ -116,7 +116,9 @@ def cut_weights(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> None:
     """Cut weights as the styles say. Between two layers, activations may be DTensors, which know their whole shape."""
     over = mesh[setup.weight_axis]
     for path, module in list(model.named_modules()):
-        style = next((style for pattern, style in setup.styles.items() if fnmatch.fnmatchcase(path, pattern)), None)
+        style: Any = next(
+            (style for pattern, style in setup.styles.items() if fnmatch.fnmatchcase(path, pattern)), None
+        )
         if style is None:
             continue
         if setup.stages and next(module.parameters(), None) is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ def give_memory(model: nn.Module, device: torch.device, setup: Setup) -> set[str
     return missing
 
 
-def give_weights(model: nn.Module, device: torch.device, file: str | None, setup: Setup) -> None:
+def give_weights(model: Any, device: torch.device, file: str | None, setup: Setup) -> None:
     """Memory for weights that are on ``meta``, and their values; others are moved.
 
     Args:

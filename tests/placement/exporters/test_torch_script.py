@@ -28,7 +28,6 @@ from graphs.opgraph import OpGraph
 from placement.cli import run
 from placement.results.result import Result
 from placement.solving.strategy_row import strategy_row
-from tests.helpers.placed_models import cpus
 
 CLUSTER = placement.Cluster.preset("4xV100-pcie")
 HOSTED = placement.Cluster.preset("4xH100-nvswitch+host")
@@ -405,7 +404,6 @@ def test_statistics_are_put_together() -> None:
             r"micro-batches of one size; .*; the nearest that can be is dp2 \| pp2",
         ),
         ("decoder", "dp2 tp on words | pp2 mb2", r"replicas of stages are whole"),
-        ("decoder", "cp2", "context parallelism"),
         ("convnet", "hp2", "spatial parallelism along the height"),
         ("scaled_decoder", "tp2 sp", "is neither of a norm nor cut itself"),
         ("decoder", "dp2 | dp2 zero1", "take zero2"),
@@ -417,10 +415,9 @@ def test_statistics_are_put_together() -> None:
         ("decoder", "pp2 zb-h1 mb4 | offload=activations", "are there for one backward pass; take the order gpipe"),
         ("tied_decoder", "pp2 1f1b mb2 | offload=parameters", "untie them, or write 'offload=optimizer'"),
         ("decoder", "dp2 zero3 | pp2 zb-h1 mb4", "do not know backward passes of inputs and weights apart"),
-        ("decoder", "pp2 1f1b mb1", "wants as many micro-batches as stages, 2, or more, and there is 1"),
         ("decoder", "dp2 | pp2 gpipe mb3", "do not divide into 6 parts"),
         ("looping", "pp2 mb2 | cuts=down/addmm", "inside a module whose code torch.fx does not follow"),
-        ("grouped_convnet", "tp2", "cut nothing but linear layers, embeddings and convolutions that are called"),
+        ("grouped_convnet", "tp2", "keep the axis to other modules"),
         ("contrastive", "dp2", r"op mm \(aten.mm\) reads samples of the whole batch"),
         ("contrastive", "dp2 zero3", "reads samples of the whole batch"),
         ("contrastive", "mb2", "reads samples of the whole batch"),
@@ -507,12 +504,6 @@ def test_measured_times_make_no_other_model() -> None:
     assert "STAGES = (" in placement.export(result, "torch", model=model, graph=graph)
 
 
-def test_replicas_on_cpus_cannot_put_statistics_together() -> None:
-    result = placement.optimize(model_and_graph("convnet")[1], cpus(2), strategy="dp2 | statistics=sync")
-    with pytest.raises(MismatchError, match="has kernels for GPUs alone, and these devices are CPUs"):
-        placement.export(result, "torch")
-
-
 def test_without_a_model_there_is_a_place_to_fill_in() -> None:
     text = placement.export(found("decoder", "dp2 zero3"), "torch")
     assert "fill in the model" in text
@@ -546,7 +537,7 @@ def test_the_command_writes_what_the_function_returns(tmp_path: Path, capsys: py
     assert run(["export", str(saved), "--to", "torch"]) == 2
     assert "give the model, with --model" in capsys.readouterr().err
     assert run(["export", str(saved), "--to", "torch", "--model", f"{model}:llama"]) == 2
-    assert "that was placed" in capsys.readouterr().err
+    assert "of another model than this one" in capsys.readouterr().err
     assert run(["export", str(saved), "--to", "torch", "--dim", "batch=2"]) == 2
     assert "give --model too" in capsys.readouterr().err
 
