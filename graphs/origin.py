@@ -146,6 +146,12 @@ def keep_step(graph: _Graph, step: CapturedStep) -> _Graph:
     return graph
 
 
+def with_step_of(graph: object, made: _Graph) -> _Graph:
+    """What was made of a graph, as it was made of the same step."""
+    step = step_of(graph)
+    return made if step is None else keep_step(made, step)
+
+
 def step_of(graph: object) -> CapturedStep | None:
     """The step of a graph; None where it came from a file."""
     found: CapturedStep | None = vars(graph).get(_STEP)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphs.capture import capture as capture_module
 from graphs.errors import CaptureError
+from graphs.origin import with_step_of
 
 if TYPE_CHECKING:
     import torch
@@ -75,4 +76,4 @@ def capture(
         from graphs.transforms.optimizers import with_optimizer
 
         graph = with_optimizer(graph, optimizer)
-    return graph if name is None else replace(graph, name=name)
+    return graph if name is None else with_step_of(graph, replace(graph, name=name))

@@ -101,7 +101,7 @@ def captured_step(program: Program) -> CapturedStep:
 
 def _weakly(call: ModelCall) -> Callable[[int], ModelCall | None]:
     """The call while its model lives. Of its inputs whole numbers are kept, and the shapes of all others."""
-    reference, rest = weakref.ref(call.model), replace(call, model=None)
+    reference, rest = _known(call.model), replace(call, model=None)
     args, kwargs = pytree.tree_map(_light, (call.args, call.kwargs))
 
     def again(samples: int) -> ModelCall | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from graphs.errors import GraphError
 from graphs.opgraph import OpGraph
-from graphs.origin import keep_step, step_of
+from graphs.origin import with_step_of
 from graphs.rows import ByGroups, Part, SplitRow
 
 
@@ -43,8 +43,7 @@ def with_expert_load(graph: OpGraph, load: float) -> OpGraph:
     made = {rows: tuple(_with_load(row, load) for row in rows) for rows in dict.fromkeys(graph.split_rows)}
     origin = replace(graph.origin, expert_load=None if load == 1.0 else load)
     loaded = replace(graph, split_rows=tuple(made[rows] for rows in graph.split_rows), origin=origin)
-    step = step_of(graph)  # which a load does not change
-    return loaded if step is None else keep_step(loaded, step)
+    return with_step_of(graph, loaded)
 
 
 def _with_load(row: SplitRow, load: float) -> SplitRow:

@@ -9,6 +9,7 @@ import numpy as np
 from graphs.errors import GraphError, UnknownNameError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
+from graphs.origin import with_step_of
 from graphs.recipes import OPTIMIZERS, PRECISIONS, UPDATE_KIND, number_bytes
 from graphs.rows import State
 
@@ -46,7 +47,7 @@ def with_optimizer(graph: OpGraph, name: str) -> OpGraph:
         for op, mine in zip(graph.op_names, is_update.tolist(), strict=True)
         if mine and op.endswith(f".{before}")
     }
-    return replace(
+    made = replace(
         graph,
         op_names=tuple(renamed.get(op, op) for op in graph.op_names),
         kinds=tuple(
@@ -59,6 +60,7 @@ def with_optimizer(graph: OpGraph, name: str) -> OpGraph:
         states=tuple(_state(state, renamed, states_per_gradient) for state in graph.states),
         origin=replace(graph.origin, optimizer=name),
     )
+    return with_step_of(graph, made)
 
 
 def _state(state: State, renamed: dict[str, str], copies: int) -> State:

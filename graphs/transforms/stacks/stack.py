@@ -9,7 +9,7 @@ import numpy as np
 from graphs.arrays import IntArray, frozen, numbered
 from graphs.errors import GraphError, UnknownNameError
 from graphs.opgraph import OpGraph
-from graphs.origin import COMPILED, EAGER, STACKS, keep_step, step_of
+from graphs.origin import COMPILED, EAGER, STACKS, with_step_of
 from graphs.transforms.coarsen.contraction import contract
 from graphs.transforms.derived import Derived
 from graphs.transforms.stacks.compiled import compiled_kernels
@@ -61,8 +61,7 @@ def on_stack(graph: OpGraph, stack: str) -> OpGraph:
     placed = replace(
         graph, bytes_moved=moved, kernels=kernels, tensor_bytes=sizes, tensor_in_place=in_place, origin=origin
     )
-    step = step_of(graph)  # which a stack does not change
-    return placed if step is None else keep_step(placed, step)
+    return with_step_of(graph, placed)
 
 
 def stack_of(graph: OpGraph) -> str:

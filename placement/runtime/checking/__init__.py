@@ -1,1 +1,1 @@
-"""Checks before a strategy is advised, by `check.check`: it can be carried out, and its parts compute as the whole."""
+"""Checks before a strategy is advised, by `check.check`: its program runs on a smaller model, or ops in parts."""

@@ -17,7 +17,7 @@ from placement.runtime.checking.findings import load, save
 from placement.solving.checked import Checked
 from placement.solving.strategy_row import cut_as_found
 
-FROM_FILE = "the graph came from a file"
+NO_MODEL = "the graph came without its model"
 _FIELDS = {one.name for one in fields(Checked)}
 
 
@@ -30,7 +30,7 @@ def check(graph: OpGraph, cluster: Cluster, result: Result) -> Checked:
     """
     step = step_of(graph)
     if step is None:
-        return Checked(reason=FROM_FILE)
+        return Checked(reason=NO_MODEL)
     strategy, cluster = cut_as_found(result), without_lanes(cluster)
     what = repr((step.identity(), graph.hash, strategy.to_json(), cluster.hash))
     key = hashlib.sha256(what.encode()).hexdigest()[:24]

@@ -29,7 +29,6 @@ from torch.utils import _pytree as pytree
 from graphs.capture.program import Program
 from graphs.capture.trace import TensorInfo, flat, layouts, value_of
 from graphs.rows import ByGroups, Part, Partial, Replicate, Shard, SplitRow
-from graphs.transforms.splitting.sharding import Sharding
 from graphs.transforms.splitting.splitter import copies_of
 from graphs.transforms.strategy import Strategy
 from placement.runtime.checking.local_tensors import as_ranks, in_blocks, of_first, of_parts, ranks_of_this_process
@@ -49,9 +48,7 @@ def ops_in_parts(program: Program, strategy: Strategy, ends_s: float = math.inf)
     Args:
         ends_s: by the monotonic clock; what is not computed until then is not.
     """
-    copies = copies_of(program.graph, [rule.axis() for rule in strategy.mesh], strategy.micro_batches)
-    shardings = [] if copies is None else [*copies.mesh, *([] if copies.chunks is None else [copies.chunks])]
-    kinds = {call.key: call for sharding in shardings for call in _cut_calls(program, sharding)}
+    kinds = {call.key: call for call in cut_calls(program, strategy)}
     counts: Counter[str] = Counter()
     with ranks_of_this_process(_RANKS) as mesh, torch.no_grad():
         for call in kinds.values():
@@ -65,7 +62,9 @@ def ops_in_parts(program: Program, strategy: Strategy, ends_s: float = math.inf)
     return Checked(ops=counts[SAME], not_computed=counts[NOT_COMPUTED])
 
 
-def _cut_calls(program: Program, sharding: Sharding) -> Iterator[CutCall]:
+def cut_calls(program: Program, strategy: Strategy) -> Iterator[CutCall]:
+    """All ops that a strategy cuts, once for each axis along which it does."""
+    copies = copies_of(program.graph, [rule.axis() for rule in strategy.mesh], strategy.micro_batches)
     nodes = {number: node for node, number in program.op_of.items() if node.op == "call_function"}
     made = {
         tensor: (nodes[op], slot)
@@ -73,9 +72,11 @@ def _cut_calls(program: Program, sharding: Sharding) -> Iterator[CutCall]:
         for slot, tensor in enumerate(tensors.results)
         if tensor is not None and op in nodes
     }
-    for op, row in enumerate(sharding.row):
-        if row is not None and op in nodes:
-            yield CutCall(program, op, row, nodes[op], made)
+    shardings = () if copies is None else (*copies.mesh, *filter(None, [copies.chunks]))
+    for sharding in shardings:
+        for op, row in enumerate(sharding.row):
+            if row is not None and op in nodes:
+                yield CutCall(program, op, row, nodes[op], made)
 
 
 @dataclass(frozen=True, eq=False)

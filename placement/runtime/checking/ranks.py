@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -26,6 +27,8 @@ from placement.runtime.torch_runner.setup import Setup
 
 CLOSE = 5e-4  # of the largest entry of a tensor: parts add up in another order, in float32
 _RATE, _LEAST = 0.1, 1e-4
+_ROUNDING = 1e-6  # of a weight, which is changed by it to see what becomes of errors of rounding
+_TIMES = 3  # as much as what becomes of them
 _PATIENCE_S = 30.0  # of a rank for another one
 
 Numbers = dict[str, torch.Tensor]  # the loss, each gradient and each weight after one update, by name
@@ -42,11 +45,26 @@ def step_in_one_piece(call: ModelCall) -> Numbers:
     return _numbers(loss, {name: p.grad for name, p in pairs if p.grad is not None}, model.state_dict())
 
 
-def run_beside(call: ModelCall, expected: Numbers, setup: Setup, limit_s: float) -> str:
-    """What differs between a strategy's step and that in one piece, in words; "" for nothing.
+def rounding(call: ModelCall, expected: Numbers) -> dict[str, float]:
+    """How far each number moves where weights do by what rounding may make of them.
 
     Args:
         expected: of `step_in_one_piece`.
+    """
+    model = copy.deepcopy(call.model)
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1 + _ROUNDING * (2 * torch.rand(p.shape, generator=random) - 1))
+    moved = step_in_one_piece(replace(call, model=model))
+    return {name: _apart(value, expected[name]) for name, value in moved.items()}
+
+
+def run_beside(call: ModelCall, expected: Numbers, errors: dict[str, float], setup: Setup, limit_s: float) -> str:
+    """What differs between a strategy's step and that in one piece, in words; "" for nothing.
+
+    Args:
+        expected, errors: of `step_in_one_piece` and `rounding`.
         limit_s: how long it may take.
 
     Raises:
@@ -54,7 +72,7 @@ def run_beside(call: ModelCall, expected: Numbers, setup: Setup, limit_s: float)
     """
     size = math.prod(setup.mesh.values())
     with temporary_folder() as folder:
-        life = partial(_life, call, expected, setup, str(folder / "store"), size)
+        life = partial(_life, call, expected, errors, setup, str(folder / "store"), size)
         workers = Workers.forked([partial(life, rank) for rank in range(size)])
         try:
             found: list[str] = workers.collect(limit_s)
@@ -67,7 +85,16 @@ def run_beside(call: ModelCall, expected: Numbers, setup: Setup, limit_s: float)
     return found[0]
 
 
-def _life(call: ModelCall, expected: Numbers, setup: Setup, store: str, size: int, rank: int, parent: Parent) -> None:
+def _life(
+    call: ModelCall,
+    expected: Numbers,
+    errors: dict[str, float],
+    setup: Setup,
+    store: str,
+    size: int,
+    rank: int,
+    parent: Parent,
+) -> None:
     """The life of a rank, which answers what differs."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
@@ -75,7 +102,7 @@ def _life(call: ModelCall, expected: Numbers, setup: Setup, store: str, size: in
     try:
         dist.init_process_group("gloo", store=met_store(store), rank=rank, world_size=size, timeout=patience)
         found = _step(call, setup)
-        parent.answer("" if rank else first_difference(found, expected))
+        parent.answer("" if rank else first_difference(found, expected, errors))
     except Exception as error:
         parent.fail(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}".rstrip("."))
     dist.barrier()  # whoever leaves first would end the sums of others
@@ -98,7 +125,7 @@ def _numbers(loss: torch.Tensor, gradients: Numbers, weights: Numbers) -> Number
     return {"loss": loss.detach(), **of_gradients, **of_weights}
 
 
-def first_difference(found: Numbers, expected: Numbers) -> str:
+def first_difference(found: Numbers, expected: Numbers, errors: dict[str, float]) -> str:
     """What is another number than in one piece, in words; "" for nothing."""
     for name, right in expected.items():
         value = found.get(name)
@@ -107,8 +134,13 @@ def first_difference(found: Numbers, expected: Numbers) -> str:
             return f"{name} of a smaller model is {has}, in one piece {list(right.shape)}"
         if not right.numel():
             continue
-        value, right = (each.to(torch.complex128 if each.is_complex() else torch.float64) for each in (value, right))
-        off, scale = float((value - right).abs().max()), float(right.abs().max())
-        if not off <= CLOSE * max(scale, _LEAST):
+        off, scale = _apart(value, right), float(right.abs().max())
+        if not off <= CLOSE * max(scale, _LEAST) + _TIMES * errors.get(name, 0.0):
             return f"{name} of a smaller model differs by {off:.2g}, the largest entry in one piece is {scale:.2g}"
     return ""
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference of two entries."""
+    one, other = (each.to(torch.complex128 if each.is_complex() else torch.float64) for each in (one, other))
+    return float((one - other).abs().max()) if one.numel() else 0.0

@@ -12,7 +12,7 @@ _LEFT_OUT = ("cuts=", "devices=")
 def scaled_down(strategy: Strategy, batch: int) -> tuple[Strategy, int]:
     """The same strategy on 2 ranks for each axis that has more than one, and the samples of its batch.
 
-    Stages are cut where they are by default, and norms keep their statistics.
+    Stages are cut where they are by default.
 
     Args:
         batch: samples of the strategy's own; where parts of it are not of one size, neither are those of the result.
@@ -23,7 +23,6 @@ def scaled_down(strategy: Strategy, batch: int) -> tuple[Strategy, int]:
         part = re.sub(r"\bmb\d+", "mb4" if part.startswith("pp") else "mb2", part)
         part = re.sub(r" v\d+", "", part)
         part = re.sub(r"shares=[\d:]+", "shares=5:3", part)
-        part = part.replace("statistics=sync", "statistics=local")  # torch has synchronised norms on GPUs alone
         parts[number] = "recompute=layers.*" if part.startswith("recompute=layers") else part
     small = Strategy.parse(" | ".join(parts))
     is_uneven = batch % (strategy.replicas * strategy.micro_batches) != 0

@@ -29,6 +29,7 @@ _OTHERS = {
     "attention_head_size": _HEAD_WIDTH,
     "rotary_dim": _HEAD_WIDTH // 2,
     "vocab_size": _VOCABULARY,
+    "image_size": 64,
     "num_experts_per_tok": 2,
     "q_lora_rank": 16,
     "kv_lora_rank": 16,

@@ -40,7 +40,7 @@ class Smaller:
 
 
 def smaller(
-    call: ModelCall, original: nn.Module | None, batch: int, samples: int, layers: int
+    call: ModelCall, original: nn.Module | None, batch: int, samples: int, layers: int, *, fixes_norms: bool = False
 ) -> Iterator[Callable[[], Smaller]]:
     """Ways to make a model smaller.
 
@@ -49,11 +49,12 @@ def smaller(
         batch: samples of the inputs.
         samples: that are wanted.
         layers: that are left of a list of like ones.
+        fixes_norms: batch norms keep their statistics, where a strategy is to have other ones for each part.
 
     Raises:
         NoValuesError: by one of the ways.
     """
-    small = partial(_small, call, sizes_of(original or call.model), batch, samples)
+    small = partial(_small, call, sizes_of(original or call.model), batch, samples, fixes_norms)
     if is_of_transformers(call.model):
         for is_narrow in (True, False):
             make = partial(rebuilt, layers=layers, is_narrow=is_narrow)
@@ -67,12 +68,13 @@ def _small(
     was: tuple[int, int],
     batch: int,
     samples: int,
+    fixes_norms: bool,
     length: int,
     make: Callable[[nn.Module], nn.Module],
 ) -> Smaller:
     torch.manual_seed(0)
     model = with_values(make(call.model))
-    calm(model)
+    calm(model, fixes_norms)
     highest = min((len(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)), default=0)
     args, kwargs = _cut((call.args, dict(call.kwargs)), batch, samples, length, highest)
     now = sizes_of(model)
@@ -155,10 +157,10 @@ def _drawn(parameter: nn.Parameter, name: str) -> nn.Parameter:
     return nn.Parameter(found, parameter.requires_grad)
 
 
-def calm(model: nn.Module) -> None:
-    """Let a model drop nothing, and keep the statistics of its norms."""
+def calm(model: nn.Module, fixes_norms: bool) -> None:
+    """Let a model drop nothing, and perhaps keep the statistics of its batch norms."""
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+        if fixes_norms and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
             module.eval()
         for name, value in list(vars(module).items()):
             is_dropout = isinstance(module, nn.modules.dropout._DropoutNd) and name == "p"

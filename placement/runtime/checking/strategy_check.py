@@ -24,7 +24,7 @@ from graphs.transforms.strategy import Strategy
 from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
 from placement.results.result import Result
 from placement.runtime.checking.ops_in_parts import ops_in_parts
-from placement.runtime.checking.ranks import Numbers, run_beside, step_in_one_piece
+from placement.runtime.checking.ranks import Numbers, rounding, run_beside, step_in_one_piece
 from placement.runtime.checking.scaled import scaled_down
 from placement.runtime.checking.smaller_model import Smaller, smaller
 from placement.runtime.setups.setup_of import setup_of
@@ -33,7 +33,7 @@ from placement.solving.checked import Checked
 from placement.solving.strategy_row import strategy_row
 
 LIMIT_S, _SPARE_S = 60.0, 5.0  # most take a few seconds
-_OPS_S = 20.0  # after which ops in parts are left
+_OPS_S = 10.0  # after which ops in parts are left
 _FLOPS, _BYTES = 4e10, 1 << 28  # of a step and of the weights of a model that runs here
 _MOST_TRIED, _MOST_REFUSED = 4, 2  # smaller models; those of a strategy that is refused
 _PER_LIST = 2  # layers that stay, unless there are more stages
@@ -84,7 +84,7 @@ def _life(
 
 def _in_parts(graph: OpGraph, step: CapturedStep, strategy: Strategy, ends_s: float) -> Checked:
     program = step.program()
-    if program.graph.op_names != graph.op_names:
+    if program.graph.n_ops != graph.n_ops:
         return Checked(reason="the graph is none that was captured here")
     return ops_in_parts(program, strategy, min(ends_s - _SPARE_S, time.monotonic() + _OPS_S))
 
@@ -100,13 +100,14 @@ def _ran_smaller(
     layers = max(_PER_LIST, small.virtual_stages)
     batch = graph.origin.batch_size or 0
     refusals = 0
-    for way in itertools.islice(smaller(call, step.model(), batch, samples, layers), _MOST_TRIED):
+    ways = smaller(call, step.model(), batch, samples, layers, fixes_norms=strategy.statistics == "local")
+    for way in itertools.islice(ways, _MOST_TRIED):
         try:
             model = way()
             ready = _ready(graph, cluster, model, small)
             if ready is None:
                 continue
-            setup, expected = ready
+            setup, expected, errors = ready
         except (StrategyError, MismatchError):  # more often of the strategy than of the sizes
             refusals += 1
             if refusals == _MOST_REFUSED:
@@ -114,12 +115,14 @@ def _ran_smaller(
             continue
         except Exception:  # the model's own code, with sizes that it may not be made for
             continue
-        problem = run_beside(model.call, expected, setup, max(1.0, ends_s - time.monotonic()))
+        problem = run_beside(model.call, expected, errors, setup, max(1.0, ends_s - time.monotonic()))
         return Checked(small.devices, model.said, problem=problem)
     return None
 
 
-def _ready(graph: OpGraph, cluster: Cluster, model: Smaller, strategy: Strategy) -> tuple[Setup, Numbers] | None:
+def _ready(
+    graph: OpGraph, cluster: Cluster, model: Smaller, strategy: Strategy
+) -> tuple[Setup, Numbers, dict[str, float]] | None:
     """The setup of a strategy for a smaller model, and its numbers in one piece; None where it is still too large."""
     call = model.call
     if sum(p.nbytes for p in call.model.parameters()) > _BYTES:
@@ -134,4 +137,4 @@ def _ready(graph: OpGraph, cluster: Cluster, model: Smaller, strategy: Strategy)
     expected, again = step_in_one_piece(call), step_in_one_piece(call)
     is_same = all(torch.equal(value, again[name]) for name, value in expected.items())
     is_finite = all(bool(value.isfinite().all()) for value in expected.values())
-    return (setup, expected) if is_same and is_finite else None
+    return (setup, expected, rounding(call, expected)) if is_same and is_finite else None
