@@ -21,7 +21,6 @@ from placement.measuring.runs.differences import (
     WEIGHT,
     largest,
 )
-from placement.processes.kept_memory import Usage
 from placement.runtime.states.formats import gradient_format
 from placement.runtime.states.masters import with_masters
 
@@ -79,9 +78,7 @@ class ModelStep:
 
     # -- the first steps --------------------------------------------------------------------------------------
 
-    def first_steps(
-        self, reference: Mapping[str, Tensor] | None, told: Callable[[int], None]
-    ) -> tuple[dict[str, Tensor], Usage]:
+    def first_steps(self, reference: Mapping[str, Tensor] | None, told: Callable[[int], None]) -> dict[str, Tensor]:
         """Run the steps that are compared, after which weights stay what they are, however often a step is run.
 
         Args:
@@ -90,15 +87,13 @@ class ModelStep:
 
         Returns:
             By name, on the CPU: losses, and of training gradients of the first step, and weights and buffers after the
-            last one; on another rank than the first only losses. And the work of the system in the last step.
+            last one; on another rank than the first only losses.
         """
         found: dict[str, Tensor] = {}
-        usage = Usage(0.0, 0.0)
         named = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
         if reference is not None:  # by the model's own names
             named = {name.removeprefix(BUFFER) for name in reference if name.startswith(BUFFER)}
         for number in range(1, STEPS + 1):
-            before = Usage.now()
             given = self.passes()
             if not self.train:
                 outputs = enumerate(output_tensors(given))
@@ -114,13 +109,12 @@ class ModelStep:
                         found |= {name: torch.tensor(value) for name, value in facts.items()}
                     self.optimizer = self._adam(float((reference or found)[EPS]))
                 self.update()
-            usage = Usage.now().since(before)
             told(number)
         if self.train:
             found |= self._states(named)
             for group in self.optimizer.param_groups if self.optimizer is not None else ():
                 group["lr"] = 0.0  # Adam's step takes as long as with any other rate
-        return found, usage
+        return found
 
     def _adam(self, eps: float) -> Any:
         own = [parameter for parameter in self.model.parameters() if parameter.requires_grad]

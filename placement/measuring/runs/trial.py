@@ -45,8 +45,8 @@ from placement.runtime.ranks.launch import launch
 _STDERR = 2  # where what a model prints goes
 _RECORDED = 3  # steps of which a trace shows the median one
 _WORK = "placement.measuring.runs.trial_work:"
-# Few, since people wait: what is measured for later use is measured longer.
-_REPEATS = Repeats(dropped=1, least=3, settled=5, most=50, budget_s=3.0, precision=0.02)
+# Few, since people wait: what is measured for later use is measured longer. Those that are compared have warmed up.
+_REPEATS = Repeats(dropped=0, least=2, settled=5, most=50, budget_s=3.0, precision=0.02)
 _PATIENCE_S, _PATIENCE_STEPS = 300.0, 100.0  # without a step, before a run is given up
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from time import perf_counter
@@ -46,8 +46,17 @@ def plain(task: TrialTask) -> ProcessOutcome:
     dropout = without_dropout(step.model) if task.is_calm else {}
     weights = dict(step.model.named_parameters(remove_duplicate=False)) if task.train else {}
     before = {name: weight.detach().clone() for name, weight in weights.items() if weight.requires_grad}
+    usage: list[Usage] = []  # of the system, in the second step
+    keeps = False
+
+    def done(number: int) -> None:
+        nonlocal keeps
+        usage.append(Usage.now())
+        if number == 2:
+            keeps = task.places[0].type == "cpu" and keep_freed_memory()
+
     try:
-        computed, given_back = _first_steps(step, task, None)
+        computed = _first_steps(step, task, None, done)
     except Exception as error:
         raise MismatchError(
             f"{task.model} fails on its own inputs ({reason_of(error)}); first make it run as it is."
@@ -57,10 +66,9 @@ def plain(task: TrialTask) -> ProcessOutcome:
     moved = {f"{MOVED}{WEIGHT}{name}": distance(weights[name].detach(), start) for name, start in before.items()}
     save_file(computed | {name: torch.tensor(by) for name, by in moved.items()}, task.reference)
     del computed, before
-    keeps = task.places[0].type == "cpu" and keep_freed_memory()
     timed = timed_run(step, task.repeats, None, task.places)
     kept_bytes = {next(iter(task.devices)): own_bytes(step.model)}
-    return ProcessOutcome(timed, kept_bytes, computed=names, given_back=given_back if keeps else None)
+    return ProcessOutcome(timed, kept_bytes, computed=names, given_back=usage[1].since(usage[0]) if keeps else None)
 
 
 def rounding(task: TrialTask) -> dict[str, float]:
@@ -79,7 +87,7 @@ def rounding(task: TrialTask) -> dict[str, float]:
                 signs = 2.0 * torch.randint(0, 2, weight.shape, generator=draws) - 1.0
                 weight.copy_(weight * (1.0 + eps * signs.to(weight.device)))
     reference = TensorFile(task.reference)
-    moved, _ = _first_steps(step, task, reference)
+    moved = _first_steps(step, task, reference)
     # A loss is rounded itself, however little the weights move it.
     return {
         name: max(distance(tensor, reference[name]), eps * largest(reference[name]))
@@ -97,7 +105,7 @@ def placed(task: TrialTask) -> ProcessOutcome:
         dropout = without_dropout(example.model) if task.is_calm else {}
         example = _as_placed(example, task, result)
         step = _step(task, example)
-        computed, _ = _first_steps(step, task, reference)
+        computed = _first_steps(step, task, reference)
         with_dropout(dropout)
         checked = compared(computed, reference)
         del computed
@@ -110,12 +118,16 @@ def placed(task: TrialTask) -> ProcessOutcome:
 
 
 def _first_steps(
-    step: ModelStep, task: TrialTask, reference: Mapping[str, Tensor] | None
-) -> tuple[dict[str, Tensor], Usage]:
-    """As `ModelStep.first_steps`, with the task's random numbers; who waits is told."""
+    step: ModelStep,
+    task: TrialTask,
+    reference: Mapping[str, Tensor] | None,
+    done: Callable[[int], None] = lambda number: None,
+) -> dict[str, Tensor]:
+    """As `ModelStep.first_steps`, with the task's random numbers; who waits is told, and called with each number."""
     began_s = perf_counter()
 
     def told(number: int) -> None:
+        done(number)
         step_s = (perf_counter() - began_s) / number
         tell(StepProgress(number, STEPS + task.repeats.expected([step_s]), step_s))
 

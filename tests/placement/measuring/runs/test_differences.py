@@ -157,9 +157,9 @@ class SecondStep(nn.Module):
 def test_faults_of_the_second_step_are_found(fault: str) -> None:
     x = torch.arange(6.0).reshape(2, 3)
     seen: list[int] = []
-    expected, _ = ModelStep(SecondStep(), (x,), {}, True, default_loss).first_steps(None, seen.append)
+    expected = ModelStep(SecondStep(), (x,), {}, True, default_loss).first_steps(None, seen.append)
     step = ModelStep(SecondStep(fault), (x,), {}, True, default_loss)
-    found, _ = step.first_steps(expected, seen.append)
+    found = step.first_steps(expected, seen.append)
     off = compared({name: each for name, each in found.items() if not name.startswith("fact/")}, expected)
     unequal = {name for name, each in off.items() if not each.is_equal}
     assert unequal == {"": set(), "loss": {"loss/2", "loss/3", "weight/weight"}, "buffer": {"buffer/count"}}[fault]
