@@ -20,6 +20,7 @@ from graphs.errors import MismatchError
 from graphs.recipes import Precision
 from placement.inputs.call_arguments import check_call
 from placement.runtime.modules.alike import check_alike, check_batches
+from placement.runtime.modules.gradient_hooks import hooks_of, put_hooks
 from placement.runtime.modules.initial_values import initial_values
 from placement.runtime.modules.local_tensors import outlines_of
 from placement.runtime.modules.run_folder import load_run, save_run
@@ -78,12 +79,15 @@ class StrategyModule(nn.Module):
         memo: dict[int, Any] = {id(tensor): outlines[name] for name, tensor in _tensors(model)}
         self.__dict__["_outline"] = copy.deepcopy(model, memo)
         self.training = model.training
+        hooked = hooks_of(model)
         missing = set() if setup.is_cut else give_memory(model, place, setup)
         run = parallelize(model, mesh, setup)
         if setup.is_cut:
             missing = give_memory(run, place, setup)
         self.__dict__["_run"] = run  # its names are not this module's
         self._states = StrategyStates(run, setup, self._ranks, outlines, keys)
+        for name, tensor in self._states.entries():
+            put_hooks(name, tensor, hooked.get(name, ()), setup)
         # Those without values yet, and how often their memory had been written then.
         own_names = {re.sub(r"^(module|stages\.\d+\.model)\.", "", name) for name in missing}
         found = [(name, local(tensor)) for name, tensor in self._states.entries() if name in own_names]

@@ -83,6 +83,9 @@ class Stage(nn.Module):
 
     def forward(self, *received: torch.Tensor, **inputs: Any) -> Any:
         self.received = received[0] if len(received) == 1 else received or None
+        for tensor in received:
+            if tensor.requires_grad:
+                tensor.register_hook(torch.Tensor.contiguous)  # as torch.distributed sends gradients
         if self.setup.labels:
             with self.labels:
                 return self._run(inputs)
