@@ -31,7 +31,7 @@ def hooks_of(model: nn.Module) -> Mapping[str, Hooks]:
     return found
 
 
-def put_hooks(name: str, tensor: torch.Tensor, hooks: Hooks | tuple[()], setup: Setup) -> None:
+def put_hooks(name: str, tensor: Any, hooks: Hooks | tuple[()], setup: Setup) -> None:
     """Give what a rank has of a parameter the hooks of the parameter.
 
     Raises:
