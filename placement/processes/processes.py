@@ -1,4 +1,4 @@
-"""Other processes of this host: looking at them, where the system shows them (Linux), and being one of several."""
+"""Processes of this host: the cores they may use, how they end, and being one of several."""
 
 from __future__ import annotations
 
@@ -11,41 +11,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
-
-_STOPPED, _ENDED = "Tt", "ZX"
-
-
-@dataclass(frozen=True)
-class ProcessId:
-    """A process that cannot be taken for another one.
-
-    Attributes:
-        system: which system's process numbers these are; empty where that cannot be told.
-        number: its number there.
-        started: clock tick at which it started.
-    """
-
-    system: str
-    number: int
-    started: int
 
 
 def usable_cores() -> list[int]:
     """Numbers of the CPU cores that this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-def this_process() -> ProcessId:
-    """The process that asks."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        system = f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ProcessId("", os.getpid(), 0)
-    return ProcessId(system, os.getpid(), int(_fields(os.getpid())[19]))
 
 
 def own_network() -> str:
@@ -54,36 +26,6 @@ def own_network() -> str:
     with suppress(OSError):
         found += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/net")]
     return " ".join(found)
-
-
-def condition(process: ProcessId) -> str | None:
-    """``"ended"``, ``"stopped"`` or ``"running"``; None for a process of another host."""
-    if not process.system or process.system != this_process().system:
-        return None
-    try:
-        fields = _fields(process.number)
-    except OSError:
-        return "ended"
-    if int(fields[19]) != process.started or fields[0] in _ENDED:
-        return "ended"
-    return "stopped" if fields[0] in _STOPPED else "running"
-
-
-def busy_s(process: ProcessId) -> float:
-    """Seconds for which a process of this host has computed, or waited for a processor; 0 for one that has ended."""
-    try:
-        fields = _fields(process.number)
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + queued_s(process.number)
-
-
-def queued_s(number: int) -> float:
-    """Seconds for which a process's first thread has waited for a processor; 0 where the system does not tell."""
-    try:
-        return int(Path(f"/proc/{number}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 def how_ended(code: int) -> str:
@@ -137,8 +79,3 @@ def begin_worker(parent: int) -> None:
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         sys.exit(1)
-
-
-def _fields(number: int) -> list[str]:
-    """The fields of proc(5) for a process, from its state on: the name before it may hold spaces and brackets."""
-    return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()

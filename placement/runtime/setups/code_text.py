@@ -59,8 +59,3 @@ def assigned(name: str, function: str, arguments: str, indent: int = 4) -> list[
 def keywords(values: Mapping[str, str]) -> str:
     """Keyword arguments, from their code."""
     return ", ".join(f"{key}={value}" for key, value in values.items())
-
-
-def dict_of(values: Mapping[str, str]) -> str:
-    """A dict of names, from the code of the values."""
-    return "{" + ", ".join(f'"{key}": {value}' for key, value in values.items()) + "}"
