@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 # Numbers of mallopt(3).
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -36,11 +38,21 @@ class Usage:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process ever had, Python and libraries with it."""
+    """The most memory that this process ever had, Python and libraries with it, or since `forget_peak`."""
     import resource  # Windows has none
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def forget_peak() -> None:
+    """Give the system what is free now, and let `peak_bytes` begin anew, where the system has a way (Linux).
+
+    Memory that is kept from then on is kept as before.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def keep_freed_memory() -> bool:

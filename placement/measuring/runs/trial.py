@@ -59,8 +59,8 @@ class DeviceTrial:
         ops: how many it runs.
         busy_s: median time of a step in which it did not wait for others; None where one process drives several.
         predicted_busy_s: the same as predicted.
-        peak_bytes: most memory that its process ever had, Python and libraries with it; None where one process drives
-            several.
+        peak_bytes: most memory that its process had in a step, Python and libraries with it; None where one process
+            drives several.
         predicted_peak_bytes: of tensors and what is kept, as predicted.
         kept_bytes: of the parameters and buffers that are really there.
     """

@@ -30,7 +30,7 @@ from placement.measuring.runs.steps import STEPS, ModelStep
 from placement.measuring.runs.timed_run import timed_run
 from placement.measuring.runs.timeline import RecordedStep
 from placement.measuring.runs.trial_task import ProcessOutcome, TrialTask
-from placement.processes.kept_memory import Usage, keep_freed_memory
+from placement.processes.kept_memory import Usage, forget_peak, keep_freed_memory
 from placement.processes.progress import StepProgress
 from placement.results.result import Result
 from placement.runtime.application import apply, layout_of
@@ -66,6 +66,7 @@ def plain(task: TrialTask) -> ProcessOutcome:
     moved = {f"{MOVED}{WEIGHT}{name}": distance(weights[name].detach(), start) for name, start in before.items()}
     save_file(computed | {name: torch.tensor(by) for name, by in moved.items()}, task.reference)
     del computed, before
+    forget_peak()
     timed = timed_run(step, task.repeats, None, task.places)
     kept_bytes = {next(iter(task.devices)): own_bytes(step.model)}
     return ProcessOutcome(timed, kept_bytes, computed=names, given_back=usage[1].since(usage[0]) if keeps else None)
@@ -108,7 +109,8 @@ def placed(task: TrialTask) -> ProcessOutcome:
         computed = _first_steps(step, task, reference)
         with_dropout(dropout)
         checked = compared(computed, reference)
-        del computed
+        del computed, reference  # a step does not need them
+        forget_peak()
         timed = timed_run(step, task.repeats, dist.group.WORLD, task.places)
     kept_bytes = _kept_bytes(task, example.model, result)
     recorded: tuple[RecordedStep, ...] = ()

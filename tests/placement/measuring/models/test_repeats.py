@@ -118,6 +118,25 @@ def test_freed_memory_is_kept() -> None:
     assert kept < given_back / 10
 
 
+PEAK = """
+import torch
+from placement.processes.kept_memory import forget_peak, keep_freed_memory, peak_bytes
+
+keep_freed_memory()
+large = torch.ones(64 << 20)
+before = peak_bytes()
+del large
+forget_peak()
+print(before - peak_bytes())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no peak that begins anew")
+def test_a_peak_begins_anew() -> None:
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 100 << 20  # of 256 MiB
+
+
 def test_other_systems_keep_memory_as_they_like(monkeypatch: pytest.MonkeyPatch) -> None:
     from placement.processes.kept_memory import keep_freed_memory
 
