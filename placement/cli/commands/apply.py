@@ -202,7 +202,7 @@ def _graph_of(example: Example, machine: Cluster, given: ApplyOptions, report: R
         step = step_to_measure(*own, precision=given.precision, name=example.name)
         # Few turns, since people wait; `placement profile` takes more.
         repeats = Repeats(dropped=1, dropped_s=1.0, least=1, settled=10, most=30, budget_s=3.0)
-        return measured_profile(step, machine, repeats, report).graph
+        return measured_profile(step, machine, repeats=repeats, report=report).graph
     except CaptureError as error:
         if error.way_out != TO_MODULES or given.precision is not None:
             raise
