@@ -74,6 +74,8 @@ def _small(
 ) -> Smaller:
     torch.manual_seed(0)
     model = with_values(make(call.model))
+    if not model.training:  # else some of its modules may be meant to be in evaluation mode
+        model.train()
     calm(model, fixes_norms)
     highest = min((len(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)), default=0)
     args, kwargs = _cut((call.args, dict(call.kwargs)), batch, samples, length, highest)

@@ -92,6 +92,10 @@ def test_a_strategy_runs_on_a_smaller_model(strategy: str) -> None:
     assert model.blocks[0].drop.p == 0.1
 
 
+def test_a_model_in_evaluation_mode_is_trained() -> None:
+    assert checked(Words().eval(), words(), "dp2") == Checked(2, "2 of 6 layers, 8 samples")
+
+
 def test_built_in_models_have_small_sizes() -> None:
     found = of_graph(model_graph("gpt2", train=True), "tp4 sp")
     assert found.ranks == 2
