@@ -186,8 +186,9 @@ def _is_of_others(error: Exception) -> bool:
     """Whether this is how the end of another rank looks from here."""
     import torch.distributed as dist
 
-    text = str(error)
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text))
+    if isinstance(error, RankError | dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL"))
 
 
 def _sentence(error: Exception, rank: int) -> str:
