@@ -1,6 +1,6 @@
 """A training script under torchrun, a process of which kills itself where it is told: `killed_run.py FOLDER [KILL]`.
 
-KILL is ``phase,step,rank,seconds``: so long after that rank has begun that phase of that step.
+KILL is ``phase,rank,seconds``: so long after that rank has first begun that phase of a step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import placement
 
 PHASES = ("step", "checkpoint", "export")
-N_STEPS = 4
+N_STEPS = 9
 
 
 class Net(nn.Module):
@@ -42,12 +42,12 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return torch.randn(16, 64, generator=draws), torch.randn(16, 64, generator=draws)
 
 
-def main(folder: Path, kill: str = ",,,") -> None:
+def main(folder: Path, kill: str = ",,") -> None:
     """Train to the end, from where an earlier run has got."""
-    phase, step, rank, seconds = kill.split(",")
+    phase, rank, seconds = kill.split(",")
 
-    def begin(now: str, number: int) -> None:
-        if (now, str(number), str(dist.get_rank())) == (phase, step, rank):
+    def begin(now: str) -> None:
+        if (now, str(dist.get_rank())) == (phase, rank) and not (folder / "killed").exists():
             (folder / "killed").touch()
             threading.Thread(target=_kill, args=(float(seconds),), daemon=True).start()
 
@@ -55,13 +55,13 @@ def main(folder: Path, kill: str = ",,,") -> None:
     optimizer = placed.optimizer(torch.optim.AdamW, lr=0.01)
     found = placed.load_run(folder / "run", optimizer)
     for number in range(found["done"] if found else 0, N_STEPS):
-        begin("step", number)
+        begin("step")
         optimizer.zero_grad()
         placed.step(*batch(number))
         optimizer.step()
-        begin("checkpoint", number)
+        begin("checkpoint")
         placed.save_run(folder / "run", optimizer, done=number + 1)
-        begin("export", number)
+        begin("export")
         placed.save(folder / "model.safetensors")
     placed.save(folder / "model.safetensors")
 
