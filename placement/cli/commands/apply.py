@@ -110,10 +110,17 @@ def apply(given: ApplyOptions) -> None:
         _show(trial, result.stack)
         if trial.differs and result.strategy.statistics == "local":
             emit("           statistics=local asks for that: each part of a batch has batch statistics of its own")
+        if trial.differs and not result.strategy.is_none and _draws(result.graph):
+            emit("           the model's own code draws random numbers, and each rank of a strategy draws its own")
         if given.trace is not None:
             emit(f"trace      {given.trace}")
     if trial.differs:
         raise typer.Exit(1)
+
+
+def _draws(graph: OpGraph) -> bool:
+    """Whether a step draws random numbers."""
+    return any(word in kind for kind in set(graph.kinds) for word in ("dropout", "rand", "bernoulli", "multinomial"))
 
 
 def _loaded(given: ApplyOptions, file: Path) -> Result:
