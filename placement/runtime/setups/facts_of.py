@@ -35,7 +35,7 @@ from placement.runtime.setups.module_tree import is_under
 from placement.runtime.setups.stage_modules import StageModules, stage_modules
 from placement.runtime.setups.tensor_names import shared_parameters
 from placement.runtime.setups.tensor_plan import TensorPlan, tensor_plan
-from placement.runtime.setups.whole_batch import labels_of, modules_apart, ops_over_parts
+from placement.runtime.setups.whole_batch import labels_of, modules_apart, ops_over_parts, samples_in_blocks
 from placement.solving.strategy_row import cut_as_found
 
 if TYPE_CHECKING:
@@ -294,6 +294,13 @@ def _in_parts(result: Result, graph: OpGraph | None, strategy: Strategy) -> OpGr
         MismatchError: neither that nor all replicas are known.
     """
     if graph is not None:
+        mixed = samples_in_blocks(graph)
+        if mixed is not None:
+            raise MismatchError(
+                f"strategy {show(strategy.text)} cuts the batch, and the model takes samples of argument "
+                f"{show(mixed)} apart by their place in it, such as its halves, which the parts of torch do not know; "
+                "give them as arguments of their own, or take a strategy without 'dp' and 'mb', such as tp2."
+            )
         # Parts of sequences are as parts of the batch to a loss of words.
         replicas = [rule for rule in strategy.mesh if rule.name in ("dp", "ep", "cp") and rule.size > 1]
         axes = [MeshRule("dp", 2).axis()] if replicas else []

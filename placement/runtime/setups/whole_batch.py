@@ -15,9 +15,11 @@ from graphs.module_paths import prefixes
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
+from graphs.rows import Shard
 from graphs.transforms.axes import GROUPS
+from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.op_states import states_of
-from graphs.transforms.strategy import Strategy
+from graphs.transforms.strategy import MeshRule, Strategy
 
 # Means over the labels that count, of which one part of the batch may have more than another: the script divides ...
 EACH = "each"  # each of them by what the whole batch has
@@ -66,6 +68,21 @@ def no_mean_of_parts(graph: OpGraph, strategy: Strategy) -> str | None:
     """
     has_parts = strategy.micro_batches > 1 or any(rule.name == "dp" and rule.size > 1 for rule in strategy.mesh)
     return _Step(graph, strategy).reason() if has_parts else None
+
+
+def samples_in_blocks(graph: OpGraph) -> str | None:
+    """An argument of which parts of the batch would be samples from several places, as where its halves are compared.
+
+    Args:
+        graph: of the model, before it was split.
+    """
+    sharding = cut(graph, MeshRule("dp", 2).axis(), ())
+    for op, kind in enumerate(graph.kinds):
+        row = sharding.row[op] if kind == "input" else None
+        parts = () if row is None else row.outputs
+        if any(isinstance(part, Shard) and part.dim == 0 and part.blocks > 1 for part in parts):
+            return graph.op_names[op]
+    return None
 
 
 def ops_over_parts(graph: OpGraph, strategy: Strategy) -> set[str]:
@@ -173,6 +190,9 @@ class _Step:
         """Whether the script puts it together, too: synchronised statistics, or the number of labels that count."""
         if op_kind(self.graph.kinds[op]).has_statistics:
             return self.strategy.statistics == "sync"
+        if self._kind(op) == "index" and not self.is_trained[op]:  # a mask of each sample, by its number in the batch
+            kinds = {self._kind(before) for before in nx.ancestors(self.reads, op)}
+            return "arange" in kinds and not kinds & {"randperm", "rand", "randint", "randn"}
         return any(self._counts_labels(source) for source in self.reads.predecessors(op))
 
     def _counts_labels(self, op: int) -> bool:

@@ -148,7 +148,8 @@ def run_stages(
         add_tied(model, mesh, setup)
     if setup.styles:
         losses = [loss.full_tensor() if isinstance(loss, DTensor) else loss for loss in losses]
-    total = torch.stack(losses).sum().float() if losses else torch.zeros((), device=mesh.device_type)
+    # A number of 64 bits: ranks without a loss do not know its format.
+    total = torch.stack(losses).sum().double() if losses else torch.zeros((), device=mesh.device_type).double()
     dist.all_reduce(total, group=mesh.get_group("pp"))
     total /= setup.micro_batches
     if setup.labels == "one":
