@@ -30,13 +30,16 @@ def replica(mesh: DeviceMesh, setup: Setup) -> int:
 
 def borders(mesh: DeviceMesh, setup: Setup) -> list[int]:
     """The numbers of the samples with which this rank's micro-batches begin, and that after the last one."""
-    number, replicas = replica(mesh, setup), setup.replicas
+    number = replica(mesh, setup)
     if setup.context > 1:
-        number, replicas = number // setup.context, replicas // setup.context
+        number //= setup.context
     first = number * setup.micro_batches
     if setup.samples:
         return list(itertools.accumulate(setup.samples, initial=0))[first : first + setup.micro_batches + 1]
-    each = setup.batch // (replicas * setup.micro_batches)
+    parts = setup.replicas * setup.micro_batches
+    if setup.context > 1:
+        parts //= setup.context
+    each = setup.batch // parts
     return [each * number for number in range(first, first + setup.micro_batches + 1)]
 
 
