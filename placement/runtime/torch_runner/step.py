@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -168,24 +169,32 @@ def run_forward(model: Any, mesh: DeviceMesh, inputs: dict[str, Any], setup: Set
     own = inputs
     if setup.replicas > 1 and not setup.own_samples:
         own = part_of_batch(inputs, mesh, setup)
+    # A mean over labels is that of the whole batch here, too, and known at once.
+    labels: Any = Labels(mesh, replace(setup, labels="each")) if setup.labels else contextlib.nullcontext()
     with torch.no_grad(), among_parts(setup) if setup.styles else contextlib.nullcontext():
-        output = forward_of_stages(model, mesh, own, setup) if setup.stages else model(**own)
+        if setup.stages:
+            output = forward_of_stages(model, mesh, own, setup, labels)
+        else:
+            with labels:
+                output = model(**own)
     whole = tree_map(lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, output)
     if setup.replicas > 1 and not setup.own_samples:
         return tree_map(lambda leaf: of_all_samples(leaf, mesh, setup), whole)
     return whole
 
 
-def forward_of_stages(model: Any, mesh: DeviceMesh, inputs: dict[str, Any], setup: Setup) -> Any:
+def forward_of_stages(model: Any, mesh: DeviceMesh, inputs: dict[str, Any], setup: Setup, labels: Any) -> Any:
     """What the last stage returns, on every rank: stages run one after the other, and tell all what they hand over."""
     handed: Any = None
     for number, rank in enumerate(setup.rank_of_stage):
         told: list[Any] = [None]
         if rank == mesh["pp"].get_local_rank():
             stage = model.stages[str(number)]
-            stage.criterion = None
+            stage.criterion, before = None, stage.labels
             received = () if handed is None else handed if isinstance(handed, tuple) else (handed,)
+            stage.__dict__["labels"] = labels
             told = [tree_map(on_cpu, stage(*received, **inputs))]
+            stage.__dict__["labels"] = before
         dist.broadcast_object_list(told, group=mesh.get_group("pp"), group_src=rank)
         handed = tree_map(lambda leaf: leaf.to(mesh.device_type) if isinstance(leaf, torch.Tensor) else leaf, told[0])
     return handed
@@ -204,7 +213,8 @@ def of_all_samples(leaf: Any, mesh: DeviceMesh, setup: Setup) -> Any:
     ends = borders(mesh, setup)
     samples, count = ends[-1] - ends[0], setup.micro_batches
     if leaf.ndim == 0 and leaf.is_floating_point():
-        return of_all_replicas(leaf * (samples * setup.replicas / setup.batch), mesh, setup)
+        share = 1.0 if setup.labels else samples * setup.replicas / setup.batch
+        return of_all_replicas(leaf * share, mesh, setup)
     if leaf.ndim == 0 or len(leaf) != samples:
         return leaf
     sizes = [sum(setup.samples[first : first + count]) for first in range(0, len(setup.samples), count)]

@@ -310,7 +310,8 @@ def test_scripts_are_short_and_tidy(folder: Path) -> None:
     tidy = Path(sys.executable).with_name("ruff")
     config = ["--config", str(Path(placement.__file__).parents[1] / "pyproject.toml"), "--config", f"src=['{folder}']"]
     names = [str(folder / f"{name}.py") for name in (*ON_TWO, *IN_PRECISION, *ON_FOUR)]
-    done = subprocess.run([tidy, "check", "--no-cache", "--select", "E,F,W,I,UP", *config, *names], capture_output=True, text=True, check=False)
+    command = [tidy, "check", "--no-cache", "--select", "E,F,W,I,UP", *config, *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     for name in names:
         text = Path(name).read_text()
