@@ -128,6 +128,9 @@ class StrategyModule(nn.Module):
             "gives its tensors."
         )
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__reduce_ex__(4)
+
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Run the model, or each stage, under torch.compile, whose options it takes."""
         for model, _ in self._states.models():

@@ -135,7 +135,7 @@ SENTENCES = {
     "evaluation": "the model is in evaluation mode",
     "deepcopy": "a process's share of a model cannot be copied or pickled",
     "optimizer": "has parameters that this process does not have; make it of placed.parameters",
-    "nothing": "cannot read .*nothing.safetensors' as a safetensors file",
+    "nothing": "there is no checkpoint",
     "folder": "cannot write .*none/model.safetensors: there is no folder",
     "fact": "'step' does not come back the same from JSON",
     "values": "rank 1 has other values of parameter .* than rank 0; make the model under one seed",
