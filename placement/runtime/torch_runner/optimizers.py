@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 from placement.runtime.torch_runner.stages import local
@@ -27,6 +26,8 @@ def make_optimizer(model: nn.Module, mesh: DeviceMesh, setup: Setup, kind: Any, 
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     if setup.zero == 1:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # torch 2.13 warns when it is imported
+
         # Each rank keeps and updates its part of the optimizer's state, and hands the weights to the others.
         group = mesh.get_group("dp")
         if setup.updates_parts:
