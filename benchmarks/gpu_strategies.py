@@ -131,9 +131,7 @@ def _recipe(precision: str, text: str, stack: str, cluster: Cluster, place: torc
     result = _result(precision, text, stack, cluster, zoo)
     args = zoo.train_args
     placed = placement.apply(zoo.model, result, args, devices={cluster.devices[0].name: place}, stack=stack)
-    optimizer: torch.optim.Optimizer = torch.optim.Adam(placed.parameters(), lr=1e-4, fused=True)
-    if precision.startswith("master"):
-        optimizer = placement.with_masters(optimizer)
+    optimizer = placed.optimizer(torch.optim.Adam, lr=1e-4, fused=True)  # type: ignore[operator]
 
     def step() -> None:
         run(placed, args)

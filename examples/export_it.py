@@ -40,7 +40,7 @@ print(placement.export(result, "accelerate")["distributed_type"])
 print(placement.export(result, "deepspeed")["zero_optimization"]["stage"])
 
 # 3. A strategy that the target has no words for is refused; the sentence names the nearest one that it has.
-mixed = placement.optimize(graph, cluster, strategy="dp2 shares=3:1 | pp2 gpipe mb2")
+mixed = placement.optimize(graph, cluster, strategy="dp2 shares=3:1 | pp2 gpipe mb2", target="any")
 try:
     placement.export(mixed, "torch", model=model, source="classifier.py:make")
 except PlacementError as error:

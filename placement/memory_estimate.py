@@ -219,8 +219,8 @@ def least_devices(kept_bytes: int, held_bytes: int, usable_bytes: int, samples: 
     together = max(1, math.ceil((kept_bytes + held_bytes) / usable_bytes))
     if together <= samples:
         return together
-    left = usable_bytes - held_bytes / samples
-    return None if left <= 0 else max(samples, math.ceil(kept_bytes / left))
+    left = usable_bytes * samples - held_bytes  # of all samples' devices, in whole bytes
+    return None if left <= 0 else max(samples, -(-kept_bytes * samples // left))
 
 
 def _least(device: Device, kept: Mapping[str, int], activations: tuple[Activations, ...], samples: int) -> LeastDevices:

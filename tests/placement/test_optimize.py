@@ -281,7 +281,7 @@ def test_comparison_json_has_exactly_the_agreed_keys() -> None:
         "speedup_vs_single",
         "gap",
     ]
-    row += ["peak_bytes", "bytes_moved", "solve_time_s", "interrupted", "note", "placement"]
+    row += ["peak_bytes", "bytes_moved", "solve_time_s", "interrupted", "note", "not_run", "placement"]
     assert all(list(entry) == row for entry in document["results"])
     bad = [entry for entry in document["results"] if not entry["feasible"]]
     assert bad
