@@ -1,7 +1,10 @@
 """Settings of the whole suite: examples are the same in every run, and no test depends on how fast the machine is."""
 
 import signal
+import sys
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Of a law that takes milliseconds; one that takes longer says how many. Those of every night begin with those of a day.
@@ -13,3 +16,12 @@ settings.load_profile("suite")
 
 # A shell that starts the suite in the background ignores Ctrl-C for it, and its processes would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_group() -> Iterator[None]:
+    """End the process group that a strategy of one device has made in this process."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()

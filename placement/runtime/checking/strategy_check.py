@@ -14,6 +14,7 @@ import warnings
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from env.cluster import Cluster
 from graphs.capture import capture
@@ -43,6 +44,8 @@ def check_strategy(graph: OpGraph, step: CapturedStep, cluster: Cluster, result:
     """What is found about a strategy within `LIMIT_S`."""
     if not hasattr(os, "fork") or multiprocessing.current_process().daemon:
         return Checked(reason="this process cannot start others")
+    if dist.is_initialized():  # a fork would have this group, and cannot make another
+        return Checked(reason="this process is in a process group")
     life = partial(_life, graph, step, cluster, result, strategy)
     try:
         workers = Workers.forked([life], may_fork=True)
