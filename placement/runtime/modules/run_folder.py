@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from graphs.errors import CheckpointError, MismatchError
 from placement.runtime.modules.shared_states import unwritten, written
@@ -184,10 +185,20 @@ def _memory(
         if key not in entries or tuple(entries[key].size) != shape:
             got = f"shape {tuple(entries[key].size)}" if key in entries else "nothing"
             raise MismatchError(f"the run in {at.parent} has {got} for {key!r}; expected shape {shape}, of this model.")
+    like = {f"{_MODEL}{name}": tensor for name, tensor in own.items()}  # which says what part of it is read
     if optimizer is not None:
-        trained = tuple(f"{_SLOTS}{name}." for name in _trained(own, optimizer))
-        wanted |= {key: tuple(each.size) for key, each in entries.items() if key.startswith(trained) and trained}
-    return {key: torch.empty(shape, dtype=entries[key].properties.dtype, device="cpu") for key, shape in wanted.items()}
+        trained = {f"{_SLOTS}{name}.": parameter for name, parameter in _trained(own, optimizer).items()}
+        slots = {key: tuple(each.size) for key, each in entries.items() if key.startswith(tuple(trained)) and trained}
+        wanted |= slots
+        like |= {key: each for key in slots for start, each in trained.items() if key.startswith(start)}
+    return {key: _empty(shape, like[key], entries[key].properties.dtype) for key, shape in wanted.items()}
+
+
+def _empty(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Memory for this rank's part of a tensor, if it has a part alone of one like it, else for all of it on the CPU."""
+    if isinstance(like, DTensor) and shape == tuple(like.shape):
+        return torch.empty_like(like.detach(), dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def _slots(own: Mapping[str, torch.Tensor], optimizer: Optimizer) -> dict[str, torch.Tensor]:
