@@ -7,6 +7,7 @@ from typing import Any
 
 from placement.runtime.setups.code_text import comment, plain, quoted, wrapped
 from placement.runtime.setups.facts import Facts
+from placement.runtime.setups.setup_of import order_text
 from placement.runtime.torch_runner.setup import Setup
 
 # What stands behind a short constant, or above a long one; those that are not here explain themselves.
@@ -125,19 +126,10 @@ def _codes(facts: Facts) -> dict[str, Iterator[str]]:
     }
     return {
         "styles": _dict_lines({quoted(path): code for path, code in styles.items()}),
-        "returns": _dict_lines({quoted(path): code for path, code in facts.returns.items()})
-        if facts.returns
-        else iter(["{}"]),
+        "returns": _dict_lines({quoted(path): code for path, code in facts.returns.items()}),
         "pieces": _dict_lines({str(stage): code for stage, code in pieces.items()}),
-        "order": iter(['"""\\', *_order(facts), '"""']),
-        "micro_batches": iter([str(facts.strategy.micro_batches)]),
+        "order": iter(['"""\\', *order_text(facts).splitlines(), '"""']),
     }
-
-
-def _order(facts: Facts) -> Iterator[str]:
-    from placement.runtime.setups.setup_of import order_text  # which loads all transforms
-
-    yield from order_text(facts).splitlines()
 
 
 def _whole(facts: Facts) -> Iterator[str]:

@@ -118,7 +118,6 @@ def _reductions(text: Text, setup: Any) -> Iterator[str]:
             yield from _shorter(text, node, value)
         elif isinstance(node, ast.With) and _does_nothing(text, node):
             yield text.with_lines(node.lineno, node.end_lineno or 0, _moved(text, node.body, node.lineno, node))
-    yield from ()
 
 
 def _blocks(node: ast.AST) -> list[_Block]:
@@ -226,9 +225,6 @@ def _left_out(text: Text, items: list[Any], is_out: list[bool]) -> Iterator[str]
     low, high = text.span(items[number])
     if number:
         low = text.span(items[number - 1])[1]
-        before = items[number - 1]
-        if isinstance(before, ast.arg):
-            low = max(low, text.span(before)[1])
     elif len(items) > 1:
         high = text.span(items[1])[0]
     yield text.source[:low] + text.source[high:]

@@ -29,7 +29,7 @@ def check_alike(ranks: RankGroup, model: nn.Module, setup: Setup) -> None:
         raise MismatchError(
             "the ranks have different strategies or models; find one result, save it, and give every rank that file."
         )
-    own = {name: _first(each) for name, each in model.named_parameters() if each.numel() and not each.is_meta}
+    own = {name: first_entries(each) for name, each in model.named_parameters() if each.numel() and not each.is_meta}
     name = _other(ranks.told(own, "the values of its model"))
     if name is not None:
         rank, what = name
@@ -52,7 +52,7 @@ def check_batches(ranks: RankGroup, inputs: Mapping[str, Any], batch: int) -> No
     for name, value in inputs.items():
         tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         if tensors and all(leaf.ndim and len(leaf) == (batch or len(leaf)) for leaf in tensors):
-            own[name] = sum(map(_first, tensors))
+            own[name] = sum(map(first_entries, tensors))
     found = _other(ranks.told(own, "its batch"))
     if found is not None:
         raise MismatchError(
@@ -74,6 +74,7 @@ def _other(told: list[dict[str, int]]) -> tuple[int, str] | None:
     )
 
 
-def _first(tensor: torch.Tensor) -> int:
+def first_entries(tensor: torch.Tensor) -> int:
+    """A number that tells the first entries of a tensor from others."""
     part = tensor.detach().reshape(-1)[:_N_COMPARED].contiguous().cpu()
     return zlib.crc32(part.view(torch.uint8).numpy().tobytes()) if part.numel() else 0

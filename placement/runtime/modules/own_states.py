@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +10,11 @@ import torch
 from torch import nn
 
 from graphs.errors import MismatchError
+from placement.runtime.modules.alike import first_entries
 from placement.runtime.modules.local_tensors import Unfilled, check_filled, entries, outlines_of, slot_of
 from placement.runtime.modules.shared_states import SharedStates
 from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.ranks.group import RankGroup
-
-_N_COMPARED = 256  # first entries of a parameter; made under another seed all entries differ
 
 
 class OwnStates(SharedStates):
@@ -31,7 +29,7 @@ class OwnStates(SharedStates):
         self._model = model
         outlines, keys = outlines_of(model), list(model.state_dict())
         self._start = {
-            name: _first(each) for name, each in model.named_parameters() if each.numel() and not each.is_meta
+            name: first_entries(each) for name, each in model.named_parameters() if each.numel() and not each.is_meta
         }
         mine = {name for name, devices in _keepers(model, layout).items() if ranks.rank in devices}
         self._new = _kept(model, mine, place)
@@ -145,10 +143,6 @@ def _filled(tensor: torch.Tensor, place: torch.device) -> torch.Tensor:
     memory = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
     memory.fill_(math.nan if memory.is_floating_point() else 0)
     return nn.Parameter(memory, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else memory
-
-
-def _first(tensor: torch.Tensor) -> int:
-    return zlib.crc32(tensor.detach().reshape(-1)[:_N_COMPARED].contiguous().cpu().view(torch.uint8).numpy().data)
 
 
 def _norm(vector: Any, norm_type: float) -> torch.Tensor:

@@ -22,7 +22,7 @@ from placement.inputs.call_arguments import check_call
 from placement.runtime.modules.alike import check_alike, check_batches
 from placement.runtime.modules.gradient_hooks import hooks_of, put_hooks
 from placement.runtime.modules.initial_values import initial_values
-from placement.runtime.modules.local_tensors import outlines_of
+from placement.runtime.modules.local_tensors import entries, outlines_of
 from placement.runtime.modules.run_folder import load_run, save_run
 from placement.runtime.modules.shared_states import Path, fill, part_of
 from placement.runtime.modules.strategy_states import StrategyStates, check_optimizer, is_lost
@@ -76,7 +76,7 @@ class StrategyModule(nn.Module):
         self._is_first = True
         check_alike(self._ranks, model, setup)
         # Without memory for parameters: what the model says about calls, and about how its values begin.
-        memo: dict[int, Any] = {id(tensor): outlines[name] for name, tensor in _tensors(model)}
+        memo: dict[int, Any] = {id(tensor): outlines[name] for name, tensor in entries(model)}
         self.__dict__["_outline"] = copy.deepcopy(model, memo)
         self.training = model.training
         hooked = hooks_of(model)
@@ -368,9 +368,3 @@ class StrategyModule(nn.Module):
             check_optimizer(optimizer)
         with self._among_ranks("a checkpoint"):
             return load_run(self._ranks, self._states.kept(), pathlib.Path(folder), optimizer)
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, tensor) of every parameter and buffer."""
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)

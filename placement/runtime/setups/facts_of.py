@@ -69,12 +69,8 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
     cuts_weights = any(rule.size > 1 and rule.axis().cuts_weights for rule in strategy.mesh)
     if cuts_weights or strategy.stages > 1:
         if graph is None or model is None:
-            raise MismatchError(
-                f"strategy {show(strategy.text)} cuts weights or the model itself, so the script names its modules; "
-                "give the model and the graph that was placed, with model= and graph=."
-            ).but_on_command_line(
-                f"strategy {show(strategy.text)} cuts weights or the model itself, so the script names its modules; "
-                "give the model, with --model."
+            raise _wants_model(
+                f"strategy {show(strategy.text)} cuts weights or the model itself, so the script names its modules"
             )
         again = recomputed(graph, strategy.recompute, strategy.micro_batches > 1).graph
         if cuts_weights:
@@ -95,18 +91,12 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
     context = None
     if axes.get("cp", 1) > 1:
         if graph is None or model is None:
-            what = f"strategy {show(strategy.text)} cuts sequences, so the model's modules are named"
-            raise MismatchError(
-                f"{what}; give the model and the graph that was placed, with model= and graph=."
-            ).but_on_command_line(f"{what}; give the model, with --model.")
+            raise _wants_model(f"strategy {show(strategy.text)} cuts sequences, so the model's modules are named")
         context = context_plan(graph, strategy, model)
     experts = None
     if axes.get("ep", 1) > 1:
         if graph is None or model is None:
-            what = f"strategy {show(strategy.text)} cuts experts, so the model's modules are named"
-            raise MismatchError(
-                f"{what}; give the model and the graph that was placed, with model= and graph=."
-            ).but_on_command_line(f"{what}; give the model, with --model.")
+            raise _wants_model(f"strategy {show(strategy.text)} cuts experts, so the model's modules are named")
         experts = expert_plan(graph, strategy, model)
     replicas = axes.get("dp", 1) * axes.get("ep", 1) * axes.get("cp", 1)
     has_parts = replicas > 1 or strategy.micro_batches > 1
@@ -287,6 +277,13 @@ def _joined(blocks: Sequence[StageBlock]) -> Iterator[StageBlock]:
             yield block
 
 
+def _wants_model(why: str) -> MismatchError:
+    """The error of a strategy that cannot be told without the model."""
+    return MismatchError(
+        f"{why}; give the model and the graph that was placed, with model= and graph=."
+    ).but_on_command_line(f"{why}; give the model, with --model.")
+
+
 def _in_parts(result: Result, graph: OpGraph | None, strategy: Strategy) -> OpGraph:
     """The step with replicas and micro-batches apart, two of each where the graph of the model is known.
 
@@ -306,12 +303,9 @@ def _in_parts(result: Result, graph: OpGraph | None, strategy: Strategy) -> OpGr
         axes = [MeshRule("dp", 2).axis()] if replicas else []
         return split(graph, axes, min(strategy.micro_batches, 2)).graph
     if result.cluster.n_devices < strategy.devices:
-        raise MismatchError(
+        raise _wants_model(
             f"the result keeps one of all {strategy.devices} places of strategy {show(strategy.text)}, so it does not "
-            "say what replicas exchange; give the model and the graph that was placed, with model= and graph=."
-        ).but_on_command_line(
-            f"the result keeps one of all {strategy.devices} places of strategy {show(strategy.text)}, so it does not "
-            "say what replicas exchange; give the model, with --model."
+            "say what replicas exchange"
         )
     return result.graph
 
