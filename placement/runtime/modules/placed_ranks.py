@@ -18,6 +18,7 @@ from placement.runtime.modules.local_tensors import lent
 from placement.runtime.modules.own_states import OwnStates
 from placement.runtime.modules.rank_step import RankStep
 from placement.runtime.modules.run_folder import load_run, save_run
+from placement.runtime.modules.shared_module import SharedModule
 from placement.runtime.modules.shared_states import Path
 from placement.runtime.modules.wrapper import OpByOpWrapper
 from placement.runtime.program.derived_layout import nearest, same_ops
@@ -30,7 +31,7 @@ from placement.runtime.ranks.transfers import direct_ways
 from placement.runtime.states.gradients import add_gradients
 
 
-class PlacedRanks(OpByOpWrapper):
+class PlacedRanks(SharedModule, OpByOpWrapper):
     """A drop-in for the model in a program that runs once per device.
 
     It has the model's modules, and of its parameters and buffers those that this rank's ops need, under their own keys:
@@ -50,6 +51,8 @@ class PlacedRanks(OpByOpWrapper):
     Raises:
         MismatchError: there are not as many ranks as devices, or they have different placements.
     """
+
+    _states: OwnStates
 
     def __init__(
         self,
@@ -73,11 +76,6 @@ class PlacedRanks(OpByOpWrapper):
         if not self._is_trained:
             self.eval()
 
-    @property
-    def rank(self) -> int:
-        """The number of this process, that of its device."""
-        return self._ranks.rank
-
     def train(self, mode: bool = True) -> PlacedRanks:
         """As of any module.
 
@@ -88,12 +86,6 @@ class PlacedRanks(OpByOpWrapper):
             raise MismatchError("the model was captured for inference; capture it with train=True to train it.")
         super().train(mode)
         return self
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise MismatchError(
-            "a process's share of a model cannot be copied or pickled; save() writes the model, gathered_state_dict() "
-            "gives its tensors."
-        )
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Run the ops between two transfers under torch.compile, whose options it takes."""
@@ -165,27 +157,6 @@ class PlacedRanks(OpByOpWrapper):
 
     # -- gradients and checkpoints ----------------------------------------------------------------------------
 
-    def clip_grad_norm_(
-        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-    ) -> torch.Tensor:
-        """As `torch.nn.utils.clip_grad_norm_`, by the norm over all ranks. All ranks call it."""
-        return self._states.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
-
-    def gathered_gradients(self) -> dict[str, torch.Tensor]:
-        """``grad`` of the whole model's parameters by their own keys, 0 where there is none yet, on the CPU of rank 0.
-
-        An empty dict elsewhere. All ranks call it.
-        """
-        return self._states.gathered_gradients()
-
-    def gathered_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole model's state dict with its own keys, on the CPU of rank 0; an empty one elsewhere. All call it."""
-        return self._states.gathered_state_dict()
-
-    def whole(self, name: str) -> torch.Tensor:
-        """One parameter or buffer, whole, on the CPU of every rank. All ranks call it."""
-        return self._states.whole(name)
-
     def own_part(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """This rank's part of a tensor like a parameter or buffer: all of it, or None for one that others have."""
         return tensor if self._tensors.get(name) is not None else None
@@ -206,14 +177,6 @@ class PlacedRanks(OpByOpWrapper):
                 own = self._tensors.get(name)
                 if own is not None:
                     own.copy_(value)
-
-    def save(self, path: Path) -> None:
-        """Write the whole model to a safetensors file with its own keys, in one step. All ranks call it.
-
-        Raises:
-            CheckpointError: on every rank: the file cannot be written.
-        """
-        self._states.save(path)
 
     def load(self, path: Path) -> None:
         """Read what this rank has from a safetensors file, whoever wrote it. All ranks call it.

@@ -40,6 +40,10 @@ class SharedStates(ABC):
     def entries(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) of every parameter and buffer that this rank has, tied ones under each name."""
 
+    @abstractmethod
+    def clip_grad_norm_(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
+        """As `torch.nn.utils.clip_grad_norm_` on the whole model; the norm before clipping, on every rank."""
+
     def kept(self) -> dict[str, torch.Tensor]:
         """Of the state dict, by its keys, what this rank has."""
         return {name: tensor for name, tensor in self.entries() if name in self._keys}

@@ -24,6 +24,7 @@ from placement.runtime.modules.gradient_hooks import hooks_of, put_hooks
 from placement.runtime.modules.initial_values import initial_values
 from placement.runtime.modules.local_tensors import entries, outlines_of
 from placement.runtime.modules.run_folder import load_run, save_run
+from placement.runtime.modules.shared_module import SharedModule
 from placement.runtime.modules.shared_states import Path, fill, part_of
 from placement.runtime.modules.strategy_states import StrategyStates, check_optimizer, is_lost
 from placement.runtime.ranks.group import RankGroup
@@ -37,7 +38,7 @@ from placement.runtime.torch_runner.step import loss_of, run_forward, run_step
 from placement.runtime.torch_runner.weights import give_memory
 
 
-class StrategyModule(nn.Module):
+class StrategyModule(SharedModule, nn.Module):
     """A drop-in for the model in a program that runs once per device, made of torch's own parts.
 
     Its parameters are those that this rank has of the model's, under the model's names, some of them as `DTensor`:
@@ -53,6 +54,8 @@ class StrategyModule(nn.Module):
         train: whether it was captured for training.
         precision: in which it was captured, if any was named.
     """
+
+    _states: StrategyStates
 
     def __init__(
         self,
@@ -97,11 +100,6 @@ class StrategyModule(nn.Module):
         if not train:
             self.eval()
 
-    @property
-    def rank(self) -> int:
-        """The number of this process, that of its device."""
-        return self._ranks.rank
-
     def train(self, mode: bool = True) -> StrategyModule:
         """As of any module.
 
@@ -121,12 +119,6 @@ class StrategyModule(nn.Module):
             if "_outline" not in self.__dict__ or "_states" not in self.__dict__:
                 raise
             return getattr(self._states.models()[0][0], name)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise MismatchError(
-            "a process's share of a model cannot be copied or pickled; save() writes the model, gathered_state_dict() "
-            "gives its tensors."
-        )
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self.__reduce_ex__(4)
@@ -284,27 +276,6 @@ class StrategyModule(nn.Module):
         """
         return make_optimizer(self._run, self._mesh, self._setup, kind, **settings)
 
-    def clip_grad_norm_(
-        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-    ) -> torch.Tensor:
-        """As `torch.nn.utils.clip_grad_norm_`, by the norm over all ranks. All ranks call it."""
-        return self._states.clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
-
-    def gathered_gradients(self) -> dict[str, torch.Tensor]:
-        """``grad`` of the whole model's parameters by their own keys, 0 where there is none yet, on the CPU of rank 0.
-
-        An empty dict elsewhere. All ranks call it.
-        """
-        return self._states.gathered_gradients()
-
-    def gathered_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole model's state dict with its own keys, on the CPU of rank 0; an empty one elsewhere. All call it."""
-        return self._states.gathered_state_dict()
-
-    def whole(self, name: str) -> torch.Tensor:
-        """One parameter or buffer, whole, on the CPU of every rank. All ranks call it."""
-        return self._states.whole(name)
-
     def own_part(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """This rank's part of a tensor like a parameter or buffer; None for one that others have."""
         own = dict(self._states.entries()).get(name)
@@ -326,14 +297,6 @@ class StrategyModule(nn.Module):
             for name, value in initial_values(self._outline, outlines_of(self._outline)):
                 if name in own:
                     fill(own[name], value.detach())
-
-    def save(self, path: Path) -> None:
-        """Write the whole model to a safetensors file with its own keys, in one step. All ranks call it.
-
-        Raises:
-            CheckpointError: on every rank: the file cannot be written.
-        """
-        self._states.save(path)
 
     def load(self, path: Path) -> None:
         """Read what this rank has from a safetensors file, whoever wrote it. All ranks call it.
