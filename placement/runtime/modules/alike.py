@@ -29,13 +29,30 @@ def check_alike(ranks: RankGroup, model: nn.Module, setup: Setup) -> None:
         raise MismatchError(
             "the ranks have different strategies or models; find one result, save it, and give every rank that file."
         )
-    own = {name: first_entries(each) for name, each in model.named_parameters() if each.numel() and not each.is_meta}
-    name = _other(ranks.told(own, "the values of its model"))
-    if name is not None:
-        rank, what = name
+    check_values(ranks, values_of(model), "the values of its model")
+
+
+def values_of(model: nn.Module) -> dict[str, int]:
+    """Numbers for the values of a model's parameters, by name; none for those on ``meta``."""
+    return {name: first_entries(each) for name, each in model.named_parameters() if each.numel() and not each.is_meta}
+
+
+def check_values(ranks: RankGroup, own: dict[str, int], what: str) -> None:
+    """Refuse models that ranks have made with other values.
+
+    Args:
+        own: this rank's, as of `values_of`.
+        what: the ranks tell each other, in words.
+
+    Raises:
+        MismatchError: on every rank; names a parameter.
+    """
+    found = _other(ranks.told(own, what))
+    if found is not None:
+        rank, first, name = found
         raise MismatchError(
-            f"rank {rank} has other values of parameter {what!r} than rank 0; make the model under one seed on all "
-            "ranks (torch.manual_seed), or load one checkpoint."
+            f"rank {rank} has other values of parameter {name!r} than rank {first}; make the model under one seed on "
+            "all ranks (torch.manual_seed), or load one checkpoint."
         )
 
 
@@ -56,22 +73,20 @@ def check_batches(ranks: RankGroup, inputs: Mapping[str, Any], batch: int) -> No
     found = _other(ranks.told(own, "its batch"))
     if found is not None:
         raise MismatchError(
-            f"the ranks were given different batches: argument {found[1]!r} differs; give all ranks the same whole "
+            f"the ranks were given different batches: argument {found[-1]!r} differs; give all ranks the same whole "
             "batch, or each its own samples (placement.shard_of)."
         )
 
 
-def _other(told: list[dict[str, int]]) -> tuple[int, str] | None:
-    """The first rank, and name, of which the number is not that of rank 0."""
-    return next(
-        (
-            (rank, name)
-            for rank, each in enumerate(told)
-            for name, number in each.items()
-            if told[0].get(name, number) != number
-        ),
-        None,
-    )
+def _other(told: list[dict[str, int]]) -> tuple[int, int, str] | None:
+    """A rank, an earlier one that has another number, and the name of what it is of."""
+    first: dict[str, tuple[int, int]] = {}
+    for rank, each in enumerate(told):
+        for name, number in each.items():
+            earlier, its = first.setdefault(name, (rank, number))
+            if number != its:
+                return rank, earlier, name
+    return None
 
 
 def first_entries(tensor: torch.Tensor) -> int:

@@ -58,10 +58,15 @@ def check_filled(model: nn.Module, new: Sequence[Unfilled]) -> None:
             continue
         # A write through `.data` counts no version, and only NaN tells.
         if not made.is_floating_point() or math.isnan(float(made.detach().flatten()[0])):
-            raise MismatchError(
-                f"{name!r} was on meta and has no values yet; before the first step load a checkpoint, call "
-                "reset_parameters() for new ones, or write them yourself."
-            )
+            raise without_values(name)
+
+
+def without_values(name: str) -> MismatchError:
+    """The error of a tensor that was on ``meta`` and got no values since."""
+    return MismatchError(
+        f"{name!r} was on meta and has no values yet; before the first step load a checkpoint, call "
+        "reset_parameters() for new ones, or write them yourself."
+    )
 
 
 def entries(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

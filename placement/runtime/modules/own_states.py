@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from graphs.errors import MismatchError
-from placement.runtime.modules.alike import first_entries
+from placement.runtime.modules.alike import check_values, values_of
 from placement.runtime.modules.local_tensors import Unfilled, check_filled, entries, outlines_of, slot_of
 from placement.runtime.modules.shared_states import SharedStates
 from placement.runtime.program.device_layout import DeviceLayout
@@ -28,9 +28,7 @@ class OwnStates(SharedStates):
     def __init__(self, model: nn.Module, layout: DeviceLayout, ranks: RankGroup, place: torch.device) -> None:
         self._model = model
         outlines, keys = outlines_of(model), list(model.state_dict())
-        self._start = {
-            name: first_entries(each) for name, each in model.named_parameters() if each.numel() and not each.is_meta
-        }
+        self._start = values_of(model)
         mine = {name for name, devices in _keepers(model, layout).items() if ranks.rank in devices}
         self._new = _kept(model, mine, place)
         self._is_checked = False
@@ -51,14 +49,7 @@ class OwnStates(SharedStates):
         if self._is_checked:
             return
         check_filled(self._model, self._new)
-        told = self._ranks.told(self._start, "the first step")
-        for rank, found in enumerate(told):
-            other = next((name for name, mine in self._start.items() if found.get(name, mine) != mine), None)
-            if other is not None:
-                raise MismatchError(
-                    f"rank {rank} has other values of parameter {other!r} than rank {self._ranks.rank}; make the model "
-                    "under one seed on all ranks (torch.manual_seed), or load one checkpoint."
-                )
+        check_values(self._ranks, self._start, "the first step")
         self._new, self._start, self._is_checked = [], {}, True
 
     def clip_grad_norm_(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import zlib
 from collections.abc import Mapping
 from functools import partial
@@ -17,7 +16,6 @@ from placement.runtime.modules.initial_values import initial_values
 from placement.runtime.modules.local_tensors import lent
 from placement.runtime.modules.own_states import OwnStates
 from placement.runtime.modules.rank_step import RankStep
-from placement.runtime.modules.run_folder import load_run, save_run
 from placement.runtime.modules.shared_module import SharedModule
 from placement.runtime.modules.shared_states import Path
 from placement.runtime.modules.wrapper import OpByOpWrapper
@@ -82,8 +80,7 @@ class PlacedRanks(SharedModule, OpByOpWrapper):
         Raises:
             MismatchError: training of a model that was captured for inference.
         """
-        if mode and not self._is_trained:
-            raise MismatchError("the model was captured for inference; capture it with train=True to train it.")
+        self._check_train(mode)
         super().train(mode)
         return self
 
@@ -106,10 +103,7 @@ class PlacedRanks(SharedModule, OpByOpWrapper):
             MismatchError: the model was captured for inference, or with other arguments, or it is in evaluation mode.
             RankError: the run has failed, here or on another rank.
         """
-        if not self._is_trained:
-            raise MismatchError("the result is for inference; step() expects one of a training step (train=True).")
-        if not self.training:
-            raise MismatchError("the model is in evaluation mode; step() trains it, call train() first.")
+        self._check_step()
         given, _ = self._run(args, kwargs)
         gradients = {key[1]: value for key, value in given.items() if key[0] == "gradient"}
         # One that was frozen since gets none, as without a placement.
@@ -127,11 +121,7 @@ class PlacedRanks(SharedModule, OpByOpWrapper):
             MismatchError: training mode, or other arguments than captured.
             RankError: the run has failed, here or on another rank.
         """
-        if self._is_trained and self.training:
-            raise MismatchError(
-                "in training mode step() runs the forward and backward passes together, with the loss that the model "
-                "was captured with; to run the model alone call eval() first, or apply a result for inference."
-            )
+        self._check_forward()
         given, step = self._run(args, kwargs)
         return step.outputs(given)
 
@@ -178,33 +168,8 @@ class PlacedRanks(SharedModule, OpByOpWrapper):
                 if own is not None:
                     own.copy_(value)
 
-    def load(self, path: Path) -> None:
-        """Read what this rank has from a safetensors file, whoever wrote it. All ranks call it.
-
-        Raises:
-            MismatchError: on every rank: a tensor is missing or of another shape, or the file is none.
-        """
-        self._states.load(path)
-
-    def save_run(self, folder: Path, optimizer: torch.optim.Optimizer | None, **facts: Any) -> None:
-        """Save model, optimizer and its settings, random numbers and facts for `load_run`. All ranks call it.
-
-        Raises:
-            CheckpointError: on every rank: a file cannot be written.
-            MismatchError: a fact is no plain data.
-        """
-        save_run(self._ranks, self._states.kept(), pathlib.Path(folder), optimizer, facts)
-
-    def load_run(self, folder: Path, optimizer: torch.optim.Optimizer | None) -> dict[str, Any] | None:
-        """Go on with what `save_run` saved, on these devices or others. All ranks call it.
-
-        Returns:
-            The facts; None where nothing has been saved yet.
-
-        Raises:
-            MismatchError: on every rank: the run is of another model or optimizer.
-        """
-        found = load_run(self._ranks, self._states.kept(), pathlib.Path(folder), optimizer)
+    def load_run(self, folder: Path, optimizer: Any | None) -> dict[str, Any] | None:
+        found = super().load_run(folder, optimizer)
         if found is not None:
             self._states.forget_start()
         return found

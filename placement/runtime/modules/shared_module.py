@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from graphs.errors import MismatchError
+from placement.runtime.modules.run_folder import load_run, save_run
 from placement.runtime.modules.shared_states import Path, SharedStates
 from placement.runtime.ranks.group import RankGroup
 
@@ -16,6 +21,8 @@ class SharedModule:
 
     _states: SharedStates
     _ranks: RankGroup
+    _is_trained: bool
+    training: bool
 
     @property
     def rank(self) -> int:
@@ -56,3 +63,84 @@ class SharedModule:
             CheckpointError: on every rank: the file cannot be written.
         """
         self._states.save(path)
+
+    def load(self, path: Path) -> None:
+        """Read what this rank has from a safetensors file, whoever wrote it. All ranks call it.
+
+        Raises:
+            MismatchError: on every rank: a tensor is missing or of another shape, or the file is none.
+        """
+        self._states.load(path)
+
+    def save_run(self, folder: Path, optimizer: Any | None, **facts: Any) -> None:
+        """Save model, optimizer and its settings, random numbers and facts for `load_run`. All ranks call it.
+
+        Raises:
+            CheckpointError: on every rank: a file cannot be written.
+            MismatchError: a fact is no plain data, or the optimizer's state is in no checkpoint.
+        """
+        if optimizer is not None:
+            _check_optimizer(optimizer)
+        with self._among_ranks("a checkpoint"):
+            save_run(self._ranks, self._states.kept(), pathlib.Path(folder), optimizer, facts)
+
+    def load_run(self, folder: Path, optimizer: Any | None) -> dict[str, Any] | None:
+        """Go on with what `save_run` saved, under this strategy or another. All ranks call it.
+
+        Returns:
+            The facts; None where nothing has been saved yet.
+
+        Raises:
+            MismatchError: on every rank: the run is of another model or optimizer.
+        """
+        if optimizer is not None:
+            _check_optimizer(optimizer)
+        with self._among_ranks("a checkpoint"):
+            return load_run(self._ranks, self._states.kept(), pathlib.Path(folder), optimizer)
+
+    # -- checks --------------------------------------------------------------------------------------------------
+
+    def _check_train(self, mode: bool) -> None:
+        if mode and not self._is_trained:
+            raise MismatchError("the model was captured for inference; capture it with train=True to train it.")
+
+    def _check_step(self) -> None:
+        if not self._is_trained:
+            raise MismatchError("the result is for inference; step() expects one of a training step (train=True).")
+        if not self.training:
+            raise MismatchError("the model is in evaluation mode; step() trains it, call train() first.")
+
+    def _check_forward(self) -> None:
+        if self._is_trained and self.training:
+            raise MismatchError(
+                "in training mode step() runs the forward and backward passes together, with the loss that the model "
+                "was captured with; to run the model alone call eval() first, or apply a result for inference."
+            )
+
+    @contextmanager
+    def _among_ranks(self, what: str) -> Iterator[None]:
+        """Raises: RankError: another rank has ended, and why; what goes wrong here is raised as it is."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, MismatchError) or not _is_lost(error):
+                raise
+            self._ranks.lost(None, what, error)
+        except ValueError as error:
+            raise MismatchError(f"{str(error).rstrip('.')}.") from error
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether an error says that another process has ended, or does not answer."""
+    words = ("Connection closed by peer", "Connection reset", "timed out", "Timed out", "Broken pipe", "NCCL", "Socket")
+    is_of_ranks = isinstance(error, dist.DistBackendError)
+    return is_of_ranks or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Raises: MismatchError: an optimizer whose state cannot be saved."""
+    if not hasattr(optimizer, "state"):
+        raise MismatchError(
+            "the state of this optimizer is on the host or in parts that no checkpoint has yet; save the model alone, "
+            "with optimizer=None."
+        )

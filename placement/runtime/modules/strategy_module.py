@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import pathlib
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,11 +20,10 @@ from placement.inputs.call_arguments import check_call
 from placement.runtime.modules.alike import check_alike, check_batches
 from placement.runtime.modules.gradient_hooks import hooks_of, put_hooks
 from placement.runtime.modules.initial_values import initial_values
-from placement.runtime.modules.local_tensors import entries, outlines_of
-from placement.runtime.modules.run_folder import load_run, save_run
+from placement.runtime.modules.local_tensors import Unfilled, entries, outlines_of, without_values
 from placement.runtime.modules.shared_module import SharedModule
-from placement.runtime.modules.shared_states import Path, fill, part_of
-from placement.runtime.modules.strategy_states import StrategyStates, check_optimizer, is_lost
+from placement.runtime.modules.shared_states import fill, part_of
+from placement.runtime.modules.strategy_states import StrategyStates
 from placement.runtime.ranks.group import RankGroup
 from placement.runtime.samples import OwnSamples, set_own_samples
 from placement.runtime.torch_runner.batch import borders
@@ -94,7 +91,7 @@ class StrategyModule(SharedModule, nn.Module):
         # Those without values yet, and how often their memory had been written then.
         own_names = {re.sub(r"^(module|stages\.\d+\.model)\.", "", name) for name in missing}
         found = [(name, local(tensor)) for name, tensor in self._states.entries() if name in own_names]
-        self._unfilled = [(name, own, own._version) for name, own in found]
+        self._unfilled = [Unfilled(name, own, own._version) for name, own in found]
         ends = borders(mesh, setup) if setup.cuts_batch else []
         set_own_samples(OwnSamples(setup.batch, ends[0], ends[-1]) if ends else OwnSamples())
         if not train:
@@ -106,8 +103,7 @@ class StrategyModule(SharedModule, nn.Module):
         Raises:
             MismatchError: training of a model that was captured for inference.
         """
-        if mode and not self._is_trained:
-            raise MismatchError("the model was captured for inference; capture it with train=True to train it.")
+        self._check_train(mode)
         self._run.train(mode)
         self.training = mode
         return self
@@ -175,10 +171,7 @@ class StrategyModule(SharedModule, nn.Module):
             MismatchError: the model was captured for inference, or with other arguments, or it is in evaluation mode.
             RankError: the run has failed on another rank.
         """
-        if not self._is_trained:
-            raise MismatchError("the result is for inference; step() expects one of a training step (train=True).")
-        if not self.training:
-            raise MismatchError("the model is in evaluation mode; step() trains it, call train() first.")
+        self._check_step()
         inputs = self._inputs(args, kwargs)
         self._check_batch(inputs)
         if self._is_first:
@@ -202,11 +195,7 @@ class StrategyModule(SharedModule, nn.Module):
             MismatchError: training mode, or other arguments than the model takes.
             RankError: the run has failed on another rank.
         """
-        if self._is_trained and self.training:
-            raise MismatchError(
-                "in training mode step() runs the forward and backward passes together, with the loss that the model "
-                "was captured with; to run the model alone call eval() first, or apply a result for inference."
-            )
+        self._check_forward()
         inputs = self._inputs(args, kwargs)
         with self._among_ranks("a forward pass"):
             return run_forward(self._run, self._mesh, inputs, self._setup)
@@ -215,10 +204,7 @@ class StrategyModule(SharedModule, nn.Module):
         """The arguments by name, on this rank's device."""
         unfilled = next((name for name, own, version in self._unfilled if own._version == version and len(own)), None)
         if unfilled is not None:
-            raise MismatchError(
-                f"{unfilled!r} was on meta and has no values yet; before the first step load a checkpoint, call "
-                "reset_parameters() for new ones, or write them yourself."
-            )
+            raise without_values(unfilled)
         self._unfilled = []
         check_call(self._outline, args, kwargs)
         given: dict[str, Any] = {}
@@ -253,18 +239,6 @@ class StrategyModule(SharedModule, nn.Module):
                 f"{setup.batch}, the batch that the strategy divides, or {ends[-1] - ends[0]}, this process's own part."
             )
 
-    @contextmanager
-    def _among_ranks(self, what: str) -> Iterator[None]:
-        """Raises: RankError: another rank has ended, and why; what goes wrong here is raised as it is."""
-        try:
-            yield
-        except RuntimeError as error:
-            if isinstance(error, MismatchError) or not is_lost(error):
-                raise
-            self._ranks.lost(None, what, error)
-        except ValueError as error:
-            raise MismatchError(f"{str(error).rstrip('.')}.") from error
-
     # -- gradients, optimizer and checkpoints -----------------------------------------------------------------
 
     def optimizer(self, kind: Any, **settings: Any) -> Any:
@@ -297,37 +271,3 @@ class StrategyModule(SharedModule, nn.Module):
             for name, value in initial_values(self._outline, outlines_of(self._outline)):
                 if name in own:
                     fill(own[name], value.detach())
-
-    def load(self, path: Path) -> None:
-        """Read what this rank has from a safetensors file, whoever wrote it. All ranks call it.
-
-        Raises:
-            MismatchError: on every rank: a tensor is missing or of another shape, or the file is none.
-        """
-        self._states.load(path)
-
-    def save_run(self, folder: Path, optimizer: Any | None, **facts: Any) -> None:
-        """Save model, optimizer and its settings, random numbers and facts for `load_run`. All ranks call it.
-
-        Raises:
-            CheckpointError: on every rank: a file cannot be written.
-            MismatchError: a fact is no plain data, or the optimizer's state is in no checkpoint.
-        """
-        if optimizer is not None:
-            check_optimizer(optimizer)
-        with self._among_ranks("a checkpoint"):
-            save_run(self._ranks, self._states.kept(), pathlib.Path(folder), optimizer, facts)
-
-    def load_run(self, folder: Path, optimizer: Any | None) -> dict[str, Any] | None:
-        """Go on with what `save_run` saved, under this strategy or another. All ranks call it.
-
-        Returns:
-            The facts; None where nothing has been saved yet.
-
-        Raises:
-            MismatchError: on every rank: the run is of another model or optimizer.
-        """
-        if optimizer is not None:
-            check_optimizer(optimizer)
-        with self._among_ranks("a checkpoint"):
-            return load_run(self._ranks, self._states.kept(), pathlib.Path(folder), optimizer)

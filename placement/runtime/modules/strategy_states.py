@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_
 
-from graphs.errors import MismatchError
 from placement.runtime.modules.local_tensors import entries
 from placement.runtime.modules.shared_states import SharedStates
 from placement.runtime.ranks.group import RankGroup
@@ -94,19 +91,3 @@ class StrategyStates(SharedStates):
         told = torch.tensor(self._ranks.told(float(norm), "the norm of its gradients"))[::of_ranks]
         found: torch.Tensor = torch.linalg.vector_norm(told, norm_type)
         return found
-
-
-def is_lost(error: BaseException) -> bool:
-    """Whether an error says that another process has ended, or does not answer."""
-    words = ("Connection closed by peer", "Connection reset", "timed out", "Timed out", "Broken pipe", "NCCL", "Socket")
-    is_of_ranks = isinstance(error, dist.DistBackendError)
-    return is_of_ranks or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
-
-
-def check_optimizer(optimizer: Any) -> None:
-    """Raises: MismatchError: an optimizer whose state cannot be saved."""
-    if not hasattr(optimizer, "state"):
-        raise MismatchError(
-            "the state of this optimizer is on the host or in parts that no checkpoint has yet; save the model alone, "
-            "with optimizer=None."
-        )
