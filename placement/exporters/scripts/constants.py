@@ -7,7 +7,6 @@ from typing import Any
 
 from placement.runtime.setups.code_text import comment, plain, quoted, wrapped
 from placement.runtime.setups.facts import Facts
-from placement.runtime.setups.setup_of import order_text
 from placement.runtime.torch_runner.setup import Setup
 
 # What stands behind a short constant, or above a long one; those that are not here explain themselves.
@@ -128,7 +127,7 @@ def _codes(facts: Facts) -> dict[str, Iterator[str]]:
         "styles": _dict_lines({quoted(path): code for path, code in styles.items()}),
         "returns": _dict_lines({quoted(path): code for path, code in facts.returns.items()}),
         "pieces": _dict_lines({str(stage): code for stage, code in pieces.items()}),
-        "order": iter(['"""\\', *order_text(facts).splitlines(), '"""']),
+        "order": iter(['"""\\', *facts.order_text.splitlines(), '"""']),
     }
 
 

@@ -28,6 +28,7 @@ SCHEDULES = {
     "zbv": "ScheduleZBVZeroBubble",
 }
 
+_CODES = {"F": "F", "BW": "B", "B": "I", "W": "W"}  # of blocks, ours and torch's
 
 # Orders with backward passes for inputs and weights apart.
 INPUTS_APART = ("zb-h1", "zb-h2", "zbv", "v-half", MEMORY_ORDER)
@@ -103,6 +104,15 @@ class Facts:
         """Modules that borders between stages cut."""
         found = None if self.stages is None else self.stages.pieces
         return Pieces() if found is None else found
+
+    @property
+    def order_text(self) -> str:
+        """The order of a pipeline as torch reads it: a row for each rank, of stage, F, I, W or B, and micro-batch."""
+        rows = (
+            ",".join(f"{block.stage}{_CODES[block.kind]}{block.micro_batch}" for block in blocks)
+            for blocks in self.sequences
+        )
+        return "".join(f"{row}\n" for row in rows)
 
     @property
     def splits_backward(self) -> bool:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from placement.results.result import Result
 
-_CODES = {"F": "F", "BW": "B", "B": "I", "W": "W"}  # of blocks, ours and torch's
-
 
 def setup_of(result: Result, graph: OpGraph | None, model: nn.Module | None) -> Setup:
     """The constants with which the torch runner runs a model under a result's strategy.
@@ -100,7 +98,7 @@ def setup_from(facts: Facts) -> Setup:
         tied=tuple((frozenset(names), *found) for names, found in facts.tied.items()),
         schedule="" if stages is None else name,
         has_one_stage=order in ("gpipe", "1f1b"),
-        order="" if stages is None or name else order_text(facts),
+        order="" if stages is None or name else facts.order_text,
         reduces_itself=facts.reduces_itself,
         **({} if context is None else _of_context(context)),
         experts=1 if experts is None else experts.size,
@@ -119,15 +117,6 @@ def _of_context(context: ContextPlan) -> dict[str, Any]:
         "shifts_labels": context.shifts_labels,
         "adds_positions": context.adds_positions,
     }
-
-
-def order_text(facts: Facts) -> str:
-    """The order of a pipeline as torch reads it: a row for each rank, of stage, F, I, W or B, and micro-batch."""
-    rows = (
-        ",".join(f"{block.stage}{_CODES[block.kind]}{block.micro_batch}" for block in blocks)
-        for blocks in facts.sequences
-    )
-    return "".join(f"{row}\n" for row in rows)
 
 
 def _evaluated(text: str) -> Any:
