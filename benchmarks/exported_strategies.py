@@ -78,11 +78,10 @@ def main() -> None:
         for key in [key for key, row in rows.items() if row["model"] == model and row.get("ran", "")[:6] == "FAILED"]:
             del rows[key]
         todo = {key: row for key, row in wanted.items() if row["model"] == model and "ran" not in rows.get(key, {})}
-        samples = MODELS[model].batch_size
-        ran = _ran(model, {row["strategy"]: scaled_down(row["strategy"], samples) for row in todo.values()})
+        ran = _ran(model, todo)
         for key, row in todo.items():
             with patch("placement.optimization.check", unchecked):  # that it computes the same is checked elsewhere
-                rows[key] = {**(rows.get(key) or _row(row)), **ran[row["strategy"]]}
+                rows[key] = {**(rows.get(key) or _row(row)), **ran[key]}
             with ROWS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[key]) + "\n")
             print(key, "|", rows[key]["came"], "|", rows[key]["scaled"], "|", rows[key]["ran"], flush=True)
@@ -124,29 +123,30 @@ def scaled_down(text: str, batch: int) -> tuple[str, int]:
     return " | ".join(parts), samples
 
 
-def _ran(model: str, strategies: dict[str, tuple[str, int]]) -> dict[str, Row]:
-    """Of each strategy: what it is scaled down, and what came of it under torchrun."""
+def _ran(model: str, rows: dict[str, Row]) -> dict[str, Row]:
+    """Of each row: what its strategy is scaled down, and what came of it under torchrun."""
+    samples = MODELS[model].batch_size
+    scaled = {key: scaled_down(row["strategy"], samples) for key, row in rows.items()}
+    clusters = {given: rows[key]["cluster"] for key, given in reversed(scaled.items())}  # the first that has it
     found: dict[tuple[str, int], str] = {}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         (folder / "small_zoo.py").write_text(SMALL)
         scripts: dict[int, dict[str, tuple[str, int]]] = {}
-        for number, given in enumerate(dict.fromkeys(strategies.values())):
+        for number, given in enumerate(dict.fromkeys(scaled.values())):
             name = f"{model}_{number}"
             try:
-                (folder / f"{name}.py").write_text(_small_script(model, *given, folder))
+                (folder / f"{name}.py").write_text(_small_script(model, *given, clusters[given]))
                 scripts.setdefault(Strategy.parse(given[0]).devices, {})[name] = given
             except PlacementError as error:
                 found[given] = f"refused: {error}"
         for processes, named in scripts.items():
             came = differences(list(named), processes, folder)
             found.update({given: came[name] for name, given in named.items()})
-    return {
-        text: {"scaled": given[0], "ran": found[given], "ran_commit": commit()} for text, given in strategies.items()
-    }
+    return {key: {"scaled": given[0], "ran": found[given], "ran_commit": commit()} for key, given in scaled.items()}
 
 
-def _small_script(model: str, strategy: str, batch: int, folder: Path) -> str:
+def _small_script(model: str, strategy: str, batch: int, cluster: str) -> str:
     space: dict[str, Any] = {}
     exec(SMALL, space)
     has_flash = torch.backends.cuda.flash_sdp_enabled()
@@ -155,8 +155,8 @@ def _small_script(model: str, strategy: str, batch: int, folder: Path) -> str:
         graph = placement.capture(module, args, train=True, optimizer="momentum")
     finally:
         torch.backends.cuda.enable_flash_sdp(has_flash)  # models of their own size are captured with it
-    cluster = placement.Cluster.preset("8xV100-nvlink", rates="peak")
-    result = placement.optimize(graph, cluster, strategy=strategy, seed=0, target="any")
+    devices = placement.Cluster.preset(cluster, rates="peak")
+    result = placement.optimize(graph, devices, strategy=strategy, seed=0, target="any")
     return placement.export(result, "torch", model=module, graph=graph, source=f"small_zoo.py:{model}(batch={batch})")
 
 

@@ -5,7 +5,7 @@
     python benchmarks/wide_net.py --transformers                families of transformers in tiny sizes
     python benchmarks/wide_net.py --only 'words: linear, mha, simple_gate -> contrastive' --strategies 'tp2,dp2 | mb2'
 
-Every rank of a strategy is a fork of this process, and nothing is dropped. A run is two training steps (losses,
+Every rank of a strategy is a fork of this process, and nothing is dropped. A run is three training steps (losses,
 gradients, parameters and buffers) or one of inference (outputs), and ends as equal, refused (one sentence), crashed
 (any other exception) or WRONG. A drawn model is one line of text; one that fails is made smaller as long as it fails.
 With --out each model appends rows to OUT/wide_net.jsonl, and OUT/wide_net.md is made of all rows; runs that ended there

@@ -62,7 +62,8 @@ def in_one_piece(model: nn.Module, steps: Steps) -> Numbers:
     optimizer = steps.optimizer(parameters, **steps.settings) if steps.train and parameters else None
 
     def gradients() -> Numbers:
-        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        named = model.named_parameters(remove_duplicate=False)  # as ranks gather them: by all names of what is tied
+        return {name: p.grad.clone() for name, p in named if p.grad is not None}
 
     def step() -> Tensor:
         model.zero_grad()
@@ -90,7 +91,11 @@ def in_parts(model: nn.Module, steps: Steps, strategy: Strategy) -> Numbers:
         loss.backward()
         losses.append(loss.detach())
     found = {"the loss of step 0": torch.stack(losses).sum()}
-    found |= {f"gradient of {n} in step 0": p.grad for n, p in model.named_parameters() if p.grad is not None}
+    found |= {
+        f"gradient of {n} in step 0": p.grad
+        for n, p in model.named_parameters(remove_duplicate=False)
+        if p.grad is not None
+    }
     buffers = {f"{name} in the end": b for name, b in model.named_buffers() if b.dtype.is_floating_point}
     return found | (buffers if replicas == 1 else {})
 

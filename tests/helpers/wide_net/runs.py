@@ -30,7 +30,7 @@ TRAINING = (
 INFERENCE = (PLACED, "dp2", "mb2", "tp2", "tp2 sp", "cp2", "hp2", "pp2 gpipe mb2", "dp2 | tp2")
 TOLERANCE = 1e-5  # of a tensor's largest entry, in double precision; casts to single round by 1e-7
 _LEAST = 1e-3  # a gradient or state that is smaller than so much of the largest of all is measured by that
-STEPS = 2
+STEPS = 3
 
 
 @dataclass(frozen=True)
