@@ -15,8 +15,9 @@ class Checked:
     """The outcome of a check.
 
     Attributes:
-        ranks: processes that ran the strategy on a smaller model, whose loss, gradients and update were equal; 0: none.
+        ranks: processes that ran the strategy on a smaller model, whose numbers were equal; 0: none.
         smaller: what was smaller, in words.
+        compared: which numbers, in words.
         ops: where none ran, how many kinds of ops were computed in parts and as a whole, and were equal.
         not_computed: how many could not be.
         problem: why the strategy is not to be advised; "" where nothing was found.
@@ -25,6 +26,7 @@ class Checked:
 
     ranks: int = 0
     smaller: str = ""
+    compared: str = ""
     ops: int = 0
     not_computed: int = 0
     problem: str = ""
@@ -38,7 +40,7 @@ class Checked:
         if self.ranks:
             model = f"a smaller model ({self.smaller})" if self.smaller else "the model"
             ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
-            return f"checked by running {ranks} on {model}: loss, gradients and one update equal"
+            return f"checked by running {ranks} on {model}: {self.compared} equal"
         more = f", {self.not_computed} more could not be computed" if self.not_computed else ""
         return f"checked by computing: {self.ops} ops in parts{more}"
 

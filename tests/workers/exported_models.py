@@ -205,6 +205,22 @@ def nine_classified() -> Made:
     return classified(9)
 
 
+def named_as_wrappers() -> Made:
+    """Modules with the names that torch's wrappers give theirs."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module, self.stages = nn.Linear(8, 32), nn.ModuleDict({"model": nn.Linear(32, 8)})
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.stages["model"](self.module(x).relu())
+            return made
+
+    torch.manual_seed(0)
+    return Named(), (torch.randn(8, 8),), {}
+
+
 class Labelled(nn.Module):
     """Token numbers to the mean cross-entropy of a head, or the sum of two; a label of -100 does not count."""
 

@@ -28,8 +28,9 @@ def whole(tensor: Tensor) -> Tensor:
 
 def inside(module: nn.Module) -> list[nn.Module]:
     """The model that a wrapper holds, or the stages of it."""
-    stages = getattr(module, "stages", None)
-    return [stage.model for stage in stages.values()] if stages is not None else [getattr(module, "module", module)]
+    if hasattr(module, "schedule"):
+        return [stage.model for stage in module.stages.values()]
+    return [module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module]
 
 
 def expected(script: ModuleType) -> list[tuple[float, dict[str, tuple[Tensor, Tensor]]]]:

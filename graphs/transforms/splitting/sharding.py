@@ -174,15 +174,17 @@ def _family(word: str) -> int:
 
 
 def with_whole_tables(row: SplitRow, n_read: int) -> SplitRow:
-    """A row that cuts a slice of a table by words, and so the table again and again, reads all of that table instead.
+    """A row that cuts a slice of a table, and so the table again and again, or a table by words, reads all of it.
 
     An update is not cut so.
     """
     parts = row.inputs[n_read:]
-    if row.axis not in OWN_FAMILY or not any(isinstance(part, Shard) and part.blocks > 1 for part in parts):
+    if row.axis not in OWN_FAMILY:
         return row
-    whole = tuple(Replicate() if isinstance(part, Shard) and part.blocks > 1 else part for part in parts)
-    return replace(row, inputs=(*row.inputs[:n_read], *whole))
+    whole = tuple(
+        Replicate() if isinstance(part, Shard) and (part.blocks > 1 or row.axis == SEQUENCE) else part for part in parts
+    )
+    return row if whole == parts else replace(row, inputs=(*row.inputs[:n_read], *whole))
 
 
 def code(part: Part, word: str) -> int:

@@ -11,12 +11,13 @@ import os
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from graphs.capture.record import default_loss
+from graphs.capture.record import default_loss, output_tensors
 from graphs.disk import temporary_folder
 from graphs.origin import ModelCall
 from placement.processes.processes import how_ended
@@ -31,12 +32,16 @@ _ROUNDING = 1e-6  # of a weight, which is changed by it to see what becomes of e
 _TIMES = 3  # as much as what becomes of them
 _PATIENCE_S = 30.0  # of a rank for another one
 
-Numbers = dict[str, torch.Tensor]  # the loss, each gradient and each weight after one update, by name
+# By name: the loss, each gradient and each weight after one update; or what a model in evaluation mode returns.
+Numbers = dict[str, torch.Tensor]
 
 
 def step_in_one_piece(call: ModelCall) -> Numbers:
-    """What one step makes of a copy of a model."""
+    """What one step makes of a copy of a model, or, in evaluation mode, what that returns."""
     model = copy.deepcopy(call.model)
+    if not model.training:
+        with torch.no_grad():
+            return _outputs(model(*call.args, **call.kwargs))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=_RATE)
     loss = (call.loss or default_loss)(model(*call.args, **call.kwargs))
     loss.backward()
@@ -61,7 +66,7 @@ def rounding(call: ModelCall, expected: Numbers) -> dict[str, float]:
 
 
 def run_beside(call: ModelCall, expected: Numbers, errors: dict[str, float], setup: Setup, limit_s: float) -> str:
-    """What differs between a strategy's step and that in one piece, in words; "" for nothing.
+    """What differs between numbers under a strategy and those in one piece, in words; "" for nothing.
 
     Args:
         expected, errors: of `step_in_one_piece` and `rounding`.
@@ -77,9 +82,9 @@ def run_beside(call: ModelCall, expected: Numbers, errors: dict[str, float], set
         try:
             found: list[str] = workers.collect(limit_s)
         except WorkerFailedError as error:
-            return f"its ranks fail on a smaller model: {error}"
+            return f"its ranks fail in a trial run: {error}"
         except WorkerEndedError as error:
-            return f"rank {error.rank} of a smaller model {how_ended(error.code)}"
+            return f"rank {error.rank} of a trial run {how_ended(error.code)}"
         finally:
             workers.end()
     return found[0]
@@ -109,14 +114,20 @@ def _life(
 
 
 def _step(call: ModelCall, setup: Setup) -> Numbers:
-    """What one step under a strategy makes, on rank 0."""
+    """What one step under a strategy makes, on rank 0; or, in evaluation mode, what the model returns."""
     mesh = init_device_mesh("cpu", tuple(setup.mesh.values()), mesh_dim_names=tuple(setup.mesh))
-    placed = StrategyModule(call.model, setup, mesh, torch.device("cpu"), call.loss)
+    placed = StrategyModule(call.model, setup, mesh, torch.device("cpu"), call.loss, call.model.training)
+    if not call.model.training:
+        return _outputs(placed(*call.args, **call.kwargs))
     optimizer = placed.optimizer(torch.optim.SGD, lr=_RATE)
     loss = placed.step(*call.args, **call.kwargs)
     gradients = placed.gathered_gradients()
     optimizer.step()
     return _numbers(loss, gradients, placed.gathered_state_dict())
+
+
+def _outputs(output: Any) -> Numbers:
+    return {f"output {number}": tensor.detach() for number, tensor in enumerate(output_tensors(output))}
 
 
 def _numbers(loss: torch.Tensor, gradients: Numbers, weights: Numbers) -> Numbers:
@@ -131,12 +142,12 @@ def first_difference(found: Numbers, expected: Numbers, errors: dict[str, float]
         value = found.get(name)
         if value is None or value.shape != right.shape:
             has = "nothing" if value is None else list(value.shape)
-            return f"{name} of a smaller model is {has}, in one piece {list(right.shape)}"
+            return f"{name} in a trial run is {has}, in one piece {list(right.shape)}"
         if not right.numel():
             continue
         off, scale = _apart(value, right), float(right.abs().max())
         if not off <= CLOSE * max(scale, _LEAST) + _TIMES * errors.get(name, 0.0):
-            return f"{name} of a smaller model differs by {off:.2g}, the largest entry in one piece is {scale:.2g}"
+            return f"{name} in a trial run differs by {off:.2g}, the largest entry in one piece is {scale:.2g}"
     return ""
 
 

@@ -40,7 +40,14 @@ class Smaller:
 
 
 def smaller(
-    call: ModelCall, original: nn.Module | None, batch: int, samples: int, layers: int, *, fixes_norms: bool = False
+    call: ModelCall,
+    original: nn.Module | None,
+    batch: int,
+    samples: int,
+    layers: int,
+    *,
+    train: bool = True,
+    fixes_norms: bool = False,
 ) -> Iterator[Callable[[], Smaller]]:
     """Ways to make a model smaller.
 
@@ -49,33 +56,37 @@ def smaller(
         batch: samples of the inputs.
         samples: that are wanted.
         layers: that are left of a list of like ones.
+        train: for a training step.
         fixes_norms: batch norms keep their statistics, where a strategy is to have other ones for each part.
 
     Raises:
         NoValuesError: by one of the ways.
     """
-    small = partial(_small, call, sizes_of(original or call.model), batch, samples, fixes_norms)
+    small = partial(_small, call, sizes_of(original or call.model), batch, train, fixes_norms)
     if is_of_transformers(call.model):
         for is_narrow in (True, False):
             make = partial(rebuilt, layers=layers, is_narrow=is_narrow)
-            yield partial(small, _LENGTH, make)
+            yield partial(small, samples, _LENGTH, make)
     for few, length in ((layers, _LENGTH), (layers, 0), (0, _LENGTH), (0, 0)):
-        yield partial(small, length, partial(truncated, layers=few))
+        yield partial(small, samples, length, partial(truncated, layers=few))
+    if batch and batch != samples:  # which some models say in their code
+        yield partial(small, batch, 0, partial(truncated, layers=0))
 
 
 def _small(
     call: ModelCall,
     was: tuple[int, int],
     batch: int,
-    samples: int,
+    train: bool,
     fixes_norms: bool,
+    samples: int,
     length: int,
     make: Callable[[nn.Module], nn.Module],
 ) -> Smaller:
     torch.manual_seed(0)
     model = with_values(make(call.model))
-    if not model.training:  # else some of its modules may be meant to be in evaluation mode
-        model.train()
+    if model.training is not train:  # else some of its modules may be meant to be in another mode
+        model.train(train)
     calm(model, fixes_norms)
     highest = min((len(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)), default=0)
     args, kwargs = _cut((call.args, dict(call.kwargs)), batch, samples, length, highest)

@@ -36,7 +36,7 @@ from placement.solving.strategy_row import strategy_row
 LIMIT_S, _SPARE_S = 60.0, 5.0  # most take a few seconds
 _OPS_S = 10.0  # after which ops in parts are left
 _FLOPS, _BYTES = 4e10, 1 << 28  # of a step and of the weights of a model that runs here
-_MOST_TRIED, _MOST_REFUSED = 4, 2  # smaller models; those of a strategy that is refused
+_MOST_TRIED, _MOST_REFUSED = 5, 2  # smaller models; those of a strategy that is refused
 _PER_LIST = 2  # layers that stay, unless there are more stages
 
 
@@ -74,7 +74,6 @@ def _life(
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     torch.set_num_threads(1)  # of others that its parent had, it has none
-    torch.backends.cuda.enable_flash_sdp(False)  # on CPUs, too, where torch has none of parts of heads
     ends_s = time.monotonic() + LIMIT_S
     try:
         ran = _ran_smaller(graph, step, cluster, result, strategy, ends_s)
@@ -97,13 +96,14 @@ def _ran_smaller(
 ) -> Checked | None:
     """What came of a run of the strategy on a smaller model; None where no smaller one runs, or torch has no way."""
     small, samples = scaled_down(strategy, graph.origin.batch_size or 0)
-    call = step.call(samples) if graph.is_training else None
+    call = step.call(samples)
     if call is None:
         return None
     layers = max(_PER_LIST, small.virtual_stages)
     batch = graph.origin.batch_size or 0
     refusals = 0
-    ways = smaller(call, step.model(), batch, samples, layers, fixes_norms=strategy.statistics == "local")
+    fixes_norms = strategy.statistics == "local"
+    ways = smaller(call, step.model(), batch, samples, layers, train=graph.is_training, fixes_norms=fixes_norms)
     for way in itertools.islice(ways, _MOST_TRIED):
         try:
             model = way()
@@ -119,7 +119,8 @@ def _ran_smaller(
         except Exception:  # the model's own code, with sizes that it may not be made for
             continue
         problem = run_beside(model.call, expected, errors, setup, max(1.0, ends_s - time.monotonic()))
-        return Checked(small.devices, model.said, problem=problem)
+        compared = "loss, gradients and one update" if graph.is_training else "outputs"
+        return Checked(small.devices, model.said, compared, problem=problem)
     return None
 
 
@@ -130,9 +131,8 @@ def _ready(
     call = model.call
     if sum(p.nbytes for p in call.model.parameters()) > _BYTES:
         return None
-    made = capture(
-        call.model, call.args, call.kwargs, train=True, loss=call.loss, optimizer=graph.origin.optimizer or "sgd"
-    )
+    train, optimizer = graph.is_training, graph.origin.optimizer or "sgd"
+    made = capture(call.model, call.args, call.kwargs, train=train, loss=call.loss, optimizer=optimizer)
     if float(made.flops.sum()) > _FLOPS:
         return None
     row = strategy_row(made, cluster, strategy)

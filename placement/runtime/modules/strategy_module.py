@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,15 +81,17 @@ class StrategyModule(SharedModule, nn.Module):
         hooked = hooks_of(model)
         missing = set() if setup.is_cut else give_memory(model, place, setup)
         run = parallelize(model, mesh, setup)
+        made: set[int] = set()  # ids, as names in here are those of wrappers
         if setup.is_cut:
-            missing = give_memory(run, place, setup)
+            names = give_memory(run, place, setup)
+            made = {id(tensor) for name, tensor in entries(run) if name in names}
         self.__dict__["_run"] = run  # its names are not this module's
         self._states = StrategyStates(run, setup, self._ranks, outlines, keys)
         for name, tensor in self._states.entries():
             put_hooks(name, tensor, hooked.get(name, ()), setup)
         # Those without values yet, and how often their memory had been written then.
-        own_names = {re.sub(r"^(module|stages\.\d+\.model)\.", "", name) for name in missing}
-        found = [(name, local(tensor)) for name, tensor in self._states.entries() if name in own_names]
+        known = self._states.entries()
+        found = [(name, local(tensor)) for name, tensor in known if name in missing or id(tensor) in made]
         self._unfilled = [Unfilled(name, own, own._version) for name, own in found]
         ends = borders(mesh, setup) if setup.cuts_batch else []
         set_own_samples(OwnSamples(setup.batch, ends[0], ends[-1]) if ends else OwnSamples())

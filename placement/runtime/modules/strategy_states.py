@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_
 
 from placement.runtime.modules.local_tensors import entries
@@ -33,7 +34,8 @@ class StrategyStates(SharedStates):
         """The models inside of wrappers, each with the modules that other ranks compute."""
         stages = self._setup.stages
         if not stages:
-            return [(getattr(self._run, "module", self._run), ())]
+            model = self._run.module if isinstance(self._run, DistributedDataParallel) else self._run
+            return [(model, ())]
         found = []
         for number, stage in self._run.stages.items():  # type: ignore[union-attr,operator]
             others = [path for other, paths in enumerate(stages) for path in paths if other != int(number)]

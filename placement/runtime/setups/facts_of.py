@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ from placement.runtime.setups.expert_plan import expert_plan
 from placement.runtime.setups.facts import Facts
 from placement.runtime.setups.limits import check_run, check_source
 from placement.runtime.setups.module_tree import is_under
-from placement.runtime.setups.stage_modules import StageModules, stage_modules
+from placement.runtime.setups.stage_modules import StageModules, never_called, stage_modules
 from placement.runtime.setups.tensor_names import shared_parameters
 from placement.runtime.setups.tensor_plan import TensorPlan, tensor_plan
 from placement.runtime.setups.whole_batch import labels_of, modules_apart, ops_over_parts, samples_in_blocks
@@ -114,7 +115,7 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
         groups=axes.get(GROUPS, 1),
         dp=replicas,
         tp=axes.get("tp", 1),
-        layers=_called(layers_of(result.graph), stages),
+        layers=_called(layers_of(result.graph), stages, model),
         again=run_again,
         kept=_kept(strategy),
         hosted=_hosted(result.graph, parted(strategy.offloaded_activations)[0], run_again),
@@ -208,9 +209,7 @@ def _own_samples(
         raise MismatchError(f"{what}; give the model, with model=.").but_on_command_line(
             f"{what}; give the model, with --model."
         )
-    from torch.nn import ModuleDict, ModuleList
-
-    called = {path for path, module in model.named_modules() if not isinstance(module, (ModuleList, ModuleDict))}
+    called = {path for path, _ in model.named_modules()} - (never_called(model) - {""})
     return modules_apart(graph, together, called)
 
 
@@ -316,16 +315,30 @@ def _unused(graph: OpGraph, model: nn.Module) -> set[str]:
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad} - used
 
 
+# A number of all heads, or of all their features, as code of a module reads it.
+_OF_ALL_HEADS = re.compile(r"self\.(?:config\.)?((num_|n_)\w*heads?|all_head_size)\b")
+
+
 def is_written_for_parts(model: nn.Module) -> bool:
-    """Whether the model computes its number of heads from what it gets, as models of transformers do."""
-    return type(model).__module__.startswith("transformers.")
+    """Whether the model computes its number of heads from what it gets, as most models of transformers do.
+
+    What its layers hand on is a plain tensor of a rank's part then, and else a `DTensor`, which knows the whole shape.
+    """
+    if not type(model).__module__.startswith("transformers."):
+        return False
+    kinds = {type(module) for module in model.modules()}
+    codes = (code for kind in kinds for name, code in vars(kind).items() if name != "__init__")
+    return not any(_OF_ALL_HEADS.search(inspect.getsource(code)) for code in codes if inspect.isfunction(code))
 
 
-def _called(layers: Sequence[str], stages: StageModules | None) -> tuple[str, ...]:
+def _called(layers: Sequence[str], stages: StageModules | None, model: nn.Module | None) -> tuple[str, ...]:
     """The layers whose own forward pass runs, not as lines in a function that stands for a module around them.
 
-    Parameters of the others are gathered with their stage.
+    Parameters of the others are gathered with their stage; those of a list of layers with each of these.
     """
+    if model is not None:
+        lists = never_called(model)
+        layers = [one for layer in layers for one in _outermost(model, layer, lists)]
     if stages is None or stages.pieces is None:
         return tuple(layers)
     from placement.runtime.setups.node_text import path_text  # loads torch
@@ -346,6 +359,14 @@ def _called(layers: Sequence[str], stages: StageModules | None) -> tuple[str, ..
         )
 
     return tuple(filter(is_called, layers))
+
+
+def _outermost(model: nn.Module, path: str, lists: Collection[str]) -> list[str]:
+    """The outermost modules of one that are called: itself, unless it is a list of them."""
+    if path not in lists:
+        return [path]
+    children = (f"{path}.{name}" for name, _ in model.get_submodule(path).named_children())
+    return [one for child in children for one in _outermost(model, child, lists)]
 
 
 def layers_of(graph: OpGraph) -> tuple[str, ...]:

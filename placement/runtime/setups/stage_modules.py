@@ -85,7 +85,7 @@ def stage_modules(
         _check_tied(graph, strategy, is_apart, shared)
         stage = _in_place(graph, stage, is_apart)
     holders = sorted({name.rpartition(".")[0] for name in parameters})
-    lists = _never_called(model)
+    lists = never_called(model)
     modules = _modules(graph, stage, holders, lists)
     inside = [number for number in range(1, len(modules)) if not _begins_well(graph, stage, modules, number)]
     pieces = _pieces(model, graph, stage, modules, inside) if inside else None
@@ -152,7 +152,7 @@ def _in_place(graph: OpGraph, stage: IntArray, is_apart: BoolArray) -> IntArray:
     return result
 
 
-def _never_called(model: nn.Module) -> set[str]:
+def never_called(model: nn.Module) -> set[str]:
     """Paths of lists of modules, and of others without a forward pass, and of the whole model, which is no stage's."""
     from torch import nn
 

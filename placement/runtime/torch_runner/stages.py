@@ -57,7 +57,8 @@ class Stage(nn.Module):
                 if f"{inner_path}.{name}" in self.setup.read_outside:
                     parameter.requires_grad_(False)
                 else:
-                    setattr(inner, name, None)
+                    del inner._parameters[name]
+                    vars(inner)[name] = parameter.detach().to("meta")  # code asks weights for their format
         module.forward = self._hand_over if is_later else functools.partial(self._skip, path)
 
     def _skip(self, path: str, *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from placement.runtime.torch_runner.batch import (
@@ -47,14 +48,12 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def among_parts(setup: Setup) -> Iterator[None]:
+def among_parts(mesh: DeviceMesh, setup: Setup) -> Iterator[None]:
     """Plain tensors that meet a DTensor, such as a mask, are the same on all ranks."""
-    with implicit_replication():
-        if setup.cuts_loss:
-            with loss_parallel():
-                yield
-        else:
-            yield
+    # On CPUs torch has no fused attention of DTensors.
+    kernels = sdpa_kernel(SDPBackend.MATH) if mesh.device_type == "cpu" else contextlib.nullcontext()
+    with implicit_replication(), kernels, loss_parallel() if setup.cuts_loss else contextlib.nullcontext():
+        yield
 
 
 def run_step(
@@ -86,7 +85,7 @@ def run_step(
             if setup.is_ddp and setup.micro_batches > 1 and number < setup.micro_batches - 1:
                 around.enter_context(model.no_sync())  # gradients are reduced once, with those of the last one
             if setup.styles:
-                around.enter_context(among_parts(setup))
+                around.enter_context(among_parts(mesh, setup))
             with labels if setup.labels else contextlib.nullcontext():
                 loss = criterion(model(**own))
             if setup.cuts_loss:
@@ -136,7 +135,7 @@ def run_stages(
         stage.criterion = criterion
     losses: list[torch.Tensor] = []
     some = next(value for value in inputs.values() if isinstance(value, torch.Tensor))  # the loss needs no target
-    with among_parts(setup) if setup.styles else contextlib.nullcontext():
+    with among_parts(mesh, setup) if setup.styles else contextlib.nullcontext():
         model.schedule.step(target=some, losses=losses, return_outputs=False, **inputs)
     if setup.reduces_itself:
         group = mesh.get_group("dp")
@@ -171,7 +170,7 @@ def run_forward(model: Any, mesh: DeviceMesh, inputs: dict[str, Any], setup: Set
         own = part_of_batch(inputs, mesh, setup)
     # A mean over labels is that of the whole batch here, too, and known at once.
     labels: Any = Labels(mesh, replace(setup, labels="each")) if setup.labels else contextlib.nullcontext()
-    with torch.no_grad(), among_parts(setup) if setup.styles else contextlib.nullcontext():
+    with torch.no_grad(), among_parts(mesh, setup) if setup.styles else contextlib.nullcontext():
         if setup.stages:
             output = forward_of_stages(model, mesh, own, setup, labels)
         else:

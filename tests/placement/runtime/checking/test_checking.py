@@ -32,7 +32,7 @@ from placement.solving.checked import Checked
 from placement.solving.strategy_row import strategy_row
 
 CLUSTER = Cluster.preset("4xV100-pcie")
-EQUAL = ": loss, gradients and one update equal"
+OF_STEPS = "loss, gradients and one update"
 
 
 @pytest.fixture(autouse=True)
@@ -86,14 +86,28 @@ def of_graph(graph: OpGraph, strategy: str) -> Checked:
 @pytest.mark.parametrize("strategy", ["dp4", "dp2 zero3 | mb2", "tp2", "pp2 1f1b mb8"])
 def test_a_strategy_runs_on_a_smaller_model(strategy: str) -> None:
     found = checked(model := Words(), words(), strategy)
-    assert found == Checked(2, "2 of 6 layers, 8 samples")
-    assert found.words == f"checked by running 2 ranks on a smaller model (2 of 6 layers, 8 samples){EQUAL}"
+    assert found == Checked(2, "2 of 6 layers, 8 samples", OF_STEPS)
+    assert found.words == f"checked by running 2 ranks on a smaller model (2 of 6 layers, 8 samples): {OF_STEPS} equal"
     assert len(model.blocks) == model.num_layers == 6
     assert model.blocks[0].drop.p == 0.1
 
 
 def test_a_model_in_evaluation_mode_is_trained() -> None:
-    assert checked(Words().eval(), words(), "dp2") == Checked(2, "2 of 6 layers, 8 samples")
+    assert checked(Words().eval(), words(), "dp2") == Checked(2, "2 of 6 layers, 8 samples", OF_STEPS)
+
+
+def test_what_a_model_returns_is_compared_for_inference() -> None:
+    class Viewed(nn.Linear):
+        """Of six samples alone."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * torch.arange(240.0).view(x.shape)
+
+    args = (torch.rand(6, 5, 8),)
+    found = of_graph(capture(Viewed(8, 8), args), "tp2")
+    assert found == Checked(2, compared="outputs")
+    found = of_graph(capture(Viewed(8, 8), args), "dp2")
+    assert "shape '[3, 5, 8]' is invalid" in found.problem
 
 
 def test_built_in_models_have_small_sizes() -> None:
@@ -117,7 +131,7 @@ class Images(nn.Module):
 @pytest.mark.parametrize("statistics", ["sync", "local"])
 def test_statistics_of_batches(statistics: str) -> None:
     args = torch.rand(16, 3, 12, 12), torch.arange(16) % 5
-    assert checked(Images(), args, f"dp4 | statistics={statistics}") == Checked(2, "8 samples")
+    assert checked(Images(), args, f"dp4 | statistics={statistics}") == Checked(2, "8 samples", OF_STEPS)
 
 
 def test_a_function_is_called_again(tmp_path: Path) -> None:
@@ -128,7 +142,7 @@ def test_a_function_is_called_again(tmp_path: Path) -> None:
         "    return torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh()), (torch.rand(batch, 6),)\n"
     )
     graph = read_source(f"{file}:make", train=True).graph
-    assert of_graph(with_optimizer(graph, "adamw"), "dp2") == Checked(2, "8 samples")
+    assert of_graph(with_optimizer(graph, "adamw"), "dp2") == Checked(2, "8 samples", OF_STEPS)
 
 
 def test_a_style_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +155,7 @@ def test_a_style_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(strategy_check, "setup_of", without_a_style)
     model = Words()
-    with pytest.raises(InfeasibleError, match=r"strategy 'tp2' is not to be taken: .* smaller model"):
+    with pytest.raises(InfeasibleError, match=r"strategy 'tp2' is not to be taken: .* in a trial run"):
         optimize(capture(model, words(), train=True), CLUSTER, strategy="tp2")
 
 
@@ -149,7 +163,7 @@ def test_gradients_that_nobody_reduces_are_found(monkeypatch: pytest.MonkeyPatch
     whole = strategy_check.setup_of
     monkeypatch.setattr(strategy_check, "setup_of", lambda *args: replace(whole(*args), is_ddp=False))
     found = checked(Words(), words(), "dp2")
-    assert re.match("gradient .* of a smaller model differs by ", found.problem)
+    assert re.match("gradient .* in a trial run differs by ", found.problem)
 
 
 def test_a_rank_that_fails_is_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,12 +171,12 @@ def test_a_rank_that_fails_is_the_problem(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(ranks, "StrategyModule", fails)
-    assert checked(Words(), words(), "dp2").problem == "its ranks fail on a smaller model: RuntimeError: no such kernel"
+    assert checked(Words(), words(), "dp2").problem == "its ranks fail in a trial run: RuntimeError: no such kernel"
 
 
 def test_a_rank_that_ends_is_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "StrategyModule", lambda *_: os.kill(os.getpid(), signal.SIGFPE))
-    assert checked(Words(), words(), "dp2").problem.endswith(" of a smaller model was killed by SIGFPE")
+    assert checked(Words(), words(), "dp2").problem.endswith(" of a trial run was killed by SIGFPE")
 
 
 def test_a_rank_that_waits_for_ever_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,11 +189,11 @@ def test_a_missing_gradient_is_a_difference() -> None:
     expected = {"loss": torch.ones(()), "gradient a": torch.ones(3)}
     assert ranks.first_difference(expected, expected, {}) == ""
     missing = ranks.first_difference({"loss": torch.ones(())}, expected, {})
-    assert missing == "gradient a of a smaller model is nothing, in one piece [3]"
+    assert missing == "gradient a in a trial run is nothing, in one piece [3]"
     assert "differs by nan" in ranks.first_difference({**expected, "loss": torch.tensor(torch.nan)}, expected, {})
     moved = {**expected, "loss": torch.tensor(1.01)}
     assert ranks.first_difference(moved, expected, {"loss": 0.01}) == ""
-    assert "loss of a smaller model differs by 0.01, " in ranks.first_difference(moved, expected, {"loss": 1e-4})
+    assert "loss in a trial run differs by 0.01, " in ranks.first_difference(moved, expected, {"loss": 1e-4})
 
 
 # -- ops in parts ------------------------------------------------------------------------------------------------------
@@ -205,13 +219,17 @@ class OfSixteen(nn.Module):
         return self.layer(x).view(16, 2, 3).square().mean()
 
 
-@pytest.mark.parametrize("kind", [Noisy, OfSixteen])
-def test_what_cannot_be_made_smaller_is_computed_op_by_op(kind: type[nn.Module]) -> None:
-    found = checked(model := kind(), torch.rand(16, 16), "dp2")
+def test_what_draws_random_numbers_is_computed_op_by_op() -> None:
+    found = checked(model := Noisy(), torch.rand(16, 16), "dp2")
     assert found.ranks == 0
     assert found.ops > 4
     assert found.words.startswith(f"checked by computing: {found.ops} ops in parts")
     assert list(model.parameters())
+
+
+def test_what_cannot_be_made_smaller_is_run_as_it_is() -> None:
+    assert checked(OfSixteen(), torch.rand(16, 16), "tp2") == Checked(2, compared=OF_STEPS)
+    assert "'[16, 2, 3]' is invalid" in checked(OfSixteen(), torch.rand(16, 16), "dp2").problem
 
 
 def test_a_model_that_is_gone_is_computed_op_by_op() -> None:
@@ -238,7 +256,7 @@ def test_the_second_time_nothing_is_computed(folder: Path) -> None:
     graph = capture(model, torch.rand(16, 16), train=True)
     step, first = step_of(graph), of_graph(graph, "dp2")
     assert step is not None
-    assert first.ops > 4
+    assert first.problem
     keep_step(graph, CapturedStep(forbidden, step.identity, forbidden))
     assert of_graph(graph, "dp2") == first
     (file,) = folder.iterdir()
