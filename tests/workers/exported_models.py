@@ -221,6 +221,31 @@ def named_as_wrappers() -> Made:
     return Named(), (torch.randn(8, 8),), {}
 
 
+def scaled() -> Made:
+    """Parameters beside modules, some of which stages begin between."""
+
+    class Scaled(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.before, self.after = nn.Parameter(torch.rand(width)), nn.Parameter(torch.rand(width))
+            self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.contract(self.expand(x * self.before).relu()) * self.after
+
+    class Tempered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.temperature = Scaled(8), nn.Parameter(torch.rand(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.layer(x) * self.temperature
+            return made
+
+    torch.manual_seed(0)
+    return Tempered(), (torch.randn(8, 8),), {}
+
+
 class Labelled(nn.Module):
     """Token numbers to the mean cross-entropy of a head, or the sum of two; a label of -100 does not count."""
 

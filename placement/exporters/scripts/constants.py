@@ -34,6 +34,7 @@ _COMMENTS = {
     "pieces": "What stands for the forward pass of modules that are cut so, by stage.",
     "tied": "All names of each parameter that several stages have, the shape of a rank's part of it, and its format.",
     "read_outside": "parameters that the model reads outside of their module",
+    "loose": "Parameters outside of all these modules, and the stage that trains each.",
     "context": "parts of each sequence; so many ranks in a row have the same samples",
     "sequence_inputs": "of the model, and the dimension that is the sequence",
     "context_modules": "Modules with attention, positions or tables of the whole sequence.",

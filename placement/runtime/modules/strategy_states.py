@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from placement.runtime.modules.local_tensors import entries
 from placement.runtime.modules.shared_states import SharedStates
 from placement.runtime.ranks.group import RankGroup
+from placement.runtime.setups.module_tree import is_under
 from placement.runtime.torch_runner.setup import Setup
 
 
@@ -31,7 +32,7 @@ class StrategyStates(SharedStates):
         super().__init__(ranks, outlines, keys)
 
     def models(self) -> list[tuple[nn.Module, tuple[str, ...]]]:
-        """The models inside of wrappers, each with the modules that other ranks compute."""
+        """The models inside of wrappers, each with the modules and parameters that other ranks answer for."""
         stages = self._setup.stages
         if not stages:
             model = self._run.module if isinstance(self._run, DistributedDataParallel) else self._run
@@ -39,6 +40,7 @@ class StrategyStates(SharedStates):
         found = []
         for number, stage in self._run.stages.items():  # type: ignore[union-attr,operator]
             others = [path for other, paths in enumerate(stages) for path in paths if other != int(number)]
+            others += [name for name, trained_by in self._setup.loose.items() if trained_by != int(number)]
             found.append((stage.model, tuple(others)))
         return found
 
@@ -47,7 +49,7 @@ class StrategyStates(SharedStates):
         seen = set()
         for model, others in self.models():
             for name, tensor in entries(model):
-                is_others = any(name.startswith(f"{path}.") for path in others)
+                is_others = any(is_under(name, path) for path in others)
                 if not is_others and name not in seen:
                     seen.add(name)
                     yield name, tensor

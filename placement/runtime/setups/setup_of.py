@@ -92,6 +92,7 @@ def setup_from(facts: Facts) -> Setup:
         stages=() if stages is None else tuple(map(tuple, stages.modules)),
         rank_of_stage=() if stages is None else tuple(order_of(strategy).devices),
         read_outside=frozenset() if stages is None else frozenset(stages.kept),
+        loose={} if stages is None else stages.loose,
         returns={} if stages is None else {path: _evaluated(text) for path, text in stages.returns.items()},
         begins=facts.pieces.begins,
         pieces=_functions(facts.pieces),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,7 @@ class StageModules:
             run. The first one is where the stage begins: all that comes from the stage before is its first argument.
         kept: parameters that the model reads outside of the module that holds them, which every stage keeps.
         tied: names of each parameter that is in several stages.
+        loose: parameters outside of all these modules, which every stage keeps, and the stage that trains each.
         pieces: of modules that stages begin inside of; None where none does.
         returns: of modules that stages after theirs leave out and that return more than a tensor, code of a function
             that gives as much.
@@ -54,6 +55,7 @@ class StageModules:
     modules: tuple[tuple[str, ...], ...]
     kept: tuple[str, ...]
     tied: tuple[tuple[str, ...], ...]
+    loose: Mapping[str, int]
     pieces: Pieces | None = None
     returns: Mapping[str, str] = field(default_factory=dict)
 
@@ -88,8 +90,13 @@ def stage_modules(
     lists = never_called(model)
     modules = _modules(graph, stage, holders, lists)
     inside = [number for number in range(1, len(modules)) if not _begins_well(graph, stage, modules, number)]
-    pieces = _pieces(model, graph, stage, modules, inside) if inside else None
-    if inside and pieces is None:
+    found = _pieces(model, graph, stage, modules, inside) if inside else None
+    pieces = None
+    if found is not None:
+        pieces, stage = found[0], stage.copy()
+        stage[_forward(graph)] = found[1]
+        modules = _modules(graph, stage, holders, lists)
+    elif inside:
         first = graph.op_names[_forward(graph)[_begins(graph, stage)[inside[0]]]]
         cuts = _nearest_cuts(graph, stage, holders, lists)
         nearest = None if cuts is None else replace(strategy, cuts=cuts)
@@ -111,7 +118,8 @@ def stage_modules(
         if len({owner[path] for name in names for path in prefixes(name) if path in owner}) > 1
     )
     kept = tuple(sorted(_read_outside(graph, owner, shared)))
-    return StageModules(modules, kept, tied, pieces, _returns(model, graph, modules, begun.values()))
+    loose = dict(_loose(graph, stage, owner, shared))
+    return StageModules(modules, kept, tied, loose, pieces, _returns(model, graph, modules, begun.values()))
 
 
 def _returns(
@@ -230,10 +238,23 @@ def _read_outside(graph: OpGraph, owner: Mapping[str, int], shared: Sequence[Seq
     return kept
 
 
+def _loose(
+    graph: OpGraph, stage: IntArray, owner: Mapping[str, int], shared: Sequence[Sequence[str]]
+) -> Iterator[tuple[str, int]]:
+    """Names of trained parameters in no module of a stage, and the stage whose ops read each."""
+    names_of = {names[0]: tuple(names) for names in shared}
+    index = {name: op for op, name in enumerate(graph.op_names)}
+    for state in graph.states:
+        names = names_of.get(state.name, (state.name,))
+        if state.gradient_bytes and not any(path in owner for name in names for path in prefixes(name)):
+            reading = (op for op in map(index.__getitem__, state.users) if graph.phase[op] == Phase.FORWARD)
+            yield from dict.fromkeys(names, int(stage[next(reading)])).items()
+
+
 def _pieces(
     model: nn.Module, graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str]], inside: Sequence[int]
-) -> Pieces | None:
-    """The pieces of modules that stages begin inside of; None where there are no words for them."""
+) -> tuple[Pieces, list[int]] | None:
+    """The pieces of modules that stages begin inside of, and the stage of each op; None where no words say them."""
     from placement.runtime.setups.stage_pieces import pieces_of  # loads torch
 
     producer, consumer, _ = graph.edge_list

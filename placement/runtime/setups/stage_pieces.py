@@ -28,8 +28,10 @@ def pieces_of(
     inside: Sequence[int],
     opened: Collection[str],
     of_model: bool,
-) -> Pieces | None:
-    """The pieces of modules that some stages begin in; None where torch.fx does not follow the model's own code.
+) -> tuple[Pieces, list[int]] | None:
+    """The pieces of modules that some stages begin in, and the stage of each op by them.
+
+    None where torch.fx does not follow the model's own code.
 
     Args:
         forward: ops of the forward pass that compute, in order.
@@ -39,9 +41,10 @@ def pieces_of(
         of_model: whether the model's own forward pass is to be in pieces, not that of modules inside alone.
     """
     trace = traced(model, opened, graph)
-    positions = None if trace is None else borders(trace, graph, forward, places)
-    if trace is None or positions is None:
+    found = None if trace is None else borders(trace, graph, forward, places)
+    if trace is None or found is None:
         return None
+    positions, stage_of = found
     begins: dict[int, str] = {}
     functions: dict[int, dict[str, str]] = {}
     texts: dict[str, str] = {}
@@ -56,7 +59,7 @@ def pieces_of(
                 texts[name] = text
     except NoText:
         return None
-    return Pieces(begins, functions, texts)
+    return Pieces(begins, functions, texts), stage_of
 
 
 def several_returned(model: nn.Module, paths: Collection[str], graph: OpGraph) -> dict[str, str]:
@@ -115,7 +118,7 @@ def _crossing(trace: ModelTrace, call: ModuleCall, position: int) -> list[fx.Nod
     return [
         node
         for node in (*arguments, *trace.nodes[:position])
-        if node not in trace.again and node not in trace.sizes and max(trace.users(node), default=-1) >= position
+        if not trace.is_everywhere(node) and max(trace.users(node), default=-1) >= position
     ]
 
 
@@ -208,7 +211,7 @@ def _needed(
     for number in range(end - 1, call.first - 1, -1):
         node = trace.nodes[number]
         if node in wanted or (number >= first and is_statement(node)):
-            if number < first and node not in trace.again and node not in trace.sizes:
+            if number < first and not trace.is_everywhere(node):
                 break
             wanted.discard(node)
             found.append(node)

@@ -6,7 +6,7 @@ import dis
 import inspect
 import math
 import operator
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,6 +72,10 @@ class ModelTrace:
     def numbers(self) -> dict[fx.Node, int]:
         """The number of each node; arguments of the model have none."""
         return {node: place for place, node in enumerate(self.nodes)}
+
+    def is_everywhere(self, node: fx.Node) -> bool:
+        """Whether every stage has it by itself. A parameter is read by the stage that computes with it."""
+        return node in self.again or node in self.sizes or node.op == "get_attr"
 
     def users(self, node: fx.Node) -> list[int]:
         """Numbers of the nodes that read one; the number behind the last for what the model returns."""
@@ -295,8 +299,10 @@ def _has_same_ops(trace: ModelTrace, graph: OpGraph, opened: Collection[str]) ->
     return of_trace == of_graph
 
 
-def borders(trace: ModelTrace, graph: OpGraph, forward: Sequence[int], places: Sequence[int]) -> list[int] | None:
-    """Numbers of the nodes before which stages begin; None where two begin at one.
+def borders(
+    trace: ModelTrace, graph: OpGraph, forward: Sequence[int], places: Sequence[int]
+) -> tuple[list[int], list[int]] | None:
+    """Numbers of the nodes before which stages begin, and the stage of each op then; None where two begin at one.
 
     A stage begins at the first node from its first op on that is the call of a module, or that is known by its name;
     ops between, which shape tensors or work entry by entry, go with the stage before.
@@ -328,8 +334,14 @@ def borders(trace: ModelTrace, graph: OpGraph, forward: Sequence[int], places: S
                 return named[alike.index(op)]
         return None
 
-    found = [next((n for n in map(number_of, forward[place:]) if n is not None), len(trace.nodes)) for place in places]
-    return found if all(one < other for one, other in zip(found, [*found[1:], len(trace.nodes)], strict=True)) else None
+    numbers = [number_of(op) for op in forward]
+    found = [next((n for n in numbers[place:] if n is not None), len(trace.nodes)) for place in places]
+    if any(one >= other for one, other in zip(found, [*found[1:], len(trace.nodes)], strict=True)):
+        return None
+    stages = [0]
+    for at in numbers:
+        stages.append(stages[-1] if at is None else bisect_right(found, at))
+    return found, stages[1:]
 
 
 def _kind(graph: OpGraph, op: int) -> str:

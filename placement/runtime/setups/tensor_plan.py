@@ -17,6 +17,7 @@ from graphs.records import Phase
 from graphs.rows import Shard
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.op_states import states_of
+from graphs.transforms.splitting.ring_rows import SEQUENCE
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding, code
 from graphs.transforms.splitting.splitter import BATCH
 from graphs.transforms.strategy import Strategy
@@ -101,7 +102,9 @@ def tensor_plan(
         layers.check_constants()
     for path in layers.cut_by:
         is_inside = any(is_under(path, entry) for entry in entries) and not any(is_under(path, one) for one in whole)
-        styles[path] = layers.style(path, local, is_inside, is_inside and not gathers)
+        is_read_cut = is_inside and not gathers and layers.is_along(layers.read_by(path), entries)
+        is_written_cut = is_inside and layers.is_along(layers.readers_of(path), entries)
+        styles[path] = layers.style(path, local, is_inside, is_read_cut, is_written_cut)
     in_order = {path: styles[path] for path, _ in model.named_modules() if path in styles}
     return TensorPlan(
         with_wildcards(in_order, model),
@@ -445,12 +448,33 @@ class _Layers:
         ]
         return found, all(self.cut_by.get(self.layer_of.get(op, "")) in (COLUMNS, SUMS) for op in readers)
 
-    def style(self, path: str, local: bool, is_inside: bool, is_read_cut: bool) -> str:
+    def read_by(self, path: str) -> list[int]:
+        """The ops whose tensors a layer reads."""
+        entries = (e for op, layer in self.layer_of.items() if layer == path for e in range(*self.ptr[op : op + 2]))
+        producers = (int(self.graph.tensor_producer[int(self.tensors[e])]) for e in entries)
+        return [op for op in producers if self.layer_of.get(op) != path]
+
+    def readers_of(self, path: str) -> list[int]:
+        """The ops that read what a layer writes."""
+        found = []
+        for op, layer in self.layer_of.items():
+            for tensor in range(*self.graph.output_ptr[op : op + 2]) if layer == path else ():
+                found += [reader for reader, _ in self.read.get(tensor, []) if self.layer_of.get(reader) != path]
+        return found
+
+    def is_along(self, ops: Sequence[int], entries: Collection[str]) -> bool:
+        """Whether tensors between a layer and some ops are cut along the sequence, as at borders of the entries."""
+        rows = (self.sharding.row[op] for op in ops)
+        return any(row is not None and row.axis == SEQUENCE for row in rows) or any(
+            not any(is_under(self.graph.modules[op], entry) for entry in entries) for op in ops
+        )
+
+    def style(self, path: str, local: bool, is_inside: bool, is_read_cut: bool, is_written_cut: bool) -> str:
         """The `ParallelStyle` of a layer, as code.
 
         Args:
             is_inside: where activations are cut along the sequence.
-            is_read_cut: and so what the layer reads is.
+            is_read_cut, is_written_cut: and so what the layer reads, or writes, is.
         """
         by, is_open = self.cut_by[path], self.open[path]
         is_transposed = isinstance(self.modules[path], transposed_linear())
@@ -470,27 +494,22 @@ class _Layers:
         elif by == WORDS or not is_open:
             layouts.append(f"input_layouts={self.rest}")
         if by == COLUMNS:
-            layouts += [] if is_open else [f"output_layouts={self.rest}"]
+            layouts += [] if is_open else [f"output_layouts={'Shard(1)' if is_written_cut else self.rest}"]
         elif along_samples:
             layouts.append(f"output_layouts={self.rest}")
         elif is_inside and (by == SUMS or (is_open and by == ROWS)):
             layouts.append("output_layouts=Shard(1)")
         # A tensor that meets the sums of a residual block has to be a DTensor where these are.
-        meets_others = is_inside and (not local or by != COLUMNS or self._is_read_outside(path))
+        is_added = is_written_cut and not is_open
+        meets_others = is_inside and (not local or by != COLUMNS or is_added or self._is_read_outside(path))
         if meets_others or path in self.before_loss or (by == COLUMNS and is_open and not local):
             layouts.append("use_local_output=False")
         return f"{name}({', '.join(layouts)})"
 
     def _is_read_outside(self, path: str) -> bool:
         """Whether what a layer writes is read outside of the module around it."""
-        tensors = (
-            tensor
-            for op, layer in self.layer_of.items()
-            if layer == path
-            for tensor in range(int(self.graph.output_ptr[op]), int(self.graph.output_ptr[op + 1]))
-        )
-        readers = (reader for tensor in tensors for reader, _ in self.read.get(tensor, []))
-        return any(not is_under(self.graph.modules[reader], path.rpartition(".")[0]) for reader in readers)
+        around = path.rpartition(".")[0]
+        return any(not is_under(self.graph.modules[reader], around) for reader in self.readers_of(path))
 
 
 def _blocks_error(name: str, blocks: int) -> MismatchError:

@@ -49,6 +49,7 @@ class Setup:
         stages: modules of each stage, the first of which gets what the stage before hands over.
         rank_of_stage: along axis ``pp``.
         read_outside: parameters that the model reads outside of their module.
+        loose: parameters outside of all modules of stages, and the stage that trains each.
         returns: module of another stage -> function from the tensor that goes on to all that the module returns.
         begins: stage -> module inside of which it begins.
         pieces: stage -> module -> function that stands for its forward pass there.
@@ -117,6 +118,7 @@ class Setup:
     stages: tuple[tuple[str, ...], ...] = ()
     rank_of_stage: tuple[int, ...] = ()
     read_outside: frozenset[str] = frozenset()
+    loose: Mapping[str, int] = field(default_factory=dict)
     returns: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     begins: Mapping[int, str] = field(default_factory=dict)
     pieces: Mapping[int, Mapping[str, Callable[..., Any]]] = field(default_factory=dict)

@@ -43,6 +43,10 @@ class Stage(nn.Module):
         for other, paths in enumerate(setup.stages):
             for path in paths if other != number else ():
                 self._leave_out(path, model.get_submodule(path), other > number)
+        if setup.loose:
+            for name, stage in setup.loose.items():
+                if stage != number:
+                    model.get_parameter(name).requires_grad_(False)
         if number:
             first = setup.begins[number] if setup.begins and number in setup.begins else setup.stages[number][0]
             model.get_submodule(first).register_forward_pre_hook(self._begin)

@@ -152,8 +152,15 @@ def cut_sequence(modules: list[nn.Module], mesh: DeviceMesh) -> None:
         whole = DTensor.from_local(args[0], mesh["tp"], [Replicate()])
         return whole.redistribute(placements=[Shard(1)]), *args[1:]
 
+    def whole(value: Any) -> Any:
+        return value.full_tensor() if isinstance(value, DTensor) else value
+
     def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return (output[0].full_tensor(), *output[1:]) if isinstance(output, tuple) else output.full_tensor()
+        """What is handed to the next module first is cut, until the last one; all else that modules return is whole."""
+        first, *others = output if isinstance(output, tuple) else (output,)
+        first = whole(first) if module is modules[-1] else first
+        return (first, *map(whole, others)) if isinstance(output, tuple) else first
 
     modules[0].register_forward_pre_hook(enter)
-    modules[-1].register_forward_hook(leave)
+    for module in modules:
+        module.register_forward_hook(leave)

@@ -38,6 +38,8 @@ STEPS = {
     "pp2_tied": ("tied_decoder", "pp2 1f1b mb2"),
     "pp2_interleaved": ("decoder", "pp2 interleaved mb4"),
     "pp2_padded": ("padded", "pp2 gpipe mb2"),
+    "pp2_beside_modules": ("scaled", "pp2 gpipe mb2"),
+    "pp2_in_a_module": ("scaled", "pp2 gpipe mb2 | cuts=layer.contract/addmm"),
     "names_tp2": ("named_as_wrappers", "tp2"),
     "names_zero3": ("named_as_wrappers", "dp2 zero3"),
 }
