@@ -4,8 +4,7 @@
 
 Takes the newest row of each model and cluster of docs/results/strategies.jsonl. Each is scored and exported at its own
 size, with models on `meta`; and scaled down, under torchrun on processes of this machine: the model's small
-configuration, 2 ranks for each axis that has more than one, fewer micro-batches, stages cut where they are by default,
-and a batch of 8 samples, or of 9 where the parts of the batch are not of one size. Nothing is random in it: dropout is
+configuration, and the strategy as the check before an answer has it. Nothing is random in it: dropout is
 of nothing, and statistics of batch norms are fixed. Gradients and weights after two steps are those of the model in one
 piece, or the row says by how much they are not. A run that was stopped goes on with what is missing, or failed, in
 docs/results/exported_strategies.jsonl.
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import tempfile
 import warnings
 from collections import Counter
@@ -32,6 +30,7 @@ from graphs.errors import PlacementError
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import MODELS, build
 from graphs.zoo.cache import model_graph
+from placement.runtime.checking.scaled import scaled_down
 from placement.solving.checked import unchecked
 
 OUT = Path(__file__).parent.parent / "docs" / "results"
@@ -46,7 +45,6 @@ from graphs.zoo import MODELS, build
 
 def small(name, batch):
     torch.manual_seed(0)
-    torch.backends.cuda.enable_flash_sdp(False)  # on CPUs, too, where torch has none of parts of heads
     zoo = build(name, device="cpu", small=True, batch_size=batch)
     for module in zoo.model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -59,8 +57,6 @@ def small(name, batch):
 def __getattr__(name):
     return lambda batch: small(name, batch)
 """
-
-_LEFT_OUT = ("cuts=", "devices=")  # of a strategy that is scaled down
 
 Row = dict[str, Any]
 
@@ -106,27 +102,11 @@ def _row(row: Row) -> Row:
     return {**{key: row[key] for key in ("model", "cluster", "strategy")}, "came": came, "commit": commit()}
 
 
-def scaled_down(text: str, batch: int) -> tuple[str, int]:
-    """The same strategy on 2 ranks for each axis that has more than one, and the samples of its batch."""
-    strategy = Strategy.parse(text)
-    samples = 9 if batch % (strategy.replicas * strategy.micro_batches) and "shares=" not in text else 8
-    parts = [part for part in text.split(" | ") if not part.startswith(_LEFT_OUT)]
-    for number, part in enumerate(parts):
-        part = re.sub(r"^(dp|tp|cp|ep|pp)\d+", r"\g<1>2", part)
-        part = re.sub(r"\bmb\d+", "mb4" if part.startswith("pp") else "mb2", part)
-        part = re.sub(r" v\d+", "", part)
-        part = re.sub(r"shares=[\d:]+", "shares=5:3", part)
-        part = part.replace("statistics=sync", "statistics=local")  # they are fixed, and torch syncs them on GPUs alone
-        if part.startswith("recompute=layers"):
-            part = "recompute=layers.*"
-        parts[number] = part
-    return " | ".join(parts), samples
-
-
 def _ran(model: str, rows: dict[str, Row]) -> dict[str, Row]:
     """Of each row: what its strategy is scaled down, and what came of it under torchrun."""
     samples = MODELS[model].batch_size
-    scaled = {key: scaled_down(row["strategy"], samples) for key, row in rows.items()}
+    found_small = {key: scaled_down(Strategy.parse(row["strategy"]), samples) for key, row in rows.items()}
+    scaled = {key: (small.text, count) for key, (small, count) in found_small.items()}
     clusters = {given: rows[key]["cluster"] for key, given in reversed(scaled.items())}  # the first that has it
     found: dict[tuple[str, int], str] = {}
     with tempfile.TemporaryDirectory() as made:
@@ -149,12 +129,8 @@ def _ran(model: str, rows: dict[str, Row]) -> dict[str, Row]:
 def _small_script(model: str, strategy: str, batch: int, cluster: str) -> str:
     space: dict[str, Any] = {}
     exec(SMALL, space)
-    has_flash = torch.backends.cuda.flash_sdp_enabled()
-    try:
-        module, args = space["small"](model, batch)
-        graph = placement.capture(module, args, train=True, optimizer="momentum")
-    finally:
-        torch.backends.cuda.enable_flash_sdp(has_flash)  # models of their own size are captured with it
+    module, args = space["small"](model, batch)
+    graph = placement.capture(module, args, train=True, optimizer="momentum")
     devices = placement.Cluster.preset(cluster, rates="peak")
     result = placement.optimize(graph, devices, strategy=strategy, seed=0, target="any")
     return placement.export(result, "torch", model=module, graph=graph, source=f"small_zoo.py:{model}(batch={batch})")

@@ -7,6 +7,8 @@ import re
 from graphs.transforms.strategy import Strategy
 
 _LEFT_OUT = ("cuts=", "devices=")
+_OF_MODULES = ("recompute=", "offload=")
+_NUMBERS = re.compile(r"\.[\d\[\]-]+(?=[.+@]|$)")  # of layers
 
 
 def scaled_down(strategy: Strategy, batch: int) -> tuple[Strategy, int]:
@@ -23,8 +25,17 @@ def scaled_down(strategy: Strategy, batch: int) -> tuple[Strategy, int]:
         part = re.sub(r"\bmb\d+", "mb4" if part.startswith("pp") else "mb2", part)
         part = re.sub(r" v\d+", "", part)
         part = re.sub(r"shares=[\d:]+", "shares=5:3", part)
-        parts[number] = "recompute=layers.*" if part.startswith("recompute=layers") else part
+        parts[number] = _of_all_layers(part) if part.startswith(_OF_MODULES) else part
     small = Strategy.parse(" | ".join(parts))
     is_uneven = batch % (strategy.replicas * strategy.micro_batches) != 0
     has_shares = any(rule.shares for rule in strategy.mesh)
     return small, 8 if has_shares else max(8, small.replicas * small.micro_batches) + is_uneven
+
+
+def _of_all_layers(part: str) -> str:
+    """Patterns of some layers as those of all, of which a smaller model has fewer; without layers that are kept."""
+    word, _, patterns = part.partition("=")
+    kept = [
+        one for one in patterns.split("+") if not (one.startswith("!") and "kind:" not in one and _NUMBERS.search(one))
+    ]
+    return f"{word}={'+'.join(dict.fromkeys(_NUMBERS.sub('.*', one) for one in kept))}"

@@ -92,6 +92,13 @@ def test_models_of_transformers_are_built_anew(kind: str, config: dict[str, int]
         ("dp4", 66, "dp2", 9),
         ("dp4 shares=11:8:8:5", 32, "dp2 shares=5:3", 8),
         ("tp4 sp | recompute=layers.[0-5]", 8, "tp2 sp | recompute=layers.*", 8),
+        ("mb8 | offload=parameters+layers.[0-9]+layers.1[0-2]", 8, "mb2 | offload=parameters+layers.*", 8),
+        (
+            "recompute=layers.*+!kind:aten.mm@layers.[1-2].inner+!layers.3",
+            8,
+            "recompute=layers.*+!kind:aten.mm@layers.*.inner",
+            8,
+        ),
         ("dp16 | devices=a+b+c+d+e+f+g+h+i+j+k+l+m+n+o+p | statistics=sync", 32, "dp2 | statistics=sync", 8),
     ],
 )
