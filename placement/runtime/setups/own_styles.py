@@ -35,6 +35,8 @@ def styles_of_whole_modules(
 
     found: dict[str, tuple[str, tuple[str, ...]]] = {}
     for path, module in modules.items():
+        if isinstance(module, nn.modules.conv._ConvNd):
+            continue  # which is cut by channels
         if isinstance(module, nn.MultiheadAttention):
             if any(is_under(name, path) for name in parts):
                 _check_attention(path, module, size)

@@ -88,7 +88,7 @@ def run_step(
                 around.enter_context(among_parts(mesh, setup))
             with labels if setup.labels else contextlib.nullcontext():
                 loss = criterion(model(**own))
-            if setup.cuts_loss:
+            if setup.styles:
                 loss = loss.full_tensor() if isinstance(loss, DTensor) else loss
             if setup.labels == "one":
                 loss = loss / setup.micro_batches
