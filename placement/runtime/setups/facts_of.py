@@ -85,6 +85,12 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
                 shared.setdefault(first, [first]).append(other)
             placed = pipeline_stages(again, cluster, cut_as_found(result), devices)
             stages = stage_modules(model, again, strategy, *placed, names, list(shared.values()))
+            along = () if plan is None else plan.sequence
+            if opened := set(along).difference(_called(along, stages, model)):
+                raise MismatchError(
+                    f"a stage begins inside of {show(min(opened))}, where the strategy cuts the sequence (sp); cut the "
+                    "stages between layers, with 'cuts=', or leave 'sp' out."
+                )
             tied = {
                 listed: (_largest_part(listed, model, strategy, plan), _gradient_dtype(listed, model, graph))
                 for listed in stages.tied
