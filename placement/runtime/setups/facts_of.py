@@ -141,6 +141,12 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
         weight_bytes=0 if model is None else sum(parameter.nbytes for parameter in model.parameters()),
         sequences=_sequences(result, graph),
     )
+    around = (path for path in facts.cores for layer in facts.layers if path != layer and is_under(layer, path))
+    if strategy.zero > 1 and (path := next(around, None)) is not None:
+        raise MismatchError(
+            f"the strategy computes some ops of {show(path or 'the model')} again, and torch gathers parameters of "
+            "layers inside of it meanwhile (zero2, zero3); name modules or layers behind 'recompute=' instead of kinds."
+        )
     if facts.batch == 0 and has_parts:
         raise MismatchError(
             f"graph {show(result.graph_name)} does not say how many samples a batch has, and the script cuts it; "
