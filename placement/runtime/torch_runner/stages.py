@@ -61,8 +61,7 @@ class Stage(nn.Module):
                 if f"{inner_path}.{name}" in self.setup.read_outside:
                     parameter.requires_grad_(False)
                 else:
-                    del inner._parameters[name]
-                    vars(inner)[name] = parameter.detach().to("meta")  # code asks weights for their format
+                    vars(inner)[name] = inner._parameters.pop(name).detach().to("meta")  # code asks for its format
         module.forward = self._hand_over if is_later else functools.partial(self._skip, path)
 
     def _skip(self, path: str, *args: Any, **kwargs: Any) -> Any:

@@ -49,8 +49,7 @@ def loss_of(output: Any) -> torch.Tensor:
 
 @contextlib.contextmanager
 def among_parts(mesh: DeviceMesh, setup: Setup) -> Iterator[None]:
-    """Plain tensors that meet a DTensor, such as a mask, are the same on all ranks."""
-    # On CPUs torch has no fused attention of DTensors.
+    """Plain tensors that meet a DTensor, such as masks, are the same on all ranks; on CPUs no attention is fused."""
     kernels = sdpa_kernel(SDPBackend.MATH) if mesh.device_type == "cpu" else contextlib.nullcontext()
     with implicit_replication(), kernels, loss_parallel() if setup.cuts_loss else contextlib.nullcontext():
         yield

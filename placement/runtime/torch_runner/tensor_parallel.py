@@ -149,17 +149,13 @@ def cut_sequence(modules: list[nn.Module], mesh: DeviceMesh) -> None:
     """Cut activations [batch, sequence, ...] along the sequence, as DTensors, from the first module to the last one."""
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        whole = DTensor.from_local(args[0], mesh["tp"], [Replicate()])
-        return whole.redistribute(placements=[Shard(1)]), *args[1:]
-
-    def whole(value: Any) -> Any:
-        return value.full_tensor() if isinstance(value, DTensor) else value
+        return DTensor.from_local(args[0], mesh["tp"], [Replicate()]).redistribute(placements=[Shard(1)]), *args[1:]
 
     def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """What is handed to the next module first is cut, until the last one; all else that modules return is whole."""
-        first, *others = output if isinstance(output, tuple) else (output,)
-        first = whole(first) if module is modules[-1] else first
-        return (first, *map(whole, others)) if isinstance(output, tuple) else first
+        cut = module is not modules[-1]  # what is handed to the next module; all else is whole
+        given = output if isinstance(output, tuple) else (output,)
+        found = (*given[:cut], *(x.full_tensor() if isinstance(x, DTensor) else x for x in given[cut:]))
+        return found if isinstance(output, tuple) else found[0]
 
     modules[0].register_forward_pre_hook(enter)
     for module in modules:
