@@ -221,6 +221,21 @@ def named_as_wrappers() -> Made:
     return Named(), (torch.randn(8, 8),), {}
 
 
+def hooked() -> Made:
+    """Hooks on gradients, which a part of the batch has others of."""
+
+    def clamped(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.clamp_(max=1e-2)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+    model[0].weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+    model[2].weight.register_hook(lambda gradient: gradient / 2)
+    model[2].bias.register_post_accumulate_grad_hook(clamped)
+    return model, (torch.randn(8, 8),), {}
+
+
 def scaled() -> Made:
     """Parameters beside modules, some of which stages begin between."""
 

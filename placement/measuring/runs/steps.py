@@ -134,7 +134,8 @@ class ModelStep:
             share: Any = self.model
             gathered: dict[str, Tensor] = share.gathered_gradients()
             return gathered
-        return {name: _kept(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
+        named = self.model.named_parameters(remove_duplicate=False)  # as gathered_gradients() has what is tied
+        return {name: _kept(p.grad) for name, p in named if p.grad is not None}
 
     def _states(self, buffers: set[str]) -> dict[str, Tensor]:
         """Weights and buffers, on the first rank; ``buffers``: the names of these."""

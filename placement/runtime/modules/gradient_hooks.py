@@ -1,56 +1,38 @@
-"""Hooks on gradients of a model's parameters, which torch's parts replace by parameters of their own."""
+"""Hooks on gradients of a model's parameters, which run once a step, on the gradient of the whole batch.
+
+Torch would run them on the gradient of each part of the batch, or of a copy that `fully_shard` gathers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import torch
-from torch import nn
-
-from graphs.errors import MismatchError
-from placement.runtime.torch_runner.setup import Setup
+from torch import Tensor, nn
 
 
 class Hooks(NamedTuple):
-    """The hooks of one parameter, and the parameter that has them."""
+    """The hooks of one parameter: on its gradient, and on the parameter when that has been added."""
 
-    parameter: torch.Tensor
-    on_gradient: tuple[Callable[..., Any], ...]
-    on_accumulated: tuple[Callable[..., Any], ...]
+    on_gradient: tuple[Callable[[Tensor], Tensor | None], ...]
+    on_accumulated: tuple[Callable[[Tensor], None], ...]
 
-
-def hooks_of(model: nn.Module) -> Mapping[str, Hooks]:
-    """Those of each parameter that has some, by its names."""
-    found = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        on_gradient = tuple((getattr(parameter, "_backward_hooks", None) or {}).values())
-        on_accumulated = tuple((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values())
-        if on_gradient or on_accumulated:
-            found[name] = Hooks(parameter, on_gradient, on_accumulated)
-    return found
+    def changed(self, gradient: Tensor) -> Tensor:
+        """What they make of the gradient of a step."""
+        for hook in self.on_gradient:
+            found = hook(gradient)
+            gradient = gradient if found is None else found
+        return gradient
 
 
-def put_hooks(name: str, tensor: Any, hooks: Hooks | tuple[()], setup: Setup) -> None:
-    """Give what a rank has of a parameter the hooks of the parameter.
-
-    Raises:
-        MismatchError: gradients are no longer computed, or added up, once a step for this very tensor.
-    """
-    if not hooks:
-        return
-    if setup.micro_batches > 1 and hooks.on_accumulated:
-        raise MismatchError(
-            f"parameter {name!r} has a hook on its accumulated gradient, which would run once for each of "
-            f"{setup.micro_batches} micro-batches; take a strategy without 'mb', or change gradients after step()."
-        )
-    if setup.is_sharded and hooks.on_gradient:
-        raise MismatchError(
-            f"parameter {name!r} has a hook on its gradient, which fully_shard computes for a gathered copy; use "
-            "register_post_accumulate_grad_hook, or a strategy without ZeRO-2 and 3."
-        )
-    if tensor is not hooks.parameter:
-        for hook in hooks.on_gradient:
-            tensor.register_hook(hook)
-        for hook in hooks.on_accumulated:
-            tensor.register_post_accumulate_grad_hook(hook)
+def taken_hooks(model: nn.Module) -> Mapping[str, Hooks]:
+    """Those of each parameter that has some, by each of its names. The parameters have them no more."""
+    found: dict[int, Hooks] = {}
+    named: list[tuple[str, Any]] = list(model.named_parameters(remove_duplicate=False))
+    for _, parameter in named:
+        kinds = [parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}]
+        if id(parameter) not in found and any(kinds):
+            found[id(parameter)] = Hooks(*(tuple(hooks.values()) for hooks in kinds))
+            for hooks in kinds:
+                hooks.clear()
+    return {name: found[id(parameter)] for name, parameter in named if id(parameter) in found}

@@ -17,7 +17,7 @@ from graphs.errors import MismatchError
 from graphs.recipes import Precision
 from placement.inputs.call_arguments import check_call
 from placement.runtime.modules.alike import check_alike, check_batches
-from placement.runtime.modules.gradient_hooks import hooks_of, put_hooks
+from placement.runtime.modules.gradient_hooks import Hooks, taken_hooks
 from placement.runtime.modules.initial_values import initial_values
 from placement.runtime.modules.local_tensors import Unfilled, entries, outlines_of, without_values
 from placement.runtime.modules.shared_module import SharedModule
@@ -78,7 +78,7 @@ class StrategyModule(SharedModule, nn.Module):
         memo: dict[int, Any] = {id(tensor): outlines[name] for name, tensor in entries(model)}
         self.__dict__["_outline"] = copy.deepcopy(model, memo)
         self.training = model.training
-        hooked = hooks_of(model)
+        hooked = taken_hooks(model)
         missing = set() if setup.is_cut else give_memory(model, place, setup)
         run = parallelize(model, mesh, setup)
         made: set[int] = set()  # ids, as names in here are those of wrappers
@@ -87,8 +87,9 @@ class StrategyModule(SharedModule, nn.Module):
             made = {id(tensor) for name, tensor in entries(run) if name in names}
         self.__dict__["_run"] = run  # its names are not this module's
         self._states = StrategyStates(run, setup, self._ranks, outlines, keys)
-        for name, tensor in self._states.entries():
-            put_hooks(name, tensor, hooked.get(name, ()), setup)
+        self._hooks: dict[Any, Hooks] = {
+            tensor: hooked[name] for name, tensor in self._states.entries() if name in hooked
+        }
         # Those without values yet, and how often their memory had been written then.
         known = self._states.entries()
         found = [(name, local(tensor)) for name, tensor in known if name in missing or id(tensor) in made]
@@ -183,8 +184,13 @@ class StrategyModule(SharedModule, nn.Module):
             p.grad = None
         with self._among_ranks("a step"):
             loss = run_step(self._run, self._mesh, inputs, self._setup, self._criterion)
+        for p, hooks in self._hooks.items():
+            p.grad = None if p.grad is None else hooks.changed(p.grad)
         for p, gradient in before.items():
             p.grad = gradient if p.grad is None else p.grad + gradient
+        for p, hooks in self._hooks.items():
+            for hook in hooks.on_accumulated if p.grad is not None else ():
+                hook(p)
         return loss.detach()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -40,6 +40,10 @@ STEPS = {
     "pp2_padded": ("padded", "pp2 gpipe mb2"),
     "pp2_beside_modules": ("scaled", "pp2 gpipe mb2"),
     "pp2_in_a_module": ("scaled", "pp2 gpipe mb2 | cuts=layer.contract/addmm"),
+    "hooks_dp2": ("hooked", "dp2"),
+    "hooks_zero3_mb2": ("hooked", "dp2 zero3 | mb2"),
+    "hooks_tp2": ("hooked", "tp2"),
+    "hooks_pp2": ("hooked", "pp2 1f1b mb2"),
     "names_tp2": ("named_as_wrappers", "tp2"),
     "names_zero3": ("named_as_wrappers", "dp2 zero3"),
 }
