@@ -141,11 +141,17 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
         weight_bytes=0 if model is None else sum(parameter.nbytes for parameter in model.parameters()),
         sequences=_sequences(result, graph),
     )
+    numbers = () if model is None else (name for name, p in model.named_parameters() if p.ndim == 0)
+    if facts.is_sharded and (name := next(iter(numbers), None)) is not None:
+        raise MismatchError(
+            f"parameter {show(name)} is a single number, which fully_shard does not cut; give it one dimension, as "
+            "torch.ones(1) has, or take a strategy without ZeRO-2 and 3, offloading and replicas beside tp."
+        )
     around = (path for path in facts.cores for layer in facts.layers if path != layer and is_under(layer, path))
-    if strategy.zero > 1 and (path := next(around, None)) is not None:
+    if facts.is_sharded and (path := next(around, None)) is not None:
         raise MismatchError(
             f"the strategy computes some ops of {show(path or 'the model')} again, and torch gathers parameters of "
-            "layers inside of it meanwhile (zero2, zero3); name modules or layers behind 'recompute=' instead of kinds."
+            "layers inside of it meanwhile, by fully_shard; name modules or layers behind 'recompute=' instead of kinds."
         )
     if facts.batch == 0 and has_parts:
         raise MismatchError(

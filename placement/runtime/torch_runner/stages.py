@@ -161,9 +161,8 @@ def add_tied(pipeline: Any, mesh: DeviceMesh, setup: Setup) -> None:
     device = torch.empty(0, device=mesh.device_type).device
     for names, shape, dtype in setup.tied:
         total = torch.zeros(shape, device=device, dtype=getattr(torch, dtype))
-        copies: list[Any] = [
-            p for stage in pipeline.stages.values() for name, p in stage.model.named_parameters() if name in names
-        ]
+        named = [pair for stage in pipeline.stages.values() for pair in stage.model.named_parameters()]
+        copies: list[Any] = [p for name, p in named if name in names and p.requires_grad]
         for p in copies:
             if isinstance(p.grad, DTensor):
                 p.grad = p.grad.redistribute(placements=p.placements)
