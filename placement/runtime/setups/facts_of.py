@@ -145,7 +145,7 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
     if facts.is_sharded and (name := next(iter(numbers), None)) is not None:
         raise MismatchError(
             f"parameter {show(name)} is a single number, which fully_shard does not cut; give it one dimension, as "
-            "torch.ones(1) has, or take a strategy without ZeRO-2 and 3, offloading and replicas beside tp."
+            "torch.ones(1) has, or take a strategy without ZeRO-2 and 3, and without replicas beside tp."
         )
     around = (path for path in facts.cores for layer in facts.layers if path != layer and is_under(layer, path))
     if facts.is_sharded and (path := next(around, None)) is not None:
