@@ -236,6 +236,26 @@ def hooked() -> Made:
     return model, (torch.randn(8, 8),), {}
 
 
+def softened() -> Made:
+    """A module without parameters, in which a stage may begin, beside one with some."""
+
+    class Softened(nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            return h.mul(2).tanh() + h
+
+    class Bodied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(8, 8), Softened())
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.body(x)
+            return made
+
+    torch.manual_seed(0)
+    return Bodied(), (torch.randn(8, 8),), {}
+
+
 def scaled() -> Made:
     """Parameters beside modules, some of which stages begin between."""
 

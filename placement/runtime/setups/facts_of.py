@@ -151,7 +151,7 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
     if facts.is_sharded and (path := next(around, None)) is not None:
         raise MismatchError(
             f"the strategy computes some ops of {show(path or 'the model')} again, and torch gathers parameters of "
-            "layers inside of it meanwhile, by fully_shard; name modules or layers behind 'recompute=' instead of kinds."
+            "layers inside of it meanwhile, by fully_shard; name modules behind 'recompute=' instead of kinds."
         )
     if facts.batch == 0 and has_parts:
         raise MismatchError(

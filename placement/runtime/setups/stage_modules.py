@@ -181,7 +181,8 @@ def _modules(
     todo = list(compressed({path: _only(stages_of.get(known[path], {-1})) for path in holders}).items())
     while todo:
         path, at = todo.pop()
-        inside = [holder for holder in holders if is_under(holder, path) and holder != path] if path in lists else []
+        is_open = path in lists or len(stages_of.get(path, ())) > 1  # another stage runs what has no parameters
+        inside = [holder for holder in holders if is_under(holder, path) and holder != path] if is_open else []
         depth = len(path.split(".")) if path else 0
         todo += [(".".join(one.split(".")[: depth + 1]), at) for one in inside]
         if path and (not inside or path in holders):

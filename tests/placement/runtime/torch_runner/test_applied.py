@@ -40,6 +40,7 @@ STEPS = {
     "pp2_padded": ("padded", "pp2 gpipe mb2"),
     "pp2_beside_modules": ("scaled", "pp2 gpipe mb2"),
     "pp2_in_a_module": ("scaled", "pp2 gpipe mb2 | cuts=layer.contract/addmm"),
+    "pp2_after_layers": ("softened", "pp2 gpipe mb2 | cuts=body.1/tanh"),
     "hooks_dp2": ("hooked", "dp2"),
     "hooks_zero3_mb2": ("hooked", "dp2 zero3 | mb2"),
     "hooks_tp2": ("hooked", "tp2"),
