@@ -4,9 +4,9 @@
 
 Takes the newest row of each model and cluster of docs/results/strategies.jsonl. Each is scored and exported at its own
 size, with models on `meta`; and scaled down, under torchrun on processes of this machine: the model's small
-configuration, and the strategy as the check before an answer has it. Nothing is random in it: dropout is
-of nothing, and statistics of batch norms are fixed. Gradients and weights after two steps are those of the model in one
-piece, or the row says by how much they are not. A run that was stopped goes on with what is missing, or failed, in
+configuration, and the strategy as the check before an answer has it. Nothing is random in it: dropout is of nothing,
+and statistics of batch norms are fixed. Gradients and weights after two steps are those of the model in one piece, or
+the row says by how much they are not. A run that was stopped goes on with what is missing, or failed, in
 docs/results/exported_strategies.jsonl.
 """
 
@@ -105,34 +105,35 @@ def _row(row: Row) -> Row:
 def _ran(model: str, rows: dict[str, Row]) -> dict[str, Row]:
     """Of each row: what its strategy is scaled down, and what came of it under torchrun."""
     samples = MODELS[model].batch_size
-    found_small = {key: scaled_down(Strategy.parse(row["strategy"]), samples) for key, row in rows.items()}
-    scaled = {key: (small.text, count) for key, (small, count) in found_small.items()}
+    scaled = {key: scaled_down(Strategy.parse(row["strategy"]), samples) for key, row in rows.items()}
     clusters = {given: rows[key]["cluster"] for key, given in reversed(scaled.items())}  # the first that has it
-    found: dict[tuple[str, int], str] = {}
+    found: dict[tuple[Strategy, int], str] = {}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         (folder / "small_zoo.py").write_text(SMALL)
-        scripts: dict[int, dict[str, tuple[str, int]]] = {}
+        scripts: dict[int, dict[str, tuple[Strategy, int]]] = {}
         for number, given in enumerate(dict.fromkeys(scaled.values())):
             name = f"{model}_{number}"
             try:
                 (folder / f"{name}.py").write_text(_small_script(model, *given, clusters[given]))
-                scripts.setdefault(Strategy.parse(given[0]).devices, {})[name] = given
+                scripts.setdefault(given[0].devices, {})[name] = given
             except PlacementError as error:
                 found[given] = f"refused: {error}"
         for processes, named in scripts.items():
             came = differences(list(named), processes, folder)
             found.update({given: came[name] for name, given in named.items()})
-    return {key: {"scaled": given[0], "ran": found[given], "ran_commit": commit()} for key, given in scaled.items()}
+    return {
+        key: {"scaled": given[0].text, "ran": found[given], "ran_commit": commit()} for key, given in scaled.items()
+    }
 
 
-def _small_script(model: str, strategy: str, batch: int, cluster: str) -> str:
+def _small_script(model: str, strategy: Strategy, batch: int, cluster: str) -> str:
     space: dict[str, Any] = {}
     exec(SMALL, space)
     module, args = space["small"](model, batch)
     graph = placement.capture(module, args, train=True, optimizer="momentum")
     devices = placement.Cluster.preset(cluster, rates="peak")
-    result = placement.optimize(graph, devices, strategy=strategy, seed=0, target="any")
+    result = placement.optimize(graph, devices, strategy=strategy.text, seed=0, target="any")
     return placement.export(result, "torch", model=module, graph=graph, source=f"small_zoo.py:{model}(batch={batch})")
 
 

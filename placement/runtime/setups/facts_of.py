@@ -141,24 +141,30 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
         weight_bytes=0 if model is None else sum(parameter.nbytes for parameter in model.parameters()),
         sequences=_sequences(result, graph),
     )
-    numbers = () if model is None else (name for name, p in model.named_parameters() if p.ndim == 0)
-    if facts.is_sharded and (name := next(iter(numbers), None)) is not None:
-        raise MismatchError(
-            f"parameter {show(name)} is a single number, which fully_shard does not cut; give it one dimension, as "
-            "torch.ones(1) has, or take a strategy without ZeRO-2 and 3, and without replicas beside tp."
-        )
-    around = (path for path in facts.cores for layer in facts.layers if path != layer and is_under(layer, path))
-    if facts.is_sharded and (path := next(around, None)) is not None:
-        raise MismatchError(
-            f"the strategy computes some ops of {show(path or 'the model')} again, and torch gathers parameters of "
-            "layers inside of it meanwhile, by fully_shard; name modules behind 'recompute=' instead of kinds."
-        )
+    if facts.is_sharded:
+        _check_sharded(facts, model)
     if facts.batch == 0 and has_parts:
         raise MismatchError(
             f"graph {show(result.graph_name)} does not say how many samples a batch has, and the script cuts it; "
             "capture the model again."
         )
     return facts
+
+
+def _check_sharded(facts: Facts, model: nn.Module | None) -> None:
+    """Raises: MismatchError: what `fully_shard` does not cut, or would gather while ops around it run again."""
+    numbers = () if model is None else (name for name, p in model.named_parameters() if p.ndim == 0)
+    if (name := next(iter(numbers), None)) is not None:
+        raise MismatchError(
+            f"parameter {show(name)} is a single number, which fully_shard does not cut; give it one dimension, as "
+            "torch.ones(1) has, or take a strategy without ZeRO-2 and 3, and without replicas beside tp."
+        )
+    around = (path for path in facts.cores for layer in facts.layers if path != layer and is_under(layer, path))
+    if (path := next(around, None)) is not None:
+        raise MismatchError(
+            f"the strategy computes some ops of {show(path or 'the model')} again, and torch gathers parameters of "
+            "layers inside of it meanwhile, by fully_shard; name modules behind 'recompute=' instead of kinds."
+        )
 
 
 def _largest_part(
@@ -227,7 +233,7 @@ def _own_samples(
         raise MismatchError(f"{what}; give the model, with model=.").but_on_command_line(
             f"{what}; give the model, with --model."
         )
-    called = {path for path, _ in model.named_modules()} - (never_called(model) - {""})
+    called = {path for path, _ in model.named_modules()} - never_called(model)
     return modules_apart(graph, together, called)
 
 

@@ -87,7 +87,7 @@ def stage_modules(
         _check_tied(graph, strategy, is_apart, shared)
         stage = _in_place(graph, stage, is_apart)
     holders = sorted({name.rpartition(".")[0] for name in parameters})
-    lists = never_called(model)
+    lists = {"", *never_called(model)}  # the whole model is no stage's
     modules = _modules(graph, stage, holders, lists)
     inside = [number for number in range(1, len(modules)) if not _begins_well(graph, stage, modules, number)]
     found = _pieces(model, graph, stage, modules, inside) if inside else None
@@ -161,10 +161,10 @@ def _in_place(graph: OpGraph, stage: IntArray, is_apart: BoolArray) -> IntArray:
 
 
 def never_called(model: nn.Module) -> set[str]:
-    """Paths of lists of modules, and of others without a forward pass, and of the whole model, which is no stage's."""
+    """Paths of lists of modules, and of others without a forward pass."""
     from torch import nn
 
-    return {path for path, module in model.named_modules() if not path or type(module).forward is nn.Module.forward}
+    return {path for path, module in model.named_modules() if type(module).forward is nn.Module.forward}
 
 
 def _modules(

@@ -176,6 +176,9 @@ class _Layers:
         forward = [op for op in graph.topological_order.tolist() if graph.phase[op] == Phase.FORWARD]
         around = {path: self._around(path) for path in set(graph.modules)}
         self.layer_of = {op: around[graph.modules[op]] for op in forward if around[graph.modules[op]] in self.cut_by}
+        self.ops_of: dict[str, list[int]] = {path: [] for path in self.cut_by}  # of the forward pass, in order
+        for op, path in self.layer_of.items():
+            self.ops_of[path].append(op)
         self.before_loss: set[str] = set()  # layers that hand what they write, cut, to a cross-entropy
         self.cut_losses: set[int] = set()  # the cross-entropies that read it
         is_loss = {kind: op_kind(kind).is_label_loss for kind in set(graph.kinds)}
@@ -365,7 +368,7 @@ class _Layers:
     def find_loss(self) -> None:
         """Note the layers from which a cross-entropy reads a part of the classes, for ``loss_parallel``."""
         for path, is_open in self.open.items():
-            todo = [op for op, layer in self.layer_of.items() if layer == path and is_open]
+            todo = list(self.ops_of[path]) if is_open else []
             while todo:
                 op = todo.pop()
                 tensors = range(int(self.graph.output_ptr[op]), int(self.graph.output_ptr[op + 1]))
@@ -378,7 +381,7 @@ class _Layers:
                 ]
 
     def _fits(self, path: str) -> bool:
-        ops = [op for op, layer in self.layer_of.items() if layer == path]
+        ops = self.ops_of[path]
         if self.cut_by[path] == COLUMNS:
             return bool(ops) and all(self._is_read_cut(op) for op in ops)
         return self.cut_by[path] == ROWS and bool(ops) and all(self._takes_cut(op) for op in ops)
@@ -450,17 +453,15 @@ class _Layers:
 
     def read_by(self, path: str) -> list[int]:
         """The ops whose tensors a layer reads."""
-        entries = (e for op, layer in self.layer_of.items() if layer == path for e in range(*self.ptr[op : op + 2]))
+        entries = (e for op in self.ops_of[path] for e in range(*self.ptr[op : op + 2]))
         producers = (int(self.graph.tensor_producer[int(self.tensors[e])]) for e in entries)
         return [op for op in producers if self.layer_of.get(op) != path]
 
     def readers_of(self, path: str) -> list[int]:
         """The ops that read what a layer writes."""
-        found = []
-        for op, layer in self.layer_of.items():
-            for tensor in range(*self.graph.output_ptr[op : op + 2]) if layer == path else ():
-                found += [reader for reader, _ in self.read.get(tensor, []) if self.layer_of.get(reader) != path]
-        return found
+        tensors = (tensor for op in self.ops_of[path] for tensor in range(*self.graph.output_ptr[op : op + 2]))
+        readers = (reader for tensor in tensors for reader, _ in self.read.get(tensor, []))
+        return [op for op in readers if self.layer_of.get(op) != path]
 
     def is_along(self, ops: Sequence[int], entries: Collection[str]) -> bool:
         """Whether tensors between a layer and some ops are cut along the sequence, as at borders of the entries."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import tempfile
@@ -90,10 +91,8 @@ class Stage(nn.Module):
         for tensor in received:
             if tensor.requires_grad:
                 tensor.register_hook(torch.Tensor.contiguous)  # as torch.distributed sends gradients
-        if self.setup.labels:
-            with self.labels:
-                return self._run(inputs)
-        return self._run(inputs)
+        with self.labels if self.setup.labels else contextlib.nullcontext():
+            return self._run(inputs)
 
     def _run(self, inputs: dict[str, Any]) -> Any:
         try:
@@ -133,18 +132,15 @@ def own_stages(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> dict[int, St
 def make_schedule(stages: dict[int, nn.Module], mesh: DeviceMesh, setup: Setup) -> Any:
     """The schedule in which the stages of this rank run their micro-batches."""
     device = torch.empty(0, device=mesh.device_type).device
-    count = len(setup.stages)
     known: dict[str, Any] = {"group": mesh.get_group("pp")}
     if setup.styles:
         known["get_mesh"] = lambda names, _: mesh[names]  # where a stage hands over a DTensor
-    ready = [PipelineStage(stage, number, count, device, **known) for number, stage in stages.items()]
+    ready = [PipelineStage(stage, number, len(setup.stages), device, **known) for number, stage in stages.items()]
     if not setup.order:
-        schedule = getattr(pipelining, setup.schedule)
         own = ready[0] if setup.has_one_stage else ready
-        return schedule(own, setup.micro_batches, loss_fn=lambda loss, _: loss.sum())
-    # torch has no class for this order; its private runtime reads one, a row of CSV for each rank.
+        return getattr(pipelining, setup.schedule)(own, setup.micro_batches, loss_fn=lambda loss, _: loss.sum())
     runtime = _PipelineScheduleRuntime(ready, setup.micro_batches, loss_fn=lambda loss, _: loss.sum())
-    with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+    with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:  # an order that torch has no class for
         file.write(setup.order)
         file.flush()
         runtime._load_csv(file.name)

@@ -139,10 +139,11 @@ def cut_weights(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> None:
         for first, other in setup.tied_weights:
             holder, _, name = other.rpartition(".")
             setattr(model.get_submodule(holder), name, model.get_parameter(first))
-    for p in model.parameters():
-        if p.requires_grad and not isinstance(p, DTensor):  # one that meets DTensors has a gradient of their kind
-            p.register_hook(lambda gradient: gradient.full_tensor() if isinstance(gradient, DTensor) else gradient)
-        elif p.requires_grad and setup.cuts_replicas:  # a sum over the samples of all replicas; others are means
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for p in (p for p in trained if not isinstance(p, DTensor)):  # one that meets DTensors has a gradient of their kind
+        p.register_hook(lambda gradient: gradient.full_tensor() if isinstance(gradient, DTensor) else gradient)
+    if setup.cuts_replicas:
+        for p in (p for p in trained if isinstance(p, DTensor)):  # sums over samples of all replicas; others are means
             p.register_hook(lambda gradient: gradient / over.size())
 
 
