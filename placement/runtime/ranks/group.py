@@ -7,6 +7,7 @@ all have met, so that they can say why.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import sys
@@ -227,10 +228,21 @@ def joined(size: int) -> RankGroup:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         fresh = fresh_store(store, rank, found, START)
         dist.init_process_group(backend, store=fresh, rank=rank, world_size=found, timeout=START)
+        atexit.register(_leave)
     if not isinstance(sys.excepthook, _LastWords):
         sys.excepthook = _LastWords(sys.excepthook)  # torch has one of its own by now
     check_size(dist.get_world_size(), size)
     return _all_ranks(dist.group.WORLD)
+
+
+def _leave() -> None:
+    """End the group that `joined` made: a thread of gloo that outlives the interpreter aborts the process.
+
+    After an error others may never answer what such a thread waits for, and the process ends with that error.
+    """
+    if dist.is_initialized() and not hasattr(sys, "last_value"):
+        dist.destroy_process_group()
+        _all_ranks.cache_clear()
 
 
 @functools.lru_cache(1)
