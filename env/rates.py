@@ -364,16 +364,20 @@ def _halvings(work: IntArray, extents: FloatArray, aligned_to: FloatArray) -> It
 
     First of `aligned_to` (0: all are aligned), then of half as many, down to two. Along memory lie the columns, and the
     depth, or where the left matrix is transposed, the rows. It is transposed in the gradient of a weight, and it may be
-    where there are several products at a time, as in attention.
+    where there are several products at a time, as in attention. Of a grouped product a mean over the groups is no
+    row in memory: columns lie there in all groups together, and rows if the depth differs by group.
     """
-    batch, rows, columns, depth = extents.T[:4]
-    is_gradient = work == WEIGHT_GRADIENT
+    batch, rows, columns, depth, shared = extents.T
+    is_grouped = work == GROUPED
+    is_gradient = (work == WEIGHT_GRADIENT) | (is_grouped & (shared == 3.0))
+    by_rows = is_gradient | ((batch > 1.0) & ~is_grouped)
+    columns = np.where(is_grouped & (shared == 2.0), np.rint(batch * columns), columns)
     for halving in range(int(np.log2(max(ALIGNED_TO.values())))):
         numbers = aligned_to / 2.0**halving
         of_rows, of_columns, of_depth = (
             np.mod(size + _HAIR, np.maximum(numbers, 1.0)) > 3.0 * _HAIR for size in (rows, columns, depth)
         )
-        result: BoolArray = of_columns | (of_depth & ~is_gradient) | (of_rows & (is_gradient | (batch > 1.0)))
+        result: BoolArray = of_columns | (of_depth & ~is_gradient) | (of_rows & by_rows)
         yield result & (numbers > 1.0)
 
 

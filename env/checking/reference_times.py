@@ -177,10 +177,14 @@ def _product_s(op: Op, device: Device, product: Any, flops_per_s: float) -> floa
 
 def _halvings(op: Op) -> int:
     """How often 16 bytes are halved until rows in memory are whole numbers of them, of a dtype of tensor cores."""
-    batch, rows, columns, depth, _ = op.extents
+    batch, rows, columns, depth, shared = op.extents
     numbers = _IN_16_BYTES.get(op.dtype, 1.0)
-    is_gradient = op.work == Work.WEIGHT_GRADIENT
-    along = [columns, *([] if is_gradient else [depth]), *([rows] if is_gradient or batch > 1 else [])]
+    if op.work == Work.WEIGHT_GRADIENT or (op.work == Work.GROUPED and shared == 3):
+        along = [rows, columns]
+    elif op.work == Work.GROUPED:
+        along = [round(batch * columns) if shared == 2 else columns, depth]
+    else:
+        along = [columns, depth, *([rows] if batch > 1 else [])]
     halvings = 0
     while numbers > 1 and any(math.fmod(size + 1e-9, numbers) > 3e-9 for size in along):
         numbers, halvings = numbers / 2, halvings + 1

@@ -136,13 +136,14 @@ def _grouped(call: _Arguments) -> WorkFacts:
     ends = call.get("offs")
     groups = one[0] if len(one) == 3 else other[0] if len(other) == 3 else ends.shape[0]  # type: ignore[union-attr]
     rows, depth, columns = float(one[-2]), float(one[-1]), float(other[-1])
+    shared = 0.0
     if len(one) == 2 and len(other) == 2:
-        depth /= groups
+        depth, shared = depth / groups, 3.0
     elif len(one) == 2:
         rows /= groups
     elif len(other) == 2:
-        columns /= groups
-    return WorkFacts(Work.GROUPED, (float(groups), rows, columns, depth, 0.0))
+        columns, shared = columns / groups, 2.0
+    return WorkFacts(Work.GROUPED, (float(groups), rows, columns, depth, shared))
 
 
 def _grouped_backward(call: _Arguments) -> WorkFacts:

@@ -94,6 +94,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], Work, tuple
         Work.GROUPED,
         (4, 16, 48, 32, 0),
     ),
+    "grouped product over the rows": (
+        lambda x, g: torch._grouped_mm(x.t(), g, torch.tensor([16, 32, 48, 64], dtype=torch.int32)),
+        (T(64, 32, dtype=torch.bfloat16), T(64, 48, dtype=torch.bfloat16)),
+        Work.GROUPED,
+        (4, 32, 48, 16, 3),
+    ),
 }
 
 
