@@ -58,6 +58,14 @@ ON_TEXT = ("cp2", "cp2 ulysses", "tp2 sp | mb2")
 TEXTS = ("gpt2", "bert", "llama")
 LOCAL = " | statistics=local"  # of a model with batch norms
 BATCH, WIDTH = 16, 256
+ENGINE = (
+    "The score knows the ops and the exchanges of a strategy, not what torch's engine does around them on a core that "
+    "computes as well: DTensor's dispatch in Python (of `tp2` of this GPT-2 some 0.1 s a step in 1,028 calls), the "
+    "copies that `fully_shard` makes into and out of its buffers for each gather and each reduction (four passes over "
+    "all parameters in `mlp`, whose step moves little else), and the copies of DDP's buckets. On a GPU the host does "
+    "such work ahead of the device. The processor's speed also changed by a third within single runs here "
+    "(`rounds_s` in the rows), which no prediction of one step can follow."
+)
 
 
 def main() -> None:
@@ -230,6 +238,7 @@ def _page(rows: Sequence[Row]) -> str:
     lines += ["Written by `benchmarks/strategy_fidelity.py`; each section names its command and its machine.", ""]
     if run:
         lines += [f"{len(run)} training runs on two CPU devices, one process and one thread each: {summary(run)}.", ""]
+        lines += [ENGINE, ""]
         lines += [f"* {len(there)} on {where}: {summary(there)}." for where, there in _by_machine(run).items()]
         lines += ["", "Kendall's tau (tau-b) takes predictions that read the same in three digits for ties.", ""]
     sections = [(name, where) for name in dict.fromkeys(row["model"] for row in rows) for where in _by_machine(rows)]
