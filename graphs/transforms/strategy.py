@@ -122,6 +122,8 @@ class Strategy:
         micro_batches: into which the batch is cut in time.
         zero: level at which storage is split along `STORAGE_AXES`; 0 for none. Where the mesh has `GROUPS` too, each
             group has a whole of it (hybrid sharding).
+        no_sync: of ZeRO 2 and 3 without stages: gradients of micro-batches are added up whole and reduced once, not in
+            each micro-batch. In a pipeline they always are, as by torch's schedules.
         recompute: patterns of modules, or ``kind:`` and one of kinds, that run a second time for the backward pass; of
             what is kept all the same, behind ``!`` (`graphs.transforms.recomputing.selecting`).
         offload: what lives in the memory of each device's host, names of `OFFLOADED`: the state of the optimizer, with
@@ -148,6 +150,7 @@ class Strategy:
     chunks: int = 1
     micro_batches: int = 1
     zero: int = 0
+    no_sync: bool = False
     recompute: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
     reduce: str = ""
@@ -179,6 +182,11 @@ class Strategy:
             raise StrategyError(
                 f"strategy {self.text!r} has zero{self.zero}, which splits storage among replicas, but no dp; write for"
                 f" example 'dp4 zero{self.zero}', or, without replicas, 'ep4 zero{self.zero}' or 'cp4 zero{self.zero}'."
+            )
+        if self.no_sync and not replace(self, no_sync=False).reduces_each:
+            raise StrategyError(
+                f"strategy {self.text!r} has no_sync, which is of zero2 and zero3 in micro-batches without stages: all "
+                "others reduce gradients once; write for example 'dp4 zero3 | mb4 no_sync'."
             )
         self._check_groups(sizes)
         self._check_placed()
@@ -270,6 +278,11 @@ class Strategy:
         return self.order == PLACED
 
     @property
+    def reduces_each(self) -> bool:
+        """Whether the gradients of each micro-batch are reduced, and parts of them added up."""
+        return self.zero >= 2 and self.micro_batches > 1 and self.stages == 1 and not self.no_sync
+
+    @property
     def places(self) -> int:
         """Places of the mesh: the devices of each stage."""
         return math.prod(rule.size for rule in self.mesh)
@@ -349,7 +362,7 @@ class Strategy:
         elif self.stages > 1 or (self.order, self.chunks) != (Strategy.order, Strategy.chunks):
             yield f"pp{self.stages} {self.order}{chunks} {micro}"
         elif self.micro_batches > 1:
-            yield micro
+            yield f"{micro}{' no_sync' * self.no_sync}"
         yield from (str(rule) for rule in self.mesh if rule.name == "tp")
         if self.recompute:
             yield f"recompute={_joined(self.recompute)}"

@@ -97,6 +97,11 @@ class _Reader:
         elif name == "mb":
             self._once(first, "micro-batches")
             strategy = replace(strategy, micro_batches=size)
+            for word in rest:
+                if word[0] != "no_sync":
+                    raise self._unknown(word, ["no_sync", "|"])
+                self._once(word, "no_sync")
+                self.listed["no_sync"] = True
         elif "=" in first[0]:
             strategy = self._option(strategy, first)
         else:

@@ -18,6 +18,7 @@ from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
 from placement.comparing.changes import PARTS, Change, changes_between, together, without_part
 from placement.comparing.rows import AsJson, names_of
+from placement.configurations.accelerate import accumulating
 from placement.configurations.configuration import Configuration
 from placement.configurations.megatron import CONNECTIONS, connections
 from placement.configurations.registry import TOOLS, keys_of, spelled
@@ -248,7 +249,7 @@ def keys_between(
         keys.append((_FUSED, str(before.fused_updates), str(after.fused_updates)))
     unsaid = f"no key of {TOOLS[configuration.tool].label} says it"
     if configuration.tool == "accelerate" and before.micro_batches != after.micro_batches:
-        unsaid += f"; in the training script, Accelerator(gradient_accumulation_steps={after.micro_batches}) does"
+        unsaid += f"; in the training script, {accumulating(after)} does"
     return tuple(keys), "" if keys else unsaid
 
 

@@ -432,6 +432,14 @@ def _other_recipe(precision: str | None, strategy: Strategy) -> Iterator[str]:
         yield f"its {what} does not train in {precision}; give the model with --precision {how}"
 
 
+def accumulating(strategy: Strategy) -> str:
+    """What a script says that trains in micro-batches: by itself accelerate reduces gradients with the last one."""
+    if not strategy.reduces_each:
+        return f"Accelerator(gradient_accumulation_steps={strategy.micro_batches})"
+    plugin = f"GradientAccumulationPlugin(num_steps={strategy.micro_batches}, sync_each_batch=True)"
+    return f"Accelerator(gradient_accumulation_plugin={plugin})"
+
+
 def _is_megatron(strategy: Strategy) -> bool:
     """Whether accelerate leaves a strategy to Megatron-LM."""
     return strategy.stages > 1 or any(rule.name == "tp" and rule.size > 1 for rule in strategy.mesh)
@@ -447,10 +455,7 @@ def _not_fsdp(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     if strategy.zero == 1:
         yield "FSDP cuts gradients with the optimizer's state, as zero2 does"
     if strategy.micro_batches > 1:
-        yield (
-            f"gradients are accumulated by the training script, with Accelerator(gradient_accumulation_steps="
-            f"{strategy.micro_batches})"
-        )
+        yield f"gradients are accumulated by the training script, with {accumulating(strategy)}"
     if strategy.recompute and (recompute_of(graph, strategy) != FULL or not strategy.zero):
         yield "a configuration recomputes all layers that FSDP wraps, or none"
 

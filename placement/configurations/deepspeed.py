@@ -13,7 +13,15 @@ from graphs.transforms.strategy import OPTIMIZER, PARAMETERS, Strategy
 from placement.configurations.configuration import AFTER_ALL, NONE, Configuration
 from placement.configurations.documents import nested, read_json
 from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, refused, said
-from placement.configurations.results import configuration_of, irregular, other_weights, refuse, refuse_unsaid, uneven
+from placement.configurations.results import (
+    configuration_of,
+    irregular,
+    other_weights,
+    reduced_once,
+    refuse,
+    refuse_unsaid,
+    uneven,
+)
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
@@ -275,7 +283,7 @@ def reduced_at_the_end(graph: OpGraph, strategy: Strategy) -> Strategy:
 def deepspeed_lacks(result: Result) -> Iterator[str]:
     """Parts of a result's strategy that DeepSpeed has no words for; it need not have been carried out."""
     graph, strategy = result.graph, result.strategy
-    yield from chain(irregular(strategy), other_weights("DeepSpeed", graph))
+    yield from chain(irregular(strategy), reduced_once(strategy), other_weights("DeepSpeed", graph))
     if any(rule.name == "tp" and rule.size > 1 for rule in strategy.mesh) or strategy.stages > 1:
         yield "it has no settings for tensor parallelism and pipelines, which the model itself must bring"
     if strategy.offloaded_activations:

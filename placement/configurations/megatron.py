@@ -43,6 +43,7 @@ from placement.configurations.results import (
     configuration_of,
     irregular,
     other_weights,
+    reduced_once,
     refuse,
     refuse_unsaid,
     uneven,
@@ -348,6 +349,7 @@ def megatron_lacks(result: Result) -> Iterator[str]:
     """Parts of a result's strategy that Megatron-LM has no words for; it need not have been carried out."""
     graph, strategy = result.graph, result.strategy
     yield from irregular(strategy, ("cp", "ep"))
+    yield from reduced_once(strategy)
     yield from other_weights("Megatron-LM", graph)
     yield from uneven(graph, strategy)
     yield from unequal_stages(graph, strategy)

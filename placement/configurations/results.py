@@ -216,6 +216,12 @@ def irregular(strategy: Strategy, axes: tuple[str, ...] = ()) -> Iterator[str]:
             yield f"{rule} is not the same for all replicas and modules"
 
 
+def reduced_once(strategy: Strategy) -> Iterator[str]:
+    """A reason of tools that reduce the gradients of ZeRO 2 and 3 in each micro-batch."""
+    if strategy.no_sync:
+        yield "it reduces gradients in each micro-batch; leave out 'no_sync'"
+
+
 def uneven(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
     """Reasons of tools that train parts of one size, and views of whole heads alone."""
     batch, parts = graph.origin.batch_size, samples_apart(strategy)

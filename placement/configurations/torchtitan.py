@@ -17,6 +17,7 @@ from placement.configurations.results import (
     configuration_of,
     irregular,
     not_bucketed,
+    reduced_once,
     refuse,
     refuse_unsaid,
     uneven,
@@ -296,6 +297,7 @@ def torchtitan_lacks(result: Result) -> Iterator[str]:
     """Parts of a result's strategy that torchtitan has no words for; it need not have been carried out."""
     graph, strategy = result.graph, result.strategy
     yield from irregular(strategy, _AXES)
+    yield from reduced_once(strategy)
     yield from uneven(graph, strategy)
     yield from not_bucketed(strategy)
     yield from no_sequence(strategy)

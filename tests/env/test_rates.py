@@ -125,7 +125,9 @@ def test_a_grouped_product_takes_as_long_whatever_the_mean_over_its_groups_is_a_
         one, other = seconds(gpu_rates.B200, B200, GROUPED, [tuple(each) for each in sizes])
         assert other == pytest.approx(one, rel=1e-2)
     # A width that is no multiple of 8 numbers is paid for.
-    odd, even = seconds(gpu_rates.B200, B200, GROUPED, [(20.0, 1224.0, width, 5120.0, 0.0) for width in (3070.0, 3072.0)])
+    odd, even = seconds(
+        gpu_rates.B200, B200, GROUPED, [(20.0, 1224.0, width, 5120.0, 0.0) for width in (3070.0, 3072.0)]
+    )
     assert odd > 1.5 * even
 
 

@@ -110,5 +110,7 @@ def _op(draw: st.DrawFn, names: list[str], i: int, phases: list[Phase], pins: bo
 @st.composite
 def facts(draw: st.DrawFn) -> dict[str, Any]:
     """What an op computes and who launches it."""
-    extents = draw(st.tuples(*(st.integers(0, 2**20).map(float) for _ in range(4)), st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0])))
+    extents = draw(
+        st.tuples(*(st.integers(0, 2**20).map(float) for _ in range(4)), st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0]))
+    )
     return {"work": draw(st.sampled_from(Work)), "extents": extents, "stream": draw(st.integers(0, 3))}

@@ -129,7 +129,8 @@ class Estimation:
         keeps = tuple(not axis.words and not axis.sequence for axis in axes)
         synchronised = strategy.statistics == "sync"
         on_hosts = strategy.offloads_parameters
-        split = Split(tuple(made), keeps, chunks, zero_axes, strategy.zero, synchronised, on_hosts)
+        is_each = strategy.reduces_each and bool(zero_axes)
+        split = Split(tuple(made), keeps, chunks, zero_axes, strategy.zero, synchronised, on_hosts, is_each)
         shares = tuple(rule.shares for rule in strategy.mesh if rule.size > 1)
         sizes = Sizes(tuple(axis.size for axis in axes), strategy.micro_batches, shares)
         key = (
@@ -140,6 +141,7 @@ class Estimation:
             strategy.zero,
             synchronised,
             on_hosts,
+            is_each,
         )
         return split, sizes, key
 
@@ -357,6 +359,10 @@ class Estimation:
             done = Done(job_s, self.job_end, self.has_time, self.block_s, ends, begin_s)
             all_s = np.maximum(all_s, self.offloaded.ends_s(jobs, done, ranks))
         on_way_s = _sums(jobs.block[jobs.kind == THERE] // GROUPS, job_s[jobs.kind == THERE], self.n_stages)
+        if self.split.reduces_each:  # beside the next micro-batch, whose lanes may have no time for it
+            lane = (jobs.block // GROUPS) * LANES + self.job_lane
+            lane_s = _sums(lane, np.where(jobs.is_update, 0.0, job_s), self.n_stages * LANES)
+            all_s = np.maximum(all_s, self.strategy.micro_batches * float(lane_s.max()) + gathers)
         total = max(float(np.max(all_s)), self.strategy.micro_batches * float(on_way_s.max()))
         capacity = self.estimator.capacity[self.grid.reshape(stages, -1)].min(axis=1)
         over = float(np.max(peaks - capacity))
@@ -413,7 +419,7 @@ class Estimation:
         if self.strategy.micro_batches == 1:
             come = np.cumsum(_sums(frame.position, local.coming, n))
             live += come - (np.cumsum(coming) - coming)[np.sort(frame.stage)]
-        elif self.split.zero >= 2 and self.split.zero_axes:
+        elif self.split.zero >= 2 and self.split.zero_axes and not self.split.reduces_each:
             coming = np.zeros(self.n_stages)  # when those before they are scattered go, which are larger
         held = np.column_stack([_crossing(lives, sizes, first[s + b], first[s + ONCE]) for b in (BACKWARD, WEIGHTS)])
         peak = np.zeros((self.n_stages, 3))
@@ -438,7 +444,7 @@ class Estimation:
         """
         graph, lives, tensors = self.source.graph, self.step.lives, self.step.summed
         is_released = bool(self.split.zero >= 2 and self.split.zero_axes) or self.split.on_hosts
-        if self.strategy.micro_batches == 1 or not is_released:
+        if self.strategy.micro_batches == 1 or not is_released or self.split.reduces_each:
             return np.zeros(self.n_stages)
         waits = np.zeros(graph.n_tensors, dtype=np.bool_)
         waits[tensors] = _is_gradient(graph, self.source.states)[tensors]

@@ -17,6 +17,7 @@ from baselines.strategies.estimating.step import (
     BACK,
     COPIED_IN,
     HALO,
+    REDUCE_SCATTER,
     SHIFT,
     STATISTICS,
     SUMS,
@@ -196,7 +197,7 @@ def local_costs(
         kept=_kept(graph, states, local),
         coming=_coming(step, split, states, local[1]) if len(states.owner) else np.zeros(graph.n_ops),
         **_job_bytes(step, split, sizes, states, tensor, every),
-        sum_s=_sum_s(step, tensor, times, devices),
+        sum_s=_sum_s(step, _summands(step, split, sizes, tensor), times, devices),
     )
 
 
@@ -362,6 +363,16 @@ def _job_bytes(
     copied = jobs.kind == COPIED_IN
     whole[copied] /= jobs.amount[copied]  # it is cast here
     return {"job_bytes": whole, "job_made": np.where(is_made, made, 0.0)}
+
+
+def _summands(step: LocalStep, split: Split, sizes: Sizes, tensor: FloatArray) -> FloatArray:
+    """float64 [m]: bytes of each tensor as it is added up over micro-batches: parts where each one's are reduced."""
+    if not split.reduces_each:
+        return tensor
+    jobs, result = step.jobs, tensor.copy()
+    at = np.flatnonzero(jobs.is_gradient & (jobs.kind == REDUCE_SCATTER))
+    np.divide.at(result, jobs.tensor[at], np.array(sizes.axes, dtype=float)[jobs.axis[at]])
+    return result
 
 
 def _sum_s(step: LocalStep, tensor: FloatArray, times: OpTimes, devices: Sequence[Sequence[int]]) -> FloatArray:

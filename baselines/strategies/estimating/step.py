@@ -87,7 +87,8 @@ class Jobs:
         state: int64 [j]; -1 for a tensor.
         after: int64 [j], place of the op after which it can begin.
         block: int64 [j], of the op that it belongs to.
-        is_gradient: bool [j], whether it reduces a gradient, once a step and in a bucket.
+        is_gradient: bool [j], whether it reduces a gradient, in a bucket and once a step, or as `Split.reduces_each`
+            has it.
         is_update: bool [j], whether it gathers parameters that were updated.
         amount: float64 [j], of a halo the share of the tensor that a neighbour's border is, of statistics their bytes,
             of a state the share of its bytes that its readers have.
@@ -212,6 +213,7 @@ class Split:
         zero: the level.
         synchronised: whether parts of a batch norm put their statistics together.
         on_hosts: whether parameters and gradients lie on hosts, and are copied in for each use.
+        reduces_each: whether the gradients of each micro-batch are reduced, as of `Strategy`.
     """
 
     cuts: tuple[AxisCut, ...]
@@ -221,6 +223,7 @@ class Split:
     zero: int = 0
     synchronised: bool = False
     on_hosts: bool = False
+    reduces_each: bool = False
 
     def stored_along(self, axis: int, states: States) -> BoolArray:
         """bool [s]: states whose storage is split along an axis, as ZeRO has it; weights that are cut there are not."""

@@ -116,20 +116,35 @@ class Exchanges:
         key = ("sum", tensor)
         if key in self._made:
             return self._made[key]
-        layout, graph = self.layout, self.layout.graph
+        graph = self.layout.graph
         op = int(graph.tensor_producer[tensor])
-        ids = layout.tensor_ids(tensor)
+        ids = self.layout.tensor_ids(tensor)
         sizes = self.sizes[ids]
-        group, later = int(graph.colocation[op]), len(ids) - 1
-        place = np.tile(np.arange(layout.places), later)
-        batch = np.repeat(np.arange(1, later + 1), layout.places)
-        size = np.tile(sizes[0], later)
-        spots = [self.spot(p) for p in range(layout.places)]
         # The product that makes a gradient adds to it, if it is Megatron's: it reads what was summed so far beside its
         # computing. Other ops of that stack read it, and no more.
         is_within = graph.origin.stack == "fused" and bool(graph.tensor_is_kept[tensor])
         is_product = graph.work[op] == Work.WEIGHT_GRADIENT or graph.kernels[op] == 0  # or a cast inside of one
         moved = (0 if is_product else 1) if is_within else ADD_BYTES_PER_BYTE
+        is_kept = bool(graph.tensor_is_kept[tensor] and not self.is_released[tensor])
+        self._made[key] = self.added(op, ids, sizes, is_kept, moved, int(not is_within)), sizes[:1]
+        return self._made[key]
+
+    def added(
+        self, op: int, ids: IntArray, sizes: IntArray, is_kept: bool, bytes_per_byte: float, kernels: int
+    ) -> IntArray:
+        """int64 [1, K]: the sum of tensors int64 [copies, K] over micro-batches, each added when it is there.
+
+        Args:
+            op: of the source, of which they come.
+            is_kept: whether the sum lies in bytes that are kept.
+            bytes_per_byte, kernels: what adding a tensor moves, and launches.
+        """
+        layout, graph = self.layout, self.layout.graph
+        group, later = int(graph.colocation[op]), len(ids) - 1
+        place = np.tile(np.arange(layout.places), later)
+        batch = np.repeat(np.arange(1, later + 1), layout.places)
+        size = np.tile(sizes[0], later)
+        spots = [self.spot(p) for p in range(layout.places)]
         adds = self.out.ops(
             self._named(
                 f"{graph.op_names[op]}/accumulate",
@@ -139,8 +154,8 @@ class Exchanges:
             dtypes=graph.dtypes[op],
             modules=graph.modules[op],
             flops=size * ADD_FLOPS_PER_BYTE,
-            bytes_moved=size * moved,
-            kernels=int(not is_within),
+            bytes_moved=size * bytes_per_byte,
+            kernels=kernels,
             colocation=-1 if group < 0 else group * layout.places + place,
             phase=int(graph.phase[op]),
             pins=graph.pins[op],
@@ -148,14 +163,11 @@ class Exchanges:
             part=place,
             micro_batch=batch,
         )
-        is_kept = bool(graph.tensor_is_kept[tensor] and not self.is_released[tensor])
         sums = self.out.tensors(adds, size, is_kept).reshape(later, layout.places)
         adds = adds.reshape(later, layout.places)
         self.out.edges(ids[1:], adds)
         self.out.edges(np.concatenate([ids[:1], sums[:-1]]), adds)
-        total = sums[-1]
-        self._made[key] = total[None, :], sizes[:1]
-        return self._made[key]
+        return sums[-1][None, :]
 
     def exchange(
         self,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,9 +27,12 @@ from graphs.transforms.axes import STORAGE_AXES
 from graphs.transforms.derived import STORED, Exchanged
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
-from graphs.transforms.splitting.exchange import Exchanges, Parts, cut_evenly
+from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE, Exchanges, Parts, cut_evenly
 from graphs.transforms.splitting.sharding import SUM, WHOLE, differing
 from graphs.transforms.splitting.storage_ops import cast_tensor, gathers_of, parameter_casts
+
+if TYPE_CHECKING:
+    from graphs.transforms.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,18 @@ class Zero:
     Attributes:
         level: 1, 2 or 3.
         axes: names of the mesh axes, of which a mesh has at least one.
+        reduces_each: whether the gradients of each micro-batch are reduced and the parts added up, as FSDP2 and
+            DeepSpeed do by default; else they are added up whole and reduced once (``no_sync``).
     """
 
     level: int
     axes: tuple[str, ...] = STORAGE_AXES
+    reduces_each: bool = False
+
+    @staticmethod
+    def of(strategy: Strategy) -> Zero | None:
+        """That of a strategy; None without any."""
+        return Zero(strategy.zero, reduces_each=strategy.reduces_each) if strategy.zero else None
 
 
 class Storage:
@@ -49,6 +61,7 @@ class Storage:
 
     def __init__(self, layout: Copies, zero: Zero | None) -> None:
         self.layout, self.level = layout, 0
+        self.reduces_each = zero is not None and zero.reduces_each
         graph = layout.graph
         names = [sharding.axis.name for sharding in layout.mesh]
         wanted = () if zero is None else zero.axes
@@ -186,9 +199,10 @@ class Storage:
             # Along axes outside of those of storage parts are added up, which are smaller.
             late = [a for a in range(min(scattered, default=0)) if is_summed[a] and targets[a] == WHOLE]
             targets = [None if a in late else target for a, target in enumerate(targets)]
-            ids = exchanges.converted(t, targets, True, Phase.BACKWARD)
+            each = self.reduces_each and bool(scattered)
+            ids = exchanges.converted(t, targets, not each, Phase.BACKWARD)
             if scattered:
-                sizes = exchanges.sizes[layout.tensor_ids(t)][:1]
+                sizes = exchanges.sizes[layout.tensor_ids(t)][: len(ids)]
                 for a, target in enumerate(targets):
                     # Each place gives its part alone of what is the same on all places of an axis.
                     if (target is not None and target > SUM) or (a in along and a not in scattered):
@@ -198,10 +212,12 @@ class Storage:
                     int(sharding.written[t]) if target is None else target
                     for sharding, target in zip(layout.mesh, targets, strict=True)
                 )
-                about = Exchanged("gradient", t, codes, codes, True, phase=int(Phase.BACKWARD))
+                about = Exchanged("gradient", t, codes, codes, not each, phase=int(Phase.BACKWARD))
                 steps = [("reduce_scatter", a) for a in reversed(scattered)] + [("all_reduce", a) for a in late]
                 for kind, a in steps:
                     ids, sizes = exchanges.exchange(kind, a, Parts(ids, sizes), op, about, True)
+                if len(ids) > 1:
+                    ids = exchanges.added(op, ids, sizes, True, ADD_BYTES_PER_BYTE, 1)
             out.edges(ids, layout.op_ids(c))
 
     def _gather_updated(self, out: Emission, exchanges: Exchanges, number: int, state: State) -> None:

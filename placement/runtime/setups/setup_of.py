@@ -62,7 +62,7 @@ def setup_from(facts: Facts) -> Setup:
         bucket_mb=round(max(strategy.bucket_bytes, 1) / 2**20, 6),
         has_unused=facts.has_unused,
         is_sharded=facts.is_sharded,
-        is_replicated_shard=facts.is_hybrid_shard,
+        reduces_once=facts.is_hybrid_shard or strategy.no_sync,
         sharding_axes=tuple(axes),
         layers=facts.layers if facts.is_sharded else (),
         has_policy=facts.has_policy,

@@ -28,7 +28,8 @@ class Setup:
         zero: level of ZeRO, 0 to 3.
         is_ddp: replicas are DistributedDataParallel's, with buckets of `bucket_mb`.
         has_unused: the step leaves some parameters without a gradient.
-        is_sharded: replicas are fully_shard's, over `sharding_axes`; `is_replicated_shard`: with whole parameters.
+        is_sharded: replicas are fully_shard's, over `sharding_axes`; it reduces gradients in each micro-batch, or with
+            `reduces_once` those of all.
         layers: modules whose parameters are gathered together.
         has_policy: parameters are computed with in format `activation` and reduced in format `gradient`.
         offloads_parameters, offloads_optimizer: what the host keeps.
@@ -88,7 +89,7 @@ class Setup:
     bucket_mb: float = 25.0
     has_unused: bool = False
     is_sharded: bool = False
-    is_replicated_shard: bool = False
+    reduces_once: bool = False
     sharding_axes: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
     has_policy: bool = False

@@ -78,7 +78,7 @@ def run_step(
             Padding.own, Padding.most = ends[number + 1] - ends[number], max(setup.samples)
         if setup.labels == "one" and setup.samples:
             labels.weight = share_of(number, mesh, setup) * setup.micro_batches
-        if setup.is_replicated_shard and setup.micro_batches > 1:
+        if setup.reduces_once and setup.micro_batches > 1:
             model.set_requires_gradient_sync(number == setup.micro_batches - 1)
         with contextlib.ExitStack() as around:
             if setup.is_ddp and setup.micro_batches > 1 and number < setup.micro_batches - 1:

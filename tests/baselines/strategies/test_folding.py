@@ -55,12 +55,13 @@ def figures(what: Applied) -> tuple[float, int]:
 # One collective at a time, among parts that are equal.
 EXACT = [
     *("dp2", "dp8", "dp4 zero1", "dp4 zero2", "tp2", "dp2 | tp2", "dp4 zero2 | tp2", "cp2"),
-    *("dp2 | mb2", "dp2 zero3 | mb2", "tp2 | mb2 | recompute=*", "dp2 | recompute=*"),
+    *("dp2 | mb2", "dp2 zero3 | mb2 no_sync", "tp2 | mb2 | recompute=*", "dp2 | recompute=*"),
     *("dp2 | pp2 gpipe mb4", "dp2 | pp2 1f1b mb4", "dp2 | pp2 memory mb4"),
 ]
 # Several at a time, which share links round by round where they are spelt out, and take turns where they are folded.
 CLOSE = [
     "dp4 zero3",
+    "dp2 zero3 | mb2",
     "tp2 sp | pp2 interleaved mb4",
     "tp2 | pp2 zb-h1 mb4",
     "dp2 zero1 | pp2 1f1b mb2 | tp2",
@@ -155,7 +156,7 @@ def test_what_is_folded_is_the_first_place(name: str, text: str) -> None:
     """Parts even or not: the same ops with the same figures, and collectives of the same size."""
     strategy = Strategy.parse(text)
     graph, axes_ = graph_of(name), [rule.axis() for rule in strategy.mesh]
-    zero = Zero(strategy.zero) if strategy.zero else None
+    zero = Zero.of(strategy)
     try:
         whole = split(graph, axes_, strategy.micro_batches, zero)
     except StrategyError:

@@ -39,7 +39,7 @@ def captured(name: str) -> OpGraph:
 @cache
 def cut(name: str, text: str) -> Derived:
     strategy = Strategy.parse(text)
-    zero = Zero(strategy.zero) if strategy.zero else None
+    zero = Zero.of(strategy)
     return split(captured(name), [rule.axis() for rule in strategy.mesh], strategy.micro_batches, zero)
 
 

@@ -57,6 +57,8 @@ PARTS = {
     "pp2 interleaved v4 mb2": "as many `PipelineStage` on each device",
     "pp2 gpipe mb2 | cuts=layers.1.norm_attention/rms_norm": "`PipelineStage` of these modules",
     "mb2": "a loop that adds gradients up, exchanged once",
+    "dp2 zero3 | mb2": "the same loop, gradients reduced each time",
+    "dp2 zero3 | mb2 no_sync": "`set_requires_gradient_sync` with the last one",
     "dp2 | placed2": "",
     "dp2 | devices=gpu1+gpu0": "ranks on these devices",
     "recompute=layers.*": "`checkpoint`",

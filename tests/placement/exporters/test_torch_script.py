@@ -38,6 +38,7 @@ ON_TWO = {
     "dp2": ("decoder", "dp2"),
     "dp2_convnet_mb2_unbucketed": ("convnet", "dp2 | mb2 | bucket=0"),
     "zero2_mb2": ("decoder", "dp2 zero2 | mb2"),
+    "zero3_no_sync": ("decoder", "dp2 zero3 | mb2 no_sync"),
     "zero3_recomputed": ("decoder", "dp2 zero3 | recompute=layers.*"),
     "tp2": ("decoder", "tp2"),
     "tp2_tied_mb2": ("tied_decoder", "tp2 | mb2"),
