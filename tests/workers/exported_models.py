@@ -164,6 +164,13 @@ def llama() -> Made:
     return LlamaForCausalLM(config), (), {"input_ids": tokens, "labels": tokens}
 
 
+def batch_normed() -> Made:
+    """Layers with running statistics, which a step changes once for each part of the batch."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU())]
+    return nn.Sequential(*layers, nn.LogSoftmax(1)), (torch.randn(8, 8),), {}
+
+
 def convnet() -> Made:
     """Residual convolutions with group norms, which are the same for each sample however the batch is cut."""
     torch.manual_seed(0)

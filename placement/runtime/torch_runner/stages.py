@@ -41,6 +41,7 @@ class Stage(nn.Module):
         self.received: Any = None
         self.criterion: Any = None  # from what the model returns to the loss; None: the last stage gives that
         self.labels: Any = None
+        self.has_rehearsed = False
         for other, paths in enumerate(setup.stages):
             for path in paths if other != number else ():
                 self._leave_out(path, model.get_submodule(path), other > number)
@@ -95,10 +96,19 @@ class Stage(nn.Module):
             return self._run(inputs)
 
     def _run(self, inputs: dict[str, Any]) -> Any:
+        # PipelineStage finds out shapes in a first call, on memory that nobody wrote, which is to change nothing.
+        kept = {} if self.has_rehearsed else {m: (vars(m).copy(), m._buffers.copy()) for m in self.model.modules()}
+        for module in kept:
+            module._buffers.update({name: b if b is None else b.clone() for name, b in module._buffers.items()})
         try:
             output = self.model(**inputs)
         except Handover as handover:
             return handover.args[0]
+        finally:
+            self.has_rehearsed = True
+            for module, (attributes, buffers) in kept.items():
+                vars(module).update(attributes)
+                module._buffers.update(buffers)
         return output if self.criterion is None else self.criterion(output).reshape(1)
 
 

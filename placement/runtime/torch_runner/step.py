@@ -207,6 +207,11 @@ def on_cpu(leaf: Any) -> Any:
 def of_all_samples(leaf: Any, mesh: DeviceMesh, setup: Setup) -> Any:
     """A tensor with the samples of all replicas, or the mean of a number over them; anything else as it is."""
     if not isinstance(leaf, torch.Tensor):
+        if getattr(leaf, "__dict__", None) and not callable(leaf):
+            raise ValueError(
+                f"the model returns a {type(leaf).__name__}, in which the samples of all replicas cannot be put together; "
+                "return tensors in tuples, lists or dicts (models of transformers do with use_cache=False)"
+            )
         return leaf
     ends = borders(mesh, setup)
     samples, count = ends[-1] - ends[0], setup.micro_batches

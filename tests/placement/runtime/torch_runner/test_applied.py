@@ -38,6 +38,7 @@ STEPS = {
     "pp2_tied": ("tied_decoder", "pp2 1f1b mb2"),
     "pp2_interleaved": ("decoder", "pp2 interleaved mb4"),
     "pp2_padded": ("padded", "pp2 gpipe mb2"),
+    "pp2_norms": ("batch_normed", "pp2 gpipe mb1"),
     "pp2_beside_modules": ("scaled", "pp2 gpipe mb2"),
     "pp2_in_a_module": ("scaled", "pp2 gpipe mb2 | cuts=layer.contract/addmm"),
     "pp2_after_layers": ("softened", "pp2 gpipe mb2 | cuts=body.1/tanh"),
