@@ -209,7 +209,7 @@ def of_all_samples(leaf: Any, mesh: DeviceMesh, setup: Setup) -> Any:
     if not isinstance(leaf, torch.Tensor):
         if getattr(leaf, "__dict__", None) and not callable(leaf):
             raise ValueError(
-                f"the model returns a {type(leaf).__name__}, in which the samples of all replicas cannot be put together; "
+                f"the model returns a {type(leaf).__name__}, in which samples of all replicas cannot be put together; "
                 "return tensors in tuples, lists or dicts (models of transformers do with use_cache=False)"
             )
         return leaf
