@@ -56,12 +56,14 @@ class BlockMap:
         stage: int64 [n], virtual stage; -1 outside all blocks.
         micro_batch: int64 [n]; -1 for an op of the whole step.
         in_lane: bool [n], whether it is communication, which runs beside the blocks.
+        waited_by: int64 [n], of an op outside the pipeline the earlier stage whose forward pass waits for it, else -1.
     """
 
     kind: IntArray
     stage: IntArray
     micro_batch: IntArray
     in_lane: BoolArray
+    waited_by: IntArray
 
 
 def block_map(derived: Derived, stage: IntArray) -> BlockMap:
@@ -83,9 +85,13 @@ def block_map(derived: Derived, stage: IntArray) -> BlockMap:
     backward = graph.phase != Phase.FORWARD
     ancestry = _Ancestry.of(derived)
     kind = np.where(backward, np.where(ancestry.feeds_others(stages), 1, 2), 0)
-    none = of_step | (stages[origin] < 0) | ancestry.is_aside(stages) | _is_across(derived)
-    in_lane = graph.is_pinned_to(LANE)
-    return BlockMap(np.where(none, -1, kind), stages[origin], derived.micro_batch, in_lane)
+    down, up = ancestry.earliest(stages)
+    own = np.where(stages[origin] < 0, source.n_ops, stages[origin])
+    none = of_step | (stages[origin] < 0) | (np.minimum(down, up) < own) | _is_across(derived)
+    waited_by = np.where((down < own) & ~of_step, down, -1)
+    return BlockMap(
+        np.where(none, -1, kind), stages[origin], derived.micro_batch, graph.is_pinned_to(LANE), waited_by
+    )
 
 
 def joins(derived: Derived) -> tuple[IntArray, IntArray]:
@@ -187,16 +193,18 @@ class _Ancestry:
         feeds[self.edges[(stage[before] != stage[after]) | other_op, 0]] = 1
         return self._carried(feeds, self.edges[::-1], max)[self.key] > 0
 
-    def is_aside(self, stage: IntArray) -> BoolArray:
-        """bool [n]: ops that an earlier stage waits for in the forward pass, or that wait for one in the backward pass.
+    def earliest(self, stage: IntArray) -> tuple[IntArray, IntArray]:
+        """int64 [n] each: the earliest stage that waits for an op in the forward pass, its own or another one, and of
+        those that it waits for in the backward pass.
 
-        As an embedding does whose weights are tied to those of the head, and which so runs on the last stage's device.
+        They are earlier than its own for an embedding whose weights are tied to those of the head, and which so runs on
+        the last stage's device.
         """
         of_key = np.repeat(np.where(stage < 0, len(stage), stage), len(Phase))
         backward = self.edges[:, 0] % len(Phase) == Phase.BACKWARD
         down = self._carried(of_key, self.edges[~backward][::-1], min)
         up = self._carried(of_key, self.edges[backward][:, ::-1], min)
-        return (np.minimum(down, up) < of_key)[self.key]
+        return down[self.key], up[self.key]
 
     def _carried(self, values: IntArray, edges: IntArray, best: Callable[[int, int], int]) -> IntArray:
         """Values of ops, each the best of its own and those that edges (to, from) lead to it, however far."""
@@ -277,6 +285,30 @@ def _places(derived: Derived, blocks: BlockMap, sequences: Sequence[Sequence[Sta
     return np.where(none, -1, found[:, 0]), np.where(none, -1, found[:, 1])
 
 
+def _opened_aside(
+    derived: Derived, blocks: BlockMap, group: IntArray, before: IntArray
+) -> tuple[IntArray, IntArray]:
+    """``(ops, barriers)``: ops outside the pipeline that a forward block waits for begin with the block before it.
+
+    Else they would all run at once, and what they make wait in memory for as many micro-batches as there are.
+
+    Args:
+        group: int64 [n], of ops in blocks the number of the block among those of all workers, side by side.
+        before: int64, the barrier that lets each such block begin; -1 for none.
+    """
+    parts, micro = 1 + int(derived.part.max()), blocks.micro_batch
+    code = (np.maximum(blocks.stage, 0) * (1 + int(micro.max())) + micro) * parts + derived.part
+    forward = np.flatnonzero((blocks.kind == 0) & ~blocks.in_lane & (group >= 0))
+    codes, at = np.unique(code[forward], return_index=True)
+    aside = np.flatnonzero((blocks.waited_by >= 0) & ~blocks.in_lane)
+    wanted = (blocks.waited_by[aside] * (1 + int(micro.max())) + micro[aside]) * parts + derived.part[aside]
+    place = np.minimum(np.searchsorted(codes, wanted), max(len(codes) - 1, 0))
+    is_there = codes[place] == wanted if len(codes) else np.zeros(len(aside), dtype=np.bool_)
+    aside, block = aside[is_there], group[forward[at[place[is_there]]]]
+    opened = np.where(before[block] >= 0, before[block - 1], -1)  # -1: the first block, or the one after it
+    return aside[opened >= 0], opened[opened >= 0]
+
+
 @dataclass(frozen=True, eq=False)
 class _Barriers:
     """Ops to add (k of them) and what they wait for and let begin, as pairs (op, barrier)."""
@@ -312,7 +344,9 @@ class _Barriers:
         first_lanes[consumer[(with_lanes[producer] == with_lanes[consumer]) & (with_lanes[producer] >= 0)]] = False
         group = np.where(first_lanes, with_lanes, group)
         out, into = np.flatnonzero(ends), np.flatnonzero(begins | first_lanes)
-        return _Barriers(chained[first[follows]], (out, after[group[out]]), (into, before[group[into]]))
+        aside, opening = _opened_aside(derived, blocks, group, before)
+        opening = np.concatenate([before[group[into]], opening])
+        return _Barriers(chained[first[follows]], (out, after[group[out]]), (np.concatenate([into, aside]), opening))
 
     def added(self, graph: OpGraph) -> OpGraph:
         """The graph with the barriers as its last ops. Rows and states are left out: what is in order is split."""
