@@ -89,9 +89,7 @@ def block_map(derived: Derived, stage: IntArray) -> BlockMap:
     own = np.where(stages[origin] < 0, source.n_ops, stages[origin])
     none = of_step | (stages[origin] < 0) | (np.minimum(down, up) < own) | _is_across(derived)
     waited_by = np.where((down < own) & ~of_step, down, -1)
-    return BlockMap(
-        np.where(none, -1, kind), stages[origin], derived.micro_batch, graph.is_pinned_to(LANE), waited_by
-    )
+    return BlockMap(np.where(none, -1, kind), stages[origin], derived.micro_batch, graph.is_pinned_to(LANE), waited_by)
 
 
 def joins(derived: Derived) -> tuple[IntArray, IntArray]:
@@ -285,9 +283,7 @@ def _places(derived: Derived, blocks: BlockMap, sequences: Sequence[Sequence[Sta
     return np.where(none, -1, found[:, 0]), np.where(none, -1, found[:, 1])
 
 
-def _opened_aside(
-    derived: Derived, blocks: BlockMap, group: IntArray, before: IntArray
-) -> tuple[IntArray, IntArray]:
+def _opened_aside(derived: Derived, blocks: BlockMap, group: IntArray, before: IntArray) -> tuple[IntArray, IntArray]:
     """``(ops, barriers)``: ops outside the pipeline that a forward block waits for begin with the block before it.
 
     Else they would all run at once, and what they make wait in memory for as many micro-batches as there are.

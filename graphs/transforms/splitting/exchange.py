@@ -167,7 +167,8 @@ class Exchanges:
         adds = adds.reshape(later, layout.places)
         self.out.edges(ids[1:], adds)
         self.out.edges(np.concatenate([ids[:1], sums[:-1]]), adds)
-        return sums[-1][None, :]
+        total: IntArray = sums[-1][None, :]
+        return total
 
     def exchange(
         self,
