@@ -235,8 +235,7 @@ def ladder_rows(result: Result) -> list[str]:
         about = "about " if one.is_estimated else ""
         took = f"{about}{format_seconds(one.step_time_s)}"
         needs = format_bytes(one.peak_bytes) + ("" if one.fits else ", does not fit")
-        bought = _bought(before, one)
-        rows.append((one.name, _short(one.strategy.text), took, needs, bought and f"{bought} than the row above"))
+        rows.append((one.name, _short(one.strategy.text), took, needs, _bought(before, one)))
         before = one
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -249,10 +248,10 @@ def _bought(before: Rung | None, one: Rung) -> str:
     less, as_long = 1 - one.peak_bytes / max(before.peak_bytes, 1), one.step_time_s / (before.step_time_s or 1.0)
     memory = f"{abs(less):.0%} {'less' if less > 0 else 'more'} memory"
     if as_long >= 2:  # a percentage of slower has another base than one of faster
-        return f"{memory} and {as_long:.1f} times as slow"
+        return f"{memory} and {as_long:.1f} times as slow as the row above"
     if as_long <= 0.5:
-        return f"{memory} and {1 / max(as_long, 1e-9):.1f} times as fast"
-    return f"{memory} and {abs(as_long - 1):.0%} {'slower' if as_long > 1 else 'faster'}"
+        return f"{memory} and {1 / max(as_long, 1e-9):.1f} times as fast as the row above"
+    return f"{memory} and {abs(as_long - 1):.0%} {'slower' if as_long > 1 else 'faster'} than the row above"
 
 
 def for_trainers(result: Result) -> str:
