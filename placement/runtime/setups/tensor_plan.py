@@ -220,6 +220,12 @@ class _Layers:
                 self.whole_between += [] if is_gathered else [path]
             else:
                 self.blocks[path] = part.blocks
+        length = getattr(layer, own).shape[part.dim]
+        if -(-length // size) * (size - 1) >= length:
+            raise MismatchError(
+                f"{show(name)} is {length} long where it is cut into {size} parts, and torch leaves the last one none; "
+                "take fewer parts."
+            )
         if part.extent % size:
             self.uneven.add(path)
         if own == "weight":

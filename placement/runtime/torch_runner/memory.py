@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 if TYPE_CHECKING:
@@ -120,11 +121,14 @@ class OnHost(torch.autograd.graph.saved_tensors_hooks):
     """Keeps in the memory of the host what ops inside of it save for the backward pass, but for weights."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
+        self.module = module
         super().__init__(self.send_away, self.bring_back)
 
     def send_away(self, tensor: torch.Tensor) -> Any:
-        if tensor.nbytes < 1024 or tensor.untyped_storage().data_ptr() in self.weights:
+        # Weights that fully_shard has not gathered yet are DTensors.
+        weights = (p for p in self.module.parameters() if not isinstance(p, DTensor))
+        own = tensor.untyped_storage().data_ptr()
+        if tensor.nbytes < 1024 or any(p.untyped_storage().data_ptr() == own for p in weights):
             return tensor
         host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         if not tensor.is_cuda:
