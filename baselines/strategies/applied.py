@@ -209,7 +209,7 @@ def _exchanged(
     elif strategy.stages > 1:
         again, stage, is_apart = recomputed_in_stages(graph, cluster, strategy, grid.reshape(-1))
     axes = [rule.axis() for rule in strategy.mesh]
-    zero = Zero.of(strategy)
+    zero = Zero.of(strategy.zero, strategy.reduces_each)
     is_synchronised = strategy.statistics == "sync" and graph.is_training
     copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded)
     joined = None

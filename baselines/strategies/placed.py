@@ -72,7 +72,7 @@ def _part(graph: OpGraph, first: IntArray, strategy: Strategy) -> Derived:
     copies = copies_of(graph, axes, folded=True)
     one = Derived.identity(graph)
     if copies is not None:
-        zero = Zero.of(strategy)
+        zero = Zero.of(strategy.zero, strategy.reduces_each)
         one = split_as(copies, zero, synchronised=strategy.statistics == "sync" and graph.is_training)
     together = np.where(graph.colocation >= 0, graph.colocation, graph.n_ops + first)
     _, group = np.unique(together[one.origin], return_inverse=True)

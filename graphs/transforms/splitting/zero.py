@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,9 +29,6 @@ from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE, Exchanges, Parts, cut_evenly
 from graphs.transforms.splitting.sharding import SUM, WHOLE, differing
 from graphs.transforms.splitting.storage_ops import cast_tensor, gathers_of, parameter_casts
-
-if TYPE_CHECKING:
-    from graphs.transforms.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -51,9 +47,9 @@ class Zero:
     reduces_each: bool = False
 
     @staticmethod
-    def of(strategy: Strategy) -> Zero | None:
-        """That of a strategy; None without any."""
-        return Zero(strategy.zero, reduces_each=strategy.reduces_each) if strategy.zero else None
+    def of(level: int, reduces_each: bool) -> Zero | None:
+        """That of a strategy's level; None without any."""
+        return Zero(level, reduces_each=reduces_each) if level else None
 
 
 class Storage:

@@ -156,7 +156,7 @@ def test_what_is_folded_is_the_first_place(name: str, text: str) -> None:
     """Parts even or not: the same ops with the same figures, and collectives of the same size."""
     strategy = Strategy.parse(text)
     graph, axes_ = graph_of(name), [rule.axis() for rule in strategy.mesh]
-    zero = Zero.of(strategy)
+    zero = Zero.of(strategy.zero, strategy.reduces_each)
     try:
         whole = split(graph, axes_, strategy.micro_batches, zero)
     except StrategyError:

@@ -39,7 +39,7 @@ def captured(name: str) -> OpGraph:
 @cache
 def cut(name: str, text: str) -> Derived:
     strategy = Strategy.parse(text)
-    zero = Zero.of(strategy)
+    zero = Zero.of(strategy.zero, strategy.reduces_each)
     return split(captured(name), [rule.axis() for rule in strategy.mesh], strategy.micro_batches, zero)
 
 
