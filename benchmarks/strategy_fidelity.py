@@ -60,11 +60,9 @@ LOCAL = " | statistics=local"  # of a model with batch norms
 BATCH, WIDTH = 16, 256
 ENGINE = (
     "The score knows the ops and the exchanges of a strategy, not what torch's engine does around them on a core that "
-    "computes as well: DTensor's dispatch in Python (of `tp2` of this GPT-2 some 0.1 s a step in 1,028 calls), the "
-    "copies that `fully_shard` makes into and out of its buffers for each gather and each reduction (four passes over "
-    "all parameters in `mlp`, whose step moves little else), and the copies of DDP's buckets. On a GPU the host does "
-    "such work ahead of the device. The processor's speed also changed by a third within single runs here "
-    "(`rounds_s` in the rows), which no prediction of one step can follow."
+    "computes as well: DTensor's dispatch in Python, the copies that `fully_shard` makes into and out of its buffers, "
+    "those of DDP's buckets. On a GPU the host does such work ahead of the device. `rounds_s` in the rows says how "
+    "much the machine's speed changed from round to round."
 )
 
 

@@ -117,18 +117,23 @@ class Again:
             return self.forward(*args, **kwargs)
 
 
+def weights_of(module: nn.Module) -> set[int]:
+    """Where in memory the module's weights are that are there as plain tensors."""
+    return {p.untyped_storage().data_ptr() for p in module.parameters() if not isinstance(p, DTensor)}
+
+
 class OnHost(torch.autograd.graph.saved_tensors_hooks):
     """Keeps in the memory of the host what ops inside of it save for the backward pass, but for weights."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
+        self.module, self.weights = module, weights_of(module)
+        self.has_later = any(isinstance(p, DTensor) for p in module.parameters())  # fully_shard gathers these inside
         super().__init__(self.send_away, self.bring_back)
 
     def send_away(self, tensor: torch.Tensor) -> Any:
-        # Weights that fully_shard has not gathered yet are DTensors.
-        weights = (p for p in self.module.parameters() if not isinstance(p, DTensor))
-        own = tensor.untyped_storage().data_ptr()
-        if tensor.nbytes < 1024 or any(p.untyped_storage().data_ptr() == own for p in weights):
+        if self.has_later:
+            self.weights = weights_of(self.module)
+        if tensor.nbytes < 1024 or tensor.untyped_storage().data_ptr() in self.weights:
             return tensor
         host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         if not tensor.is_cuda:

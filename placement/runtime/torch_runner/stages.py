@@ -60,7 +60,7 @@ class Stage(nn.Module):
     def _leave_out(self, path: str, module: nn.Module, is_later: bool) -> None:
         for inner_path, inner in module.named_modules(prefix=path):
             for name, parameter in list(inner.named_parameters(recurse=False)):
-                if f"{inner_path}.{name}" in self.setup.read_outside:
+                if self.setup.read_outside and f"{inner_path}.{name}" in self.setup.read_outside:
                     parameter.requires_grad_(False)
                 else:
                     vars(inner)[name] = inner._parameters.pop(name).detach().to("meta")  # code asks for its format
@@ -68,7 +68,7 @@ class Stage(nn.Module):
 
     def _skip(self, path: str, *args: Any, **kwargs: Any) -> Any:
         received = self.received[0] if isinstance(self.received, tuple) else self.received
-        return self.setup.returns[path](received) if path in self.setup.returns else received
+        return self.setup.returns[path](received) if self.setup.returns and path in self.setup.returns else received
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return self.received, *args[1:]
@@ -97,18 +97,18 @@ class Stage(nn.Module):
 
     def _run(self, inputs: dict[str, Any]) -> Any:
         # PipelineStage finds out shapes in a first call, on memory that nobody wrote, which is to change nothing.
-        kept = {} if self.has_rehearsed else {m: (vars(m).copy(), m._buffers.copy()) for m in self.model.modules()}
-        for module in kept:
-            module._buffers.update({name: b if b is None else b.clone() for name, b in module._buffers.items()})
+        modules = () if self.has_rehearsed else self.model.modules()
+        kept = [(table, table.copy()) for m in modules for table in (m._buffers, vars(m))]
+        for buffers, _ in kept[::2]:
+            buffers.update({name: b if b is None else b.clone() for name, b in buffers.items()})
         try:
             output = self.model(**inputs)
         except Handover as handover:
             return handover.args[0]
         finally:
             self.has_rehearsed = True
-            for module, (attributes, buffers) in kept.items():
-                vars(module).update(attributes)
-                module._buffers.update(buffers)
+            for table, before in kept:
+                table.update(before)
         return output if self.criterion is None else self.criterion(output).reshape(1)
 
 

@@ -116,13 +116,9 @@ def cut_weights(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> None:
     """Cut weights as the styles say. Between two layers, activations may be DTensors, which know their whole shape."""
     over = mesh[setup.weight_axis]
     for path, module in list(model.named_modules()):
-        style: Any = next(
-            (style for pattern, style in setup.styles.items() if fnmatch.fnmatchcase(path, pattern)), None
-        )
-        if style is None:
+        style: Any = next((s for pattern, s in setup.styles.items() if fnmatch.fnmatchcase(path, pattern)), None)
+        if style is None or (setup.stages and next(module.parameters(), None) is None):  # of another stage
             continue
-        if setup.stages and next(module.parameters(), None) is None:
-            continue  # of another stage
         if setup.pads and style.input_layouts[0] == Shard(0):
             module.register_forward_pre_hook(Padding.put_on)
         parallelize_module(module, over, style)
