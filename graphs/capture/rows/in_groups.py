@@ -23,9 +23,12 @@ def add_group_rows(drafts: Drafts) -> None:
         if is_grouped(call.target):
             _spread(drafts, call, groups)
         elif not op_kind(drafts.ops[call.draft].kind).reads_shape_only:
-            row = _alike(drafts.ops[call.draft].rows, call, groups)
+            draft = drafts.ops[call.draft]
+            mirror = None if draft.mirror is None else drafts.ops[draft.mirror]
+            is_second = mirror is not None and any(row.axis == _EXPERTS for row in mirror.rows)
+            row = _alike(draft.rows, call, groups, is_second)
             if row is not None:
-                drafts.ops[call.draft].rows.append(row)
+                draft.rows.append(row)
                 groups.update((value, part) for value, part in row.values.items() if isinstance(part, ByGroups))
 
 
@@ -56,16 +59,25 @@ def _is_list(one: Operand, last: Operand) -> bool:
     return one.root.state is None and bool(memory) and memory[0] in tokens & set(last.info.layout.shape)
 
 
-def _alike(rows: list[DraftRow], call: DraftCall, groups: dict[int, ByGroups]) -> DraftRow | None:
-    """The row of a call that works token by token on what lies by groups; None where it reads anything else."""
+def _alike(rows: list[DraftRow], call: DraftCall, groups: dict[int, ByGroups], is_second: bool) -> DraftRow | None:
+    """The row of a call that works token by token on what lies by groups; None where most of what it reads does not.
+
+    The rest, such as a weight for each token, goes to where the tokens are. So does, whatever it is, the gradient that
+    a backward call reads whose forward call has such a row.
+    """
     own = next((row for row in rows if row.axis in OWN_FAMILY), None)
     if own is None or own.states or not all(isinstance(part, Shard) and not part.dim for part in own.values.values()):
         return None
     of_values = [one for one in (*call.inputs, *call.outputs) if one is not None and one.value in own.values]
-    read = {one.value for one in call.inputs if one.value in own.values}
+    read = {one.value: one.info.layout.distinct_bytes for one in call.inputs if one.value in own.values}
     found = {groups[value] for value in read if value in groups}
     lengths = {one.root.info.layout.shape[0] for one in of_values}
-    if len(found) != 1 or len(lengths) != 1 or not all(value in groups for value in read):
+    if len(found) != 1 or len(lengths) != 1:
+        return None
+    others = [one for one in call.inputs if one.value in read and one.value not in groups]
+    if not all(one.info.layout.dtype.is_floating_point for one in others):
+        return None  # places in a list, in which the order of experts is left
+    if not is_second and 2 * sum(size for value, size in read.items() if value in groups) <= sum(read.values()):
         return None
     if any(type(leaf) is int and leaf in lengths for leaf in flat((call.args, call.kwargs))):
         return None  # it is told how many there are in all

@@ -35,7 +35,8 @@ def normalised(graph: OpGraph) -> tuple[frozenset[int], ...]:
     A dimension that reaches such a sum by other ops than products counts, too. Cut along such a dimension, the sum
     would take but a small exchange; but then all up to the next products would be cut, and those by their rows, with
     sums as results. A sum over samples, such as a loss or the gradient of a bias, is none of these, nor is one over
-    classes, whose parts give each other sums; and forward and backward pass are looked at apart.
+    classes, whose parts give each other sums; and forward and backward pass are looked at apart. A sum of the backward
+    pass is of a norm if its forward op is: else it is the gradient of a number a sample, such as an expert's weight.
     """
     phase, first_read = graph.phase.tolist(), graph.inputs[0].tolist()
     read, first_written = graph.inputs[1].tolist(), graph.output_ptr.tolist()
@@ -55,17 +56,25 @@ def normalised(graph: OpGraph) -> tuple[frozenset[int], ...]:
         handed_on = (after for (number, dim), after in passage.kept.items() if dim in classes[tensors[number]])
         for number, dim in passage.classes.union(*handed_on):
             classes[first_written[op] + number].add(dim)
-    for op, passage in reversed(passages.items()):
+    forward_of = graph.forward_of.tolist()
+    for op, passage in sorted(reversed(passages.items()), key=lambda each: phase[each[0]]):
         tensors, first = read[first_read[op] : first_read[op + 1]], first_written[op]
         carried = (
             before
             for before, after in passage.kept.items()
             if any(dim in found[first + number] for number, dim in after)
         )
-        for number, dim in (*passage.summed, *carried):
+        of_norm = forward_of[op] < 0 or any(found[t] for t in _around(graph, forward_of[op]))
+        for number, dim in (*(passage.summed if of_norm else ()), *carried):
             if phase[producer[tensors[number]]] == phase[op] and dim not in classes[tensors[number]]:
                 found[tensors[number]].add(dim)
     return tuple(map(frozenset, found))
+
+
+def _around(graph: OpGraph, op: int) -> list[int]:
+    """Tensors that an op reads and writes."""
+    pointer, read = graph.inputs
+    return [*read[pointer[op] : pointer[op + 1]].tolist(), *range(graph.output_ptr[op], graph.output_ptr[op + 1])]
 
 
 def _passage(rows: tuple[SplitRow, ...], n_read: int) -> _Passage:

@@ -257,6 +257,7 @@ class _Walk:
         self.state: list[int | None] = [WHOLE if s in whole else None for s in range(len(graph.states))]
         self.row: list[SplitRow | None] = [None] * graph.n_ops
         self.size = graph.tensor_bytes.astype(float).tolist()
+        self.state_bytes = np.array([state.parameter_bytes for state in graph.states], dtype=np.int64)
         self.flops, self.moved = graph.flops.tolist(), graph.bytes_moved.tolist()
         self.phase = graph.phase.tolist()
         is_tensor = where(graph, axis.tensor_modules) if axis.tensor_modules else np.full(graph.n_ops, not axis.words)
@@ -402,7 +403,6 @@ class _Walk:
             *((self.size[t], frozenset(self.available[t]), self.normalised[t], self._is_open(t)) for t in read),
             *((self.state[s], s in self.tied) for s in states),
             *((self._part_written(t) for t in read) if self.axis.is_ring else ()),
-            self.axis.sequence and self._reads_of_loss(read),
             self._gradient_state(op),
             self.row_number[self.gradients[op][1]] if op in self.gradients else -1,
             *((self.size[t], self.normalised[t]) for t in written),
@@ -603,6 +603,9 @@ class _Walk:
             return min(mirrored, key=lambda choice: self._exchange_s(choice, read))
         rows = [choice for choice in rows if choice in usual or self._follows_cut(choice, read)]
         if self.phase[op] == Phase.FORWARD and self._is_product(op):
+            narrow = next((choice for choice in rows if self._is_narrow(op, choice, read)), None)
+            if narrow is not None:
+                return narrow
             cut = [choice for choice in rows if any(need > SUM for need in choice.states)]
             if cut:
                 return min(cut, key=lambda choice: self._product_s(op, choice, read))
@@ -616,15 +619,10 @@ class _Walk:
             elif along:
                 is_sum = any(self.available[t] == {SUM} for t in read)
                 if is_sum or not any(self._fits(choice, read) for choice in rows):
-                    if not is_sum and self._reads_of_loss(read):
-                        # Gradients of logits stay as they are cut; of smoothed labels each part reads all.
+                    if not is_sum:  # what is cut stays so where the rest, such as the weights of experts, is small
                         along = [*along, *(choice for choice in rows if self._follows_cut(choice, read))]
                     return min(along, key=lambda choice: self._exchange_s(choice, read))
         return min([*uncut, *rows] or [whole], key=lambda choice: self._cost_s(op, choice, read))
-
-    def _reads_of_loss(self, read: list[int]) -> bool:
-        """Whether it reads the gradient of a loss over labels."""
-        return any(op_kind(self.graph.kinds[self.producer[t]]).is_label_loss for t in read)
 
     def _is_of_whole(self, op: int, read: list[int]) -> bool:
         """Whether it reads states or tensors, and those are whole. Noise that is drawn again waits for an empty one."""
@@ -638,6 +636,20 @@ class _Walk:
             need > SUM and need in self.available[t] and WHOLE not in self.available[t]
             for t, need in zip(read, choice.tensors, strict=True)
         )
+
+    def _is_narrow(self, op: int, choice: _Choice, read: list[int]) -> bool:
+        """Whether the parts of a sequence are read as they are, by weights that are so few that each part has them all.
+
+        It is so of a router. Weights that are cut take a gather of what is read, forward and backward, and a sum of its
+        gradient; weights that are not, a sum of theirs and the same of the results.
+        """
+        if choice.row is None or choice.row.axis != SEQUENCE or not self._fits(choice, read):
+            return False
+        if any(WHOLE in self.available[t] for t in read):
+            return False
+        weights = float(self.state_bytes[list(self.states_of[op])].sum())
+        made = sum(self.size[self.output_ptr[op] : self.output_ptr[op + 1]])
+        return 3 * made + 4 * weights < 3 * sum(self.size[t] for t in read)
 
     def _mirrors(self, op: int, choice: _Choice) -> bool:
         """Whether it cuts an op of the backward pass as its forward op is cut."""
