@@ -24,7 +24,7 @@ def stage_fill(graph: OpGraph, cluster: Cluster, strategy: Strategy, devices: In
     sizes = {rule.name: rule.size for rule in strategy.mesh}
     parts, tp = strategy.storage_parts, sizes.get("tp", 1)
     kept = np.zeros(graph.n_ops)
-    for level, part in ((3, graph.parameter_bytes), (2, graph.gradient_bytes), (1, graph.optimizer_bytes)):
+    for level, part in ((2, graph.parameter_bytes), (2, graph.gradient_bytes), (1, graph.optimizer_bytes)):
         kept += part / tp / (parts if strategy.zero >= level else 1)
     waiting = _waiting_bytes(graph) / (strategy.places * strategy.micro_batches)
     grid = devices[: strategy.devices].reshape(strategy.stages, -1).tolist()

@@ -96,11 +96,12 @@ def joins(derived: Derived) -> tuple[IntArray, IntArray]:
     """``(producer, consumer)`` of the edges over which a pass reads what other micro-batches make in the same pass.
 
     Facts about all samples that follow from the step's arguments alone, such as how many labels count, are known before
-    it begins.
+    it begins. Gathers of parameters for all micro-batches wait for the first one, and read nothing of it.
     """
     graph, batch = derived.graph, derived.micro_batch
-    producer, consumer, _ = graph.edge_list
+    producer, consumer, tensor = graph.edge_list
     across = (batch[producer] >= 0) & (batch[consumer] != batch[producer])
+    across &= ~(graph.is_pinned_to(LANE)[consumer] & (graph.tensor_bytes[tensor] == 0))
     across &= graph.phase[producer] == graph.phase[consumer]
     if across.any():
         across &= ~from_inputs(derived.source)[derived.origin[producer]]

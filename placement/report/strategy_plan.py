@@ -18,8 +18,8 @@ CELL, ROW, GAP, HEAD, SIDE = 92, 26, 18, 44, 64
 MOST_STAGES, MOST_ROWS, MOST_COLUMNS = 8, 16, 8
 _ZERO = {
     1: "the optimizer's state",
-    2: "gradients and the optimizer's state",
-    3: "parameters, gradients and the optimizer's state",
+    2: "parameters, gathered once a step, gradients and the optimizer's state",
+    3: "parameters, gathered for each use, gradients and the optimizer's state",
 }
 
 

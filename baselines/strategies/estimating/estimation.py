@@ -294,8 +294,11 @@ class Estimation:
             memory: of `_memory`.
         """
         jobs, frame = self.step.jobs, self.step.frame
-        usual, _ = self._blocks(by_place, np.where(jobs.is_gradient, -1.0, job_s))
+        is_once = self.split.gathered_once(jobs)
+        usual, _ = self._blocks(by_place, np.where(jobs.is_gradient | is_once, -1.0, job_s))
         last, lanes = self._blocks(by_place, job_s)
+        # What is gathered once holds up the first micro-batch, on the first stage: others have time until it comes.
+        lead_s = max(float(last[0, FORWARD] - usual[0, FORWARD]), 0.0)
         self.block_s = last
         # Exchanges after the last op of a block, on its lanes, delay the end of the step.
         tail = np.maximum(lanes[:, [BACKWARD, WEIGHTS]] - last[:, [BACKWARD, WEIGHTS]], 0.0).max(axis=1)
@@ -329,7 +332,7 @@ class Estimation:
             raise StrategyError(f"the order of strategy {self.strategy.text!r} can never be carried out.")
         # Ops that work for another stage run beside the blocks, and for the last micro-batch after them.
         apart_s = _sums(frame.stage, np.where(frame.is_late, local.op_s, 0.0), self.n_stages)
-        ends += _sums(ranks, apart_s, stages) * self.strategy.micro_batches
+        ends += lead_s + _sums(ranks, apart_s, stages) * self.strategy.micro_batches
         np.maximum.at(ends, ranks, np.where(late_s > 0, late_s + apart_s, 0.0))
         return ends, longer, np.maximum(peaks, kept)
 
@@ -361,7 +364,8 @@ class Estimation:
         on_way_s = _sums(jobs.block[jobs.kind == THERE] // GROUPS, job_s[jobs.kind == THERE], self.n_stages)
         if self.split.reduces_each:  # beside the next micro-batch, whose lanes may have no time for it
             lane = (jobs.block // GROUPS) * LANES + self.job_lane
-            lane_s = _sums(lane, np.where(jobs.is_update, 0.0, job_s), self.n_stages * LANES)
+            is_each = ~jobs.is_update & ~self.split.gathered_once(jobs)
+            lane_s = _sums(lane, np.where(is_each, job_s, 0.0), self.n_stages * LANES)
             all_s = np.maximum(all_s, self.strategy.micro_batches * float(lane_s.max()) + gathers)
         total = max(float(np.max(all_s)), self.strategy.micro_batches * float(on_way_s.max()))
         capacity = self.estimator.capacity[self.grid.reshape(stages, -1)].min(axis=1)
@@ -408,6 +412,15 @@ class Estimation:
         if (self.split.zero >= 2 and self.split.zero_axes) or self.split.on_hosts:
             size = np.where(_is_gradient(graph, self.source.states), local.tensor_bytes, size)
         sizes = np.concatenate([size, np.where(self.step.jobs.is_gradient, 0.0, local.job_made)])[lives.tensor]
+        gathered = np.zeros(self.n_stages)
+        if self.strategy.micro_batches > 1:  # what is gathered once is there for all of them
+            stays = np.append(np.zeros(graph.n_tensors, np.bool_), self.split.gathered_once(self.step.jobs))[
+                lives.tensor
+            ]
+            by_place = np.empty(n, dtype=np.int64)
+            by_place[frame.position] = frame.stage
+            gathered = _sums(by_place[lives.last[stays]], sizes[stays], self.n_stages)
+            sizes = np.where(stays, 0.0, sizes)
         born, gone = _sums(lives.first, sizes, n), _sums(lives.last, sizes, n)
         after: FloatArray = np.cumsum(born - gone)
         live = after + gone
@@ -433,7 +446,7 @@ class Estimation:
         late = _crossing(lives, np.where(is_late[lives.last], sizes, 0.0), *borders)
         before = _crossing(lives, np.where(is_late[lives.last], sizes, 0.0), first[s + WEIGHTS], n + borders[0])
         kind = np.where(before > 0, 1, 2)  # what is there before the gradients of weights
-        once = _crossing(lives, sizes, *borders) - late + self._waiting_sums(local, borders[0])
+        once = _crossing(lives, sizes, *borders) - late + self._waiting_sums(local, borders[0]) + gathered
         return HeldMemory(held, peak, late, kind, once, coming)
 
     def _waiting_sums(self, local: LocalCosts, end: IntArray) -> FloatArray:

@@ -290,7 +290,7 @@ def _sums_s(
 
 def _parts_of(states: States, split: Split) -> list[tuple[np.ndarray, bool]]:
     level = split.zero if split.zero_axes else 0
-    return [(states.parameter, level >= 3), (states.gradient, level >= 2), (states.optimizer, level >= 1)]
+    return [(states.parameter, level >= 2), (states.gradient, level >= 2), (states.optimizer, level >= 1)]
 
 
 def local_states(split: Split, sizes: Sizes, states: States, size: np.ndarray, is_split: bool) -> FloatArray:

@@ -22,7 +22,7 @@ from graphs.op_kinds import shape_readers
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.activations import HostedTensors
 from graphs.transforms.splitting.sharding import SUM, WHOLE
-from graphs.transforms.splitting.storage_ops import Gathered, cast_tensor, gathers_of, parameter_casts
+from graphs.transforms.splitting.storage_ops import Gathered, cast_tensor, gathers_of, once_a_step, parameter_casts
 from graphs.transforms.splitting.synchronised import NUMBERS
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class Split:
         """bool [s]: states whose storage is split along an axis, as ZeRO has it; weights that are cut there are not."""
         if axis not in self.zero_axes:
             return np.zeros_like(states.trained)
-        split = states.trained | states.frozen if self.zero == 3 else states.trained
+        split = states.trained | states.frozen if self.zero >= 2 else states.trained
         result: BoolArray = split & (self.cuts[axis].state <= SUM)
         return result
 
@@ -256,9 +256,14 @@ class Split:
 
     def cast_in_parts(self, states: States) -> IntArray:
         """int64: ops that cast a parameter at each place where a part of it is stored, before it is gathered."""
-        if self.zero < 3 or not len(states.casts):
+        if self.zero < 2 or not len(states.casts):
             return states.casts[:0]
         return states.casts[self.stored_in_parts(states)[states.cast_state]]
+
+    def gathered_once(self, jobs: Jobs) -> BoolArray:
+        """bool [j]: gathers of parameters that stay for all micro-batches, and both passes of each."""
+        result: BoolArray = (jobs.state >= 0) & ~jobs.is_update & (self.zero == 2)
+        return result
 
     def parts_exchanged(self, jobs: Jobs, states: States, sizes: Sequence[int]) -> IntArray:
         """int64 [j]: into how many parts that of which a place exchanges one was cut by exchanges along other axes.
@@ -430,7 +435,7 @@ class _Builder:
     def _storage(self) -> None:
         """Gathers of parameters whose storage is split, and copies of those that lie whole on hosts."""
         frame, states = self.frame, self.states
-        is_by_use = self.split.zero == 3 or self.split.on_hosts
+        is_by_use = self.split.zero >= 2 or self.split.on_hosts
         for a in () if is_by_use else self.split.zero_axes:
             found = np.flatnonzero(self.split.stored_along(a, states))
             n = len(found)
@@ -443,14 +448,15 @@ class _Builder:
             self._gathers_for_use()
 
     def _gathers_for_use(self) -> None:
-        """Each layer's parameters are gathered, or copied in, for its passes, one layer ahead."""
+        """Each layer's parameters are gathered, or copied in, for its passes, one layer ahead; by ZeRO-2 once."""
         frame, states = self.frame, self.states
         is_copied = (states.trained | states.frozen) & self.split.on_hosts
         stored = {a: self.split.stored_along(a, states) for a in self.split.zero_axes}
         turns: list[int] = []
         previous: str | None = None
         rows, ends, shares, is_last = [], [], [], []
-        for state, _, readers, cast, layer in states.gathers:
+        gathers = once_a_step(self.graph, states.gathers) if self.split.zero == 2 else states.gathers
+        for state, _, readers, cast, layer in gathers:
             along = [a for a in self.split.zero_axes if stored[a][state]]
             if not along and not is_copied[state]:
                 continue

@@ -225,7 +225,7 @@ class _Room:
     def whole(self, places: IntArray, zero: int) -> BoolArray:
         """bool [k]: whether so many replicas, int64 [k], have room, with storage split at this level of ZeRO."""
         parameters, gradients, states = self.kept
-        split = sum(size for size, level in ((parameters, 3), (gradients, 2), (states, 1)) if zero >= level)
+        split = sum(size for size, level in ((parameters, 2), (gradients, 2), (states, 1)) if zero >= level)
         needed = sum(self.kept) - split + split // places - (3 * self.states if zero else 0)
         result: BoolArray = needed <= self.room[places - 1]
         return result

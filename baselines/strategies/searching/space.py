@@ -78,7 +78,8 @@ class Space:
         )
         sizes = [] if strategy.offloads_parameters else [graph.parameter_bytes.sum(), graph.gradient_bytes.sum()]
         sizes += [] if strategy.offloads_optimizer else [graph.optimizer_bytes.sum()]
-        kept = sum(float(size) / (dp if strategy.zero > 2 - i else 1) for i, size in enumerate(sizes)) / parts
+        levels = zip(sizes, (2, 2, 1), strict=False)
+        kept = sum(float(size) / (dp if strategy.zero >= least else 1) for size, least in levels) / parts
         return bool(kept <= max(self.cluster.devices[d].usable_bytes for d in self.cluster.compute_devices.tolist()))
 
     @cached_property

@@ -7,7 +7,7 @@ stored part of them: a cast commutes with a gather. So what travels is the narro
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ class Gathered(NamedTuple):
 
     Attributes:
         state: its number.
-        phase: the pass.
+        phase: the pass of the first reader.
         readers: ops that wait for it, by their places in the step.
         cast: the op whose result is gathered in the parameter's place; -1 for the parameter itself.
         layer: the modules that are gathered together, with the pass.
@@ -121,6 +121,21 @@ def gathers_of(graph: OpGraph, casts: Mapping[int, int]) -> list[Gathered]:
                     layer = layer_of(state.name) + phase.name
                     found.append(Gathered(number, phase, tuple(readers), cast, layer))
     return sorted(found, key=lambda one: (position[one.readers[0]], one.state))
+
+
+def once_a_step(graph: OpGraph, gathers: Sequence[Gathered]) -> list[Gathered]:
+    """The gathers of a step that keeps what it has gathered: one of each parameter, for its readers in both passes.
+
+    Ops that run again read it, too.
+    """
+    found: dict[tuple[int, int], Gathered] = {}
+    for one in gathers:
+        first_run = int(graph.forward_of[one.cast]) if one.cast >= 0 else -1
+        key = one.state, one.cast if first_run < 0 else first_run
+        first = found.setdefault(key, one)
+        if first is not one:
+            found[key] = first._replace(readers=first.readers + one.readers)
+    return [*found.values()]
 
 
 @per_graph

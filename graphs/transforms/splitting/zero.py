@@ -4,10 +4,11 @@ These are `dp`, `cp`, and `ep` but for experts: all devices that work on other d
 Megatron-LM's distributed optimizer, FSDP2 and DeepSpeed. Along several of them gradients are reduced from the innermost
 axis to the outermost one, and parameters gathered the other way round, so that most bytes stay among neighbours.
 
-Level 1 splits the optimizer's state and the update, level 2 the gradients too, level 3 the parameters, which are
-gathered for every use (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-Models"). Storage is cut by bytes, as flat vectors, so it needs no row. Level 3 splits frozen parameters as well;
-buffers stay whole.
+Level 1 splits the optimizer's state and the update, after which parameters are gathered; level 2 the gradients too,
+and parameters are gathered in the forward pass of the next step, layer by layer, and kept until the end of its backward
+pass; level 3 gathers them for every use (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models"). So do torch's FSDP2 with ``reshard_after_forward`` of False and True. Storage is cut by bytes, as
+flat vectors, so it needs no row. Levels 2 and 3 split frozen parameters as well; buffers stay whole.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE, Exchanges, Parts, cut_evenly
 from graphs.transforms.splitting.sharding import SUM, WHOLE, differing
-from graphs.transforms.splitting.storage_ops import cast_tensor, gathers_of, parameter_casts
+from graphs.transforms.splitting.storage_ops import cast_tensor, gathers_of, once_a_step, parameter_casts
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Storage:
                 if graph.phase[op] == Phase.UPDATE:
                     self._is_update[op] = True
                     self._state_of[op] = number
-        casts = parameter_casts(graph) if self.level == 3 else {}
+        casts = parameter_casts(graph) if self.level >= 2 else {}
         self._casts = {op: state for op, state in casts.items() if self._is_cast_apart(op, state)}
         self.is_released = np.zeros(graph.n_tensors, dtype=np.bool_)
         if self.level >= 2:
@@ -106,14 +107,14 @@ class Storage:
         """int64 [K] each: bytes of a state's parameter, gradient and optimizer state that each place keeps."""
         state, along = self.layout.graph.states[number], self._along[number]
         sizes = (state.parameter_bytes, state.gradient_bytes, state.optimizer_bytes)
-        levels = [self.level >= least and self._is_split(number, state) for least in (3, 2, 1)]
+        levels = [self.level >= least and self._is_split(number, state) for least in (2, 2, 1)]
         split = zip(sizes, levels, strict=True)
         found = [self._local(number, size, along if is_split else ()) for size, is_split in split]
         return found[0], found[1], found[2]
 
     def _is_split(self, number: int, state: State) -> bool:
         is_updated = any(self._is_update[self._index[user]] for user in state.users)
-        return is_updated or (self.level == 3 and state.frozen and bool(self._along[number]))
+        return is_updated or (self.level >= 2 and state.frozen and bool(self._along[number]))
 
     def _local(self, state: int, size: int, along: tuple[int, ...]) -> IntArray:
         """int64 [K]: bytes of a state at each place, split along these axes."""
@@ -173,9 +174,9 @@ class Storage:
         self._reduce_gradients(out, exchanges)
         split = [(s, state) for s, state in enumerate(self.layout.graph.states) if self._is_split(s, state)]
         for number, state in split:
-            if self.level < 3:
+            if self.level == 1:
                 self._gather_updated(out, exchanges, number, state)
-        if self.level == 3:
+        if self.level >= 2:
             self._gather_for_use(out, exchanges, split)
 
     def _reduce_gradients(self, out: Emission, exchanges: Exchanges) -> None:
@@ -238,12 +239,13 @@ class Storage:
         size = self._local(number, state.parameter_bytes, self._along[number])
         return out.tensors(producers, size, True)[None, :], size[None, :]
 
-    # -- level 3 ----------------------------------------------------------------------------------------------
+    # -- levels 2 and 3 ----------------------------------------------------------------------------------------------
 
     def _gather_for_use(self, out: Emission, exchanges: Exchanges, split: list[tuple[int, State]]) -> None:
-        """Each layer's parameters are gathered for its forward and for its backward pass, one layer ahead."""
+        """Each layer's parameters are gathered for its passes, by level 2 for all of them at once, one layer ahead."""
         layout, graph = self.layout, self.layout.graph
         gathers = gathers_of(graph, self._casts)
+        gathers = once_a_step(graph, gathers) if self.level == 2 else gathers
         shards = self._shards(out, exchanges, split, {one.state for one in gathers if one.cast < 0})
         turns: list[IntArray] = []  # the ops that come first in each layer, [copies, K], in the order of the step
         previous: str | None = None
@@ -256,7 +258,7 @@ class Storage:
                 if first != latest:  # one op may be the first of several layers
                     turns.append(layout.op_ids(first))
                 previous, latest = layer, first
-            copies = max(int(layout.copies[op]) for op in ops)
+            copies = 1 if self.level == 2 else max(int(layout.copies[op]) for op in ops)
             shard, size, total = shards[number, cast]
             about = Exchanged("parameter", number, phase=int(phase), cast=cast)
             ids, sizes = np.repeat(shard, copies, 0), np.repeat(size, copies, 0)

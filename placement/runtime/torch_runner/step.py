@@ -80,6 +80,8 @@ def run_step(
             labels.weight = share_of(number, mesh, setup) * setup.micro_batches
         if setup.reduces_once and setup.micro_batches > 1:
             model.set_requires_gradient_sync(number == setup.micro_batches - 1)
+        if setup.zero == 2 and setup.micro_batches > 1:  # what the first one gathered stays for all
+            model.set_reshard_after_backward(number == setup.micro_batches - 1)
         with contextlib.ExitStack() as around:
             if setup.is_ddp and setup.micro_batches > 1 and number < setup.micro_batches - 1:
                 around.enter_context(model.no_sync())  # gradients are reduced once, with those of the last one

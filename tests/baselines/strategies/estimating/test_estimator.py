@@ -174,8 +174,8 @@ def test_micro_batches_without_stages_are_held_one_at_a_time(cluster: str, text:
     assert estimate.peak_bytes == pytest.approx(score.peak_bytes, rel=0.02)
 
 
-@pytest.mark.parametrize(("text", "parts"), [("dp8 zero3", 8), ("dp4 zero3 | tp2", 8), ("dp8 zero2", 1)])
-def test_frozen_layers_are_stored_in_parts_by_level_3(text: str, parts: int) -> None:
+@pytest.mark.parametrize(("text", "parts"), [("dp8 zero3", 8), ("dp4 zero3 | tp2", 8), ("dp8 zero2", 8)])
+def test_frozen_layers_are_stored_in_parts_by_levels_2_and_3(text: str, parts: int) -> None:
     with torch.device("meta"):
         net = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(16)))
         net[:14].requires_grad_(False)
