@@ -244,8 +244,8 @@ def _check_offload(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> None
         )
     if strategy.offloads_parameters and strategy.zero in (1, 2):
         raise StrategyError(
-            f"strategy {strategy.text!r} has zero{strategy.zero}, with which devices have whole parameters for all of a "
-            "step, and parameters on hosts; write 'zero3', or 'offload=optimizer'."
+            f"strategy {strategy.text!r} has zero{strategy.zero}, with which devices have whole parameters for all of "
+            "a step, and parameters on hosts; write 'zero3', or 'offload=optimizer'."
         )
     used = devices_of(cluster, strategy)[: strategy.devices]
     without = [cluster.devices[d] for d in used[cluster.host_devices[used] < 0].tolist()]

@@ -414,9 +414,8 @@ class Estimation:
         sizes = np.concatenate([size, np.where(self.step.jobs.is_gradient, 0.0, local.job_made)])[lives.tensor]
         gathered = np.zeros(self.n_stages)
         if self.strategy.micro_batches > 1:  # what is gathered once is there for all of them
-            stays = np.append(np.zeros(graph.n_tensors, np.bool_), self.split.gathered_once(self.step.jobs))[
-                lives.tensor
-            ]
+            is_once = self.split.gathered_once(self.step.jobs)
+            stays = np.append(np.zeros(graph.n_tensors, np.bool_), is_once)[lives.tensor]
             by_place = np.empty(n, dtype=np.int64)
             by_place[frame.position] = frame.stage
             gathered = _sums(by_place[lives.last[stays]], sizes[stays], self.n_stages)

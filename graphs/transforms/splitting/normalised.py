@@ -57,7 +57,8 @@ def normalised(graph: OpGraph) -> tuple[frozenset[int], ...]:
         for number, dim in passage.classes.union(*handed_on):
             classes[first_written[op] + number].add(dim)
     forward_of = graph.forward_of.tolist()
-    for op, passage in sorted(reversed(passages.items()), key=lambda each: phase[each[0]]):
+    backwards = list(reversed(passages.items()))
+    for op, passage in sorted(backwards, key=lambda each: phase[each[0]]):
         tensors, first = read[first_read[op] : first_read[op + 1]], first_written[op]
         carried = (
             before
