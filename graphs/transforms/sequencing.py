@@ -162,7 +162,8 @@ class _Ancestry:
 
     Attributes:
         key: int64 [n], number of an op's origin and phase.
-        edges: (number, number) of producer and consumer, of one phase; the producers in topological order.
+        edges: (number, number) of producer and consumer, of one phase; the producers in topological order. What is made
+            once a step, such as a table of positions that is gathered, holds up no pass and is of none.
     """
 
     source: OpGraph
@@ -177,6 +178,7 @@ class _Ancestry:
         chosen = (graph.phase[producer] == graph.phase[consumer]) & (graph.phase[producer] != Phase.UPDATE)
         # A bucket of gradients stands at one of the ops it waits for; the others feed no op by that.
         in_lane = graph.is_pinned_to(LANE)
+        chosen &= derived.micro_batch[producer] >= 0
         chosen &= ~in_lane[consumer] | (derived.origin[producer] == derived.origin[consumer])
         size = source.n_ops * len(Phase)
         low, high = np.divmod(np.unique(key[producer[chosen]] * size + key[consumer[chosen]]), size)
