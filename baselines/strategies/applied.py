@@ -218,6 +218,7 @@ def _exchanged(
         check_flush(strategy, joined)
     identity = Derived.identity(again.graph)
     whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)
+    whole = _gathered_by_readers(whole, stage) if strategy.stages > 1 else whole
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
     exchanged = with_fused_updates(exchanged) if strategy.fused_updates else exchanged
     copied: _Copied = {}
@@ -226,6 +227,24 @@ def _exchanged(
     if strategy.offloads_parameters:
         exchanged, copied = with_hosted_parameters(exchanged, again.graph, copies, zero)
     return again, copies, (exchanged, copied), stage, is_apart, joined
+
+
+def _gathered_by_readers(derived: Derived, stage: IntArray) -> Derived:
+    """What another stage alone reads is gathered there, so that parts go from stage to stage, as in every framework."""
+    graph, origin = derived.graph, derived.origin.copy()
+    is_gather = np.zeros(graph.n_ops, dtype=np.bool_)
+    is_gather[[op for each in derived.collectives if each.kind == "all_gather" for op in each.ops]] = True
+    producer, consumer, _ = graph.edge_list
+    chosen = is_gather[producer] & (derived.micro_batch[producer] >= 0)
+    maker, reader = producer[chosen], consumer[chosen]
+    for _ in derived.mesh:  # of gathers along several axes the last one first
+        at = stage[origin[reader]]
+        first, last = np.full(graph.n_ops, stage.max()), np.full(graph.n_ops, -1)
+        np.minimum.at(first, maker, at)
+        np.maximum.at(last, maker, at)
+        moves = (first == last)[maker] & (at != stage[origin[maker]])
+        origin[maker[moves]] = origin[reader[moves]]
+    return derived if np.array_equal(origin, derived.origin) else replace(derived, origins=origin)
 
 
 def _note(

@@ -174,12 +174,14 @@ class _Ancestry:
     def of(derived: Derived) -> _Ancestry:
         graph, source = derived.graph, derived.source
         key = derived.origin * len(Phase) + graph.phase
-        producer, consumer, _ = graph.edge_list
+        producer, consumer, tensor = graph.edge_list
         chosen = (graph.phase[producer] == graph.phase[consumer]) & (graph.phase[producer] != Phase.UPDATE)
         # A bucket of gradients stands at one of the ops it waits for; the others feed no op by that.
         in_lane = graph.is_pinned_to(LANE)
         chosen &= derived.micro_batch[producer] >= 0
-        chosen &= ~in_lane[consumer] | (derived.origin[producer] == derived.origin[consumer])
+        gathers = np.array([kind.startswith("all_gather") for kind in graph.kinds])[consumer]
+        reads = (derived.origin[producer] == derived.origin[consumer]) | (gathers & (graph.tensor_bytes[tensor] > 0))
+        chosen &= ~in_lane[consumer] | reads
         size = source.n_ops * len(Phase)
         low, high = np.divmod(np.unique(key[producer[chosen]] * size + key[consumer[chosen]]), size)
         order = np.argsort(source.topological_position[low // len(Phase)], kind="stable")

@@ -297,12 +297,37 @@ def test_the_checker_and_the_reference_take_pipelines_as_they_are(name: str) -> 
     assert list(found.peak_bytes.values()) == score.peak_bytes.tolist()
 
 
-def test_blocks_keep_all_ops_of_micro_batches_where_sequences_are_cut_and_tables_gathered() -> None:
-    """Rotary tables are gathered once for the step, and wait for no micro-batch."""
-    config = DecoderConfig(4, 1024, 2, 1024, heads=8, key_value_heads=2, inner_width=4096, vocabulary=256)
+@pytest.fixture(scope="module")
+def decoder() -> OpGraph:
+    """Four layers with rotary tables, of 1,024 words of which several micro-batches can be made."""
+    config = DecoderConfig(4, 1024, 2, 1024, heads=8, key_value_heads=4, inner_width=4096, vocabulary=256)
     with torch.device("meta"):
-        words = torch.zeros(4, 1024, dtype=torch.long)
-        graph = capture(Decoder(config), (words, words), train=True)
-    made = applied(graph, Cluster.preset("8xH100-nvswitch"), Strategy.parse("cp2 | pp2 1f1b mb4")).unordered
-    blocks = block_map(made, np.zeros(graph.n_ops, dtype=np.int64))
-    assert (blocks.kind[(made.micro_batch >= 0) & (made.graph.phase != Phase.UPDATE)] >= 0).all()
+        words = torch.zeros(8, 1024, dtype=torch.long)
+        return capture(Decoder(config), (words, words), train=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["cp2 | pp2 1f1b mb4", "cp2 | pp2 1f1b mb4 | tp2 sp", "cp2 | pp2 interleaved v2 mb4 | tp2 sp"]
+)
+def test_blocks_keep_all_ops_of_micro_batches_where_sequences_are_cut(decoder: OpGraph, text: str) -> None:
+    """Rotary tables are gathered once for the step, for each pass, and wait for no micro-batch."""
+    made = applied(decoder, Cluster.preset("8xH100-nvswitch"), Strategy.parse(text), folded=True)
+    derived = made.unordered
+    stage = np.zeros(derived.source.n_ops, dtype=np.int64)
+    stage[derived.origin] = made.stage[: derived.graph.n_ops]
+    blocks = block_map(derived, stage)
+    assert stage.max() == (3 if "v2" in text else 1)
+    assert (blocks.kind[(derived.micro_batch >= 0) & (derived.graph.phase != Phase.UPDATE)] >= 0).all()
+
+
+def test_stages_send_each_other_parts_of_sequences(decoder: OpGraph) -> None:
+    """What the earlier stage's products read whole, forward or backward, is gathered there."""
+    cluster = Cluster.preset("2x8xH100-ib")
+    made = applied(decoder, cluster, Strategy.parse("dp4 | pp2 1f1b mb2 | tp2 sp"), folded=True)
+    _, schedule = Simulator(made.problem).schedule(made.plan)
+    names = [device.name.split(".")[0] for device in made.problem.cluster.devices]
+    ends = zip(schedule.transfer_source.tolist(), schedule.transfer_target.tolist(), strict=True)
+    between = np.array([names[source] != names[target] for source, target in ends])
+    sent = made.problem.graph.tensor_bytes[schedule.transfer_tensor[between]]
+    part = 1024 * 1024 * 2 // 2  # bfloat16, of the one sample of a micro-batch
+    assert sent.max() == part
