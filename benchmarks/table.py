@@ -73,7 +73,7 @@ class Printer:
     def table(self, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """The first column is text, the others are numbers."""
         if self.markdown:
-            lines = [caption + "\n", _line(columns), "| --- |" + " ---: |" * (len(columns) - 1), *map(_line, rows)]
+            lines = [caption + "\n", line(columns), "| --- |" + " ---: |" * (len(columns) - 1), *map(line, rows)]
         else:
             widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
             lines = [caption]
@@ -87,7 +87,8 @@ class Printer:
         print(text + "\n", flush=True)
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(cells: Sequence[str]) -> str:
+    """A row of a table in markdown."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -1,60 +1,40 @@
 """Measured training runs beside what the shipped presets predict, and beside what one constant would.
 
-    python benchmarks/truth.py --rows DIR [--json] [--only WORD] [--markdown]
+    python benchmarks/truth.py --rows DIR [--json] [--only WORD] [--sample N] [--limit SECONDS] [--markdown]
 
-Every CSV file of DIR whose columns are those of a known format (`truth_rows`) is read. Each row is built as a user
-would: a model captured without weights, a strategy text, a preset, a stack. Nothing is fitted at run time, but for the
+Every CSV or JSON file of DIR whose columns are those of a known format (`truth_rows`) is read. Each row is built as a
+user would: a model captured without weights, a strategy text, a preset, a stack. Nothing is fitted, but for the
 constant to compare with: one model-FLOPs utilisation for all rows of a file and a kind of GPU, the best there is for
 those very rows. Errors are (predicted - measured) / measured.
 
-Steps of many micro-batches are scored at two smaller numbers of them and continued in a straight line, as all later
-ones take equally long.
+Each row is printed when it is done, so that what was stopped leaves all rows before. The last lines say how many rows
+were not built, by reason.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sys
-import time
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from table import Printer, parser
+from table import Printer, line, parser
 from truth_kernels import Kernels, read_kernels
-from truth_models import captured
 from truth_rows import runs_in
-from truth_runs import Run, Skipped, Software
-
-from baselines.strategies.applied import Applied, applied
-from baselines.strategies.folding import why_not_folded
-from env.cluster import BLOCKING, Cluster
-from env.device import Device
-from env.gpu_rates import CUDNN_HOPPER, FLASH_2
-from env.plan import Plan
-from env.problem import Problem
-from env.simulation.simulator import Simulator
-from graphs.errors import PlacementError
-from graphs.op_kinds import base_name
-from graphs.records import ANY_DEVICE, LANE, Work
-from graphs.transforms.stacks import on_stack
-from graphs.transforms.strategy import Strategy
+from truth_runs import Run, Skipped
+from truth_scores import Predictions, with_micro_batches
 
 LONG_S = 50e-6  # kernels and collectives that weigh in a step
-WHOLE = 64  # micro-batches of a pipeline that are scored as they are
-# Of bfloat16 on A100 with CUDA 11.6: 384 products of 1024 x 1024 with 1024 x 140 took 9.23 ms, and 0.75 ms is what the
-# preset says of aligned ones (pytorch/pytorch, issue 83272, August 2022).
-CUDA_11_MISALIGNED = 12.0
-# Of a kernel that the host waits for, beside its work. BigScience ran the same on 80 GPUs with and without
-# CUDA_LAUNCH_BLOCKING=1 (chronicles-prequel.md of tr11-176B-ml): 91.0 and 97.2 TFLOP/s, 3.5 ms for each of 8 layers of
-# some 100 kernels. On 160 GPUs there was no difference; this is the mean of both.
-SYNCHRONOUS_S = 15e-6
 APART = 0.05  # layouts that differ by less are the same to a stop watch
+COLUMNS = "run", "strategy", "stack", "measured s", "predicted s", "error", "constant", "measured GB", "GB", "memory"
+Rows = list[Run | Skipped]
 
 
 @dataclass(frozen=True)
@@ -64,18 +44,18 @@ class Judged:
     Attributes:
         run: as measured.
         predicted_s, predicted_bytes: of a step, and of its fullest device.
-        constant_s: by the utilisation that suits the file best.
+        constant_s: by the utilisation that suits the file best; NaN where no time was measured.
     """
 
     run: Run
     predicted_s: float
     predicted_bytes: float
-    constant_s: float = 0.0
+    constant_s: float = math.nan
 
     @property
     def is_timed(self) -> bool:
         """Whether a time was measured, too."""
-        return not math.isnan(self.run.measured_s)
+        return self.run.is_timed
 
     @property
     def error(self) -> float:
@@ -92,163 +72,99 @@ class Judged:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--rows", type=Path, required=True, help="folder of CSV files")
+    options.add_argument("--rows", type=Path, required=True, help="folder of CSV and JSON files")
     options.add_argument("--json", action="store_true", help="print JSON and nothing else")
     options.add_argument("--only", default="", help="rows and files whose name has this word")
+    options.add_argument("--sample", type=int, metavar="N", help="N rows, evenly of all files and strategies")
+    options.add_argument(
+        "--limit", type=float, default=600.0, metavar="SECONDS", help="of a row (default: %(default)g)"
+    )
     given = options.parse_args()
     if not given.rows.is_dir():
         sys.exit(f"--rows {given.rows} is no folder; give one that holds CSV files of measured runs.")
-    found = {path.name: judged(_chosen(path, rows, given.only)) for path, rows in runs_in(given.rows)}
-    found = {name: rows for name, rows in found.items() if rows}
-    several = {path.name: read_kernels(path) for path in sorted(given.rows.glob("*.csv")) if given.only in path.name}
-    kernels = {name: each for name, each in several.items() if each is not None}
-    if not found and not kernels:
+    if given.limit <= 0 or (given.sample is not None and given.sample < 1):
+        sys.exit("--limit and --sample are more than 0.")
+    files, unread = _files(given.rows, given.only)
+    if not files:
         sys.exit(f"no file in {given.rows} has the columns of a known format; see benchmarks/truth_rows.py.")
-    if given.json:
-        files = [as_json(name, rows) for name, rows in found.items()]
-        files += [_kernels_json(name, each) for name, each in kernels.items()]
-        print(json.dumps({"files": files}, indent=1))
-        return
-    show = Printer("Measured runs and predictions", given.markdown)
-    for name, rows in found.items():
-        _print(show, name, rows)
-    if kernels:
-        _print_kernels(show, kernels)
+    if given.sample:
+        files = sampled(files, given.sample)
+    with Predictions(given.limit) as predictions:
+        if given.json:
+            _print_json(files, unread, predictions)
+        else:
+            _print(Printer("Measured runs and predictions", given.markdown), files, unread, predictions)
 
 
-def _chosen(path: Path, rows: list[Run | Skipped], word: str) -> list[Run | Skipped]:
-    return [row for row in rows if word in path.name or word in row.name]
+def _files(folder: Path, word: str) -> tuple[dict[str, Rows | Kernels], list[str]]:
+    """Rows of each file that have a word in their or the file's name, and files that cannot be read."""
+    files: dict[str, Rows | Kernels] = {}
+    unread = []
+    for path, rows in runs_in(folder):
+        if rows is not None:
+            chosen = [row for row in rows if word in path.name or word in row.name]
+            files |= {path.name: chosen} if chosen else {}
+        elif word in path.name:
+            kernels = read_kernels(path)
+            files |= {path.name: kernels} if kernels is not None else {}
+            unread += [path.name] if kernels is None else []
+    return files, unread
+
+
+def sampled(files: dict[str, Rows | Kernels], number: int) -> dict[str, Rows | Kernels]:
+    """So many rows of all, as equally many of each file as it has, and of each file of all its strategies."""
+    quotas = dict.fromkeys(files, 0)
+    sizes = {name: len(rows.names) if isinstance(rows, Kernels) else len(rows) for name, rows in files.items()}
+    while sum(quotas.values()) < min(number, sum(sizes.values())):
+        for name in [name for name in files if quotas[name] < sizes[name]][: number - sum(quotas.values())]:
+            quotas[name] += 1
+    return {
+        name: rows.picked(_even(range(sizes[name]), n)) if isinstance(rows, Kernels) else _spread(rows, n)
+        for (name, rows), n in zip(files.items(), quotas.values(), strict=True)
+        if n
+    }
+
+
+def _spread(rows: Rows, number: int) -> Rows:
+    """So many rows: the first of each strategy, the second of each, ...; of a round that is too many, evenly."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for i, row in enumerate(rows):
+        groups[row.reason if isinstance(row, Skipped) else re.sub(r" \| cuts=\S*", "", row.strategy)].append(i)
+    chosen: list[int] = []
+    for each in zip_longest(*groups.values()):
+        here = [i for i in each if i is not None]
+        chosen += _even(here, min(number - len(chosen), len(here)))
+    return [rows[i] for i in sorted(chosen)]
+
+
+def _even(places: Sequence[int], number: int) -> list[int]:
+    return [places[i * len(places) // number] for i in range(number)]
 
 
 # -- predictions ----------------------------------------------------------------------------------------------------
 
 
-def judged(rows: Sequence[Run | Skipped]) -> list[Judged | Skipped]:
-    """Each row predicted, with the constant of all."""
-    found: list[Judged | Skipped] = []
+def judged(rows: Rows, predictions: Predictions) -> Iterator[Judged | Skipped]:
+    """Each row predicted, when it is done, beside the best constant of all."""
+    constants = _constants(rows)
     for row in rows:
         if isinstance(row, Skipped):
-            found.append(row)
+            yield row
             continue
-        began = time.perf_counter()
-        try:
-            seconds, size = predicted(row)
-        except (PlacementError, ValueError) as error:
-            found.append(Skipped(row.name, str(error)))
-            continue
-        found.append(Judged(row, seconds, size))
-        error = found[-1].error if found[-1].is_timed else found[-1].memory_error or 0.0
-        print(f"{row.name}: {error:+.1%} ({time.perf_counter() - began:.0f} s)", file=sys.stderr)
-    return _with_constants(found)
+        found = predictions(row)
+        if isinstance(found, str):
+            yield Skipped(row.name, found)
+        else:
+            yield Judged(row, *found, _work(row) / constants[_kind(row)] if row.is_timed else math.nan)
 
 
-def predicted(run: Run) -> tuple[float, float]:
-    """``(seconds of a step, bytes of the fullest device)``."""
-    few = _few(run)
-    if few is None:
-        return scored(run, run.micro_batches)
-    (a_s, _), (b_s, size) = scored(run, few[0]), scored(run, few[1])
-    each_s = (b_s - a_s) / (few[1] - few[0])
-    return b_s + (run.micro_batches - few[1]) * each_s, size
-
-
-def _few(run: Run) -> tuple[int, int] | None:
-    """Two numbers of micro-batches that tell the time of any more; None where the run has few."""
-    strategy = Strategy.parse(run.strategy or "none")
-    stages = strategy.stages
-    if stages == 1:
-        few = (4, 8)
-    else:  # the pipeline is full, and what the replicas exchange at the end of the step is in both
-        few = (2 * stages, 4 * stages) if strategy.virtual_stages > stages else (stages, 2 * stages)
-    return few if run.micro_batches > max(few[1], WHOLE if stages > 1 else 0) else None
-
-
-@lru_cache(maxsize=256)
-def scored(run: Run, micro_batches: int) -> tuple[float, float]:
-    """``(seconds, bytes)`` of a step of so many micro-batches."""
-    graph = on_stack(captured(run.shape, run.micro_batch * run.replicas * micro_batches), run.stack)
-    cluster = cluster_of(run.cluster, run.software)
-    strategy = Strategy.parse(with_micro_batches(run.strategy, micro_batches))
-    if strategy.is_none:
-        score = Simulator(Problem(graph, cluster)).score(Plan(np.zeros(graph.n_ops, dtype=np.int64)))
-    else:
-        made = applied(graph, cluster, strategy, folded=not why_not_folded(cluster, strategy))
-        problem = _beside_products(made) if run.software.pipelined_products else made.problem
-        score = Simulator(problem).score(made.plan)
-    peaks = [peak for device, peak in zip(cluster.devices, score.peak_bytes, strict=False) if device.kind == "gpu"]
-    held = [peak for peak in peaks if peak]
-    return score.step_time_s, float(held[-1] if run.last_rank else max(held)) + run.software.workspace_bytes
-
-
-def _beside_products(made: Applied) -> Problem:
-    """With the exchanges of tensor parallelism in pieces beside the products that they feed, or that feed them.
-
-    Of k ranks each product is computed in k pieces, and all pieces but one are sent meanwhile, so of the shorter of the
-    two a k-th is left to be seen (Transformer Engine's "userbuffers", `tp_comm_overlap` of Megatron and NeMo).
-    """
-    graph, problem = made.derived.graph, made.problem
-    names = [axis.name for axis in made.exchanged.mesh]
-    if "tp" not in names or ANY_DEVICE not in graph.time_keys:
-        return problem
-    key, ranks = graph.time_keys.index(ANY_DEVICE), made.exchanged.mesh[names.index("tp")].size
-    is_product = np.isin(graph.work, (Work.PRODUCT, Work.WEIGHT_GRADIENT))
-    product_s = np.where(is_product, problem.op_s[np.arange(graph.n_ops), made.plan.device], 0.0)
-    producer, consumer, _ = graph.edge_list
-    is_sum = np.array([base_name(kind) == "add" for kind in graph.kinds])[consumer]
-    for _ in range(2):  # Queries, keys and values are one product in Megatron, whose gradients are three and their sum.
-        np.maximum.at(product_s, consumer[is_sum], product_s[producer[is_sum]])
-    beside_s = np.bincount(consumer, product_s[producer], graph.n_ops)
-    beside_s += np.bincount(producer, product_s[consumer], graph.n_ops)
-    exchanges = graph.is_pinned_to(LANE) & (made.derived.along == names.index("tp"))
-    times = graph.time_s.copy()
-    times[exchanges, key] -= (1.0 - 1.0 / ranks) * np.minimum(times[:, key], beside_s)[exchanges]
-    return Problem(replace(graph, time_s=times), problem.cluster)
-
-
-@lru_cache(maxsize=8)
-def cluster_of(preset: str, software: Software) -> Cluster:
-    """A preset, with what software of then did otherwise."""
-    cluster = Cluster.preset(preset)
-    if software.blocking:
-        cluster = replace(cluster, communication=BLOCKING)
-    return replace(cluster, devices=tuple(_with(software, device) for device in cluster.devices))
-
-
-def _with(software: Software, device: Device) -> Device:
-    rates = device.rates
-    if rates is None:
-        return device
-    if (software.flash_1 or software.flash_2) and rates.attention == CUDNN_HOPPER:
-        rates = replace(rates, attention=FLASH_2)
-    if software.flash_1 and rates.attention is not None:
-        # FlashAttention 2 is twice as fast as 1 (Dao, FlashAttention-2, 2023, abstract).
-        rates = replace(rates, attention=replace(rates.attention, flops_per_s=rates.attention.flops_per_s / 2))
-    if software.cuda_11:
-        rates = replace(rates, misaligned=CUDA_11_MISALIGNED)
-    if software.synchronous:  # a launch is part of its kernel's time
-        rates = replace(rates, floor_s=rates.floor_s + SYNCHRONOUS_S)
-        device = replace(device, launch_overhead_s=0.0)
-    return replace(device, rates=rates)
-
-
-def with_micro_batches(text: str, number: int) -> str:
-    """A strategy's text with so many micro-batches."""
-    return replace(Strategy.parse(text or "none"), micro_batches=number).text
-
-
-def _with_constants(rows: list[Judged | Skipped]) -> list[Judged | Skipped]:
-    """With the time that one utilisation gives each: of all that suit rows of one kind of cluster, the best one."""
-    groups: dict[str, list[Judged]] = defaultdict(list)
+def _constants(rows: Rows) -> dict[str, float]:
+    """Of each kind of cluster, the FLOP/s of a GPU that suit its rows best."""
+    groups: dict[str, list[Run]] = defaultdict(list)
     for row in rows:
-        if isinstance(row, Judged) and row.is_timed:
-            groups[_kind(row.run)].append(row)
-    constant = {kind: _best_rate(several) for kind, several in groups.items()}
-    return [
-        row
-        if isinstance(row, Skipped) or not row.is_timed
-        else Judged(row.run, row.predicted_s, row.predicted_bytes, _work(row.run) / constant[_kind(row.run)])
-        for row in rows
-    ]
+        if isinstance(row, Run) and row.is_timed:
+            groups[_kind(row)].append(row)
+    return {kind: _best_rate(several) for kind, several in groups.items()}
 
 
 def _kind(run: Run) -> str:
@@ -259,9 +175,9 @@ def _work(run: Run) -> float:
     return run.shape.model_flops(run.batch) / run.gpus
 
 
-def _best_rate(rows: Sequence[Judged]) -> float:
+def _best_rate(runs: Sequence[Run]) -> float:
     """FLOP/s with the least mean of absolute errors: it is that of one of the rows."""
-    rates = np.array([_work(row.run) / row.run.measured_s for row in rows])
+    rates = np.array([_work(run) / run.measured_s for run in runs])
     errors = np.abs(rates[None, :] / rates[:, None] - 1.0).mean(axis=1)
     return float(rates[errors.argmin()])
 
@@ -299,33 +215,65 @@ def _behind(rows: Sequence[Judged | Skipped]) -> list[float]:
     ]
 
 
-def as_json(name: str, rows: Sequence[Judged | Skipped]) -> dict[str, Any]:
-    """What ``--json`` says of one file."""
+def summary(rows: Sequence[Judged | Skipped]) -> dict[str, Any]:
+    """What ``--json`` says of one file beside its rows."""
     built = [row for row in rows if isinstance(row, Judged)]
     right, several = pairs_in_order(rows)
     timed = [row for row in built if row.is_timed]
     memory = [abs(error) for row in built if (error := row.memory_error) is not None]
     return {
-        "file": name,
-        "rows": [
-            {"run": row.name, "skipped": row.reason}
-            if isinstance(row, Skipped)
-            else {
-                **_figures(row.run.name, row.run.measured_s, row.predicted_s, row.constant_s),
-                "strategy": with_micro_batches(row.run.strategy, row.run.micro_batches),
-                "cluster": row.run.cluster,
-                "stack": row.run.stack,
-                "measured_bytes": row.run.measured_bytes,
-                "predicted_bytes": row.predicted_bytes,
-            }
-            for row in rows
-        ],
+        **_counts(rows),
         "mean_error": _mean([abs(row.error) for row in timed]),
         "constant_mean_error": _mean([abs(row.constant_error) for row in timed]),
         "memory_mean_error": _mean(memory),
         "memory_median_error": float(np.median(memory)) if memory else None,
-        "memory_within_a_tenth": sum(error <= 0.1 for error in memory) / len(memory) if memory else None,
+        "memory_within_a_tenth": _mean([error <= 0.1 for error in memory]),
         "pairs_in_order": right / several if several else None,
+    }
+
+
+def _counts(rows: Sequence[Judged | Skipped]) -> dict[str, Any]:
+    reasons = Counter(row.reason for row in rows if isinstance(row, Skipped))
+    return {"of": len(rows), "built": len(rows) - reasons.total(), "not_built": dict(reasons.most_common())}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _print_json(files: dict[str, Rows | Kernels], unread: list[str], predictions: Predictions) -> None:
+    """One document, of which each row is a line that is written when the row is done."""
+    done: list[Judged | Skipped] = []
+    print('{"files": [')
+    for i, (name, rows) in enumerate(files.items()):
+        print(f'{"," * (i > 0)}{{"file": {json.dumps(name)}, "rows": [')
+        if isinstance(rows, Kernels):
+            lines = _kernel_lines(rows)
+            end = {"mean_error": _mean([abs(each["error"]) for each in lines if "error" in each])}
+            end["constant_mean_error"] = _mean([abs(each["constant_error"]) for each in lines if "error" in each])
+            print(",\n".join(map(json.dumps, lines)))
+        else:
+            here: list[Judged | Skipped] = []
+            for row in judged(rows, predictions):
+                print("," * bool(here) + json.dumps(_row_json(row)), flush=True)
+                here.append(row)
+            done += here
+            end = summary(here)
+        print("], " + json.dumps(end)[1:], flush=True)
+    print("], " + json.dumps({**_counts(done), "unread": unread})[1:])
+
+
+def _row_json(row: Judged | Skipped) -> dict[str, Any]:
+    if isinstance(row, Skipped):
+        return {"run": row.name, "skipped": row.reason}
+    return {
+        **_figures(row.run.name, row.run.measured_s, row.predicted_s, row.constant_s),
+        "strategy": with_micro_batches(row.run.strategy, row.run.micro_batches),
+        "cluster": row.run.cluster,
+        "stack": row.run.stack,
+        "measured_bytes": row.run.measured_bytes,
+        "predicted_bytes": row.predicted_bytes,
+        "memory_error": row.memory_error,
     }
 
 
@@ -342,17 +290,67 @@ def _figures(name: str, measured_s: float, predicted_s: float, constant_s: float
     }
 
 
-def _kernels_json(name: str, found: Kernels) -> dict[str, Any]:
+def _kernel_lines(found: Kernels) -> list[dict[str, Any]]:
     several = zip(found.names, found.measured_s, found.predicted_s, found.constant_s, strict=True)
     rows = [{**_figures(*each), "measured_bytes": None, "predicted_bytes": None} for each in several]
-    return {
-        "file": name,
-        "rows": [*rows, *({"run": f"{n} rows", "skipped": why} for why, n in found.unknown.items())],
-        "mean_error": _mean([abs(row["error"]) for row in rows]),
-        "constant_mean_error": _mean([abs(row["constant_error"]) for row in rows]),
-        "memory_mean_error": None,
-        "pairs_in_order": None,
-    }
+    return [*rows, *({"run": f"{n} rows", "skipped": why} for why, n in found.unknown.items())]
+
+
+def _print(show: Printer, files: dict[str, Rows | Kernels], unread: list[str], predictions: Predictions) -> None:
+    """A table of each file, of which each row is printed when it is done."""
+    done: list[Judged | Skipped] = []
+    for name, rows in files.items():
+        if isinstance(rows, Kernels):
+            continue
+        print(f"{name}\n\n{line(COLUMNS)}\n| --- | --- | --- |{' ---: |' * 7}")
+        here: list[Judged | Skipped] = []
+        for row in judged(rows, predictions):
+            print(line(_cells(row)), flush=True)
+            here.append(row)
+        done += here
+        print()
+        show.note(_note(here))
+    kernels = {name: rows for name, rows in files.items() if isinstance(rows, Kernels)}
+    if kernels:
+        _print_kernels(show, kernels)
+    for name in unread:
+        show.note(f"{name} was not read: its columns are those of no known format.")
+    if done:
+        counts = _counts(done)
+        show.note(f"{counts['built']} of {counts['of']} rows were built ({counts['built'] / counts['of']:.0%}).")
+        for reason, number in counts["not_built"].items():
+            show.note(f"Not built, {number} rows: {reason}")
+
+
+def _cells(row: Judged | Skipped) -> list[str]:
+    if isinstance(row, Skipped):
+        return [row.name, f"not built: {row.reason}", *[""] * 8]
+    run, memory = row.run, row.memory_error
+    times = ["", f"{row.predicted_s:.4g}", "", ""]
+    if row.is_timed:
+        times = [f"{run.measured_s:.4g}", times[1], f"{row.error:+.1%}", f"{row.constant_error:+.1%}"]
+    sizes = ["", f"{row.predicted_bytes / 1e9:.4g}", ""]
+    if memory is not None and run.measured_bytes:
+        sizes = [f"{run.measured_bytes / 1e9:.4g}", sizes[1], f"{memory:+.1%}"]
+    return [run.name, with_micro_batches(run.strategy, run.micro_batches), run.stack, *times, *sizes]
+
+
+def _note(rows: Sequence[Judged | Skipped]) -> str:
+    """A sentence on the rows of one file."""
+    found, built = summary(rows), [row for row in rows if isinstance(row, Judged)]
+    note = f"{found['built']} of {found['of']} rows built"
+    if found["mean_error"] is not None:
+        far = sum(abs(row.error) > 0.2 for row in built if row.is_timed)
+        note += f": {found['mean_error']:.1%} off in the mean, {far} beyond 20 %; "
+        note += f"one constant {found['constant_mean_error']:.1%}"
+    if found["memory_mean_error"] is not None:
+        note += f"; memory {found['memory_mean_error']:.1%} off in the mean, {found['memory_median_error']:.1%} in the "
+        note += f"median, {found['memory_within_a_tenth']:.0%} within a tenth"
+    if found["pairs_in_order"] is not None:
+        right, several = pairs_in_order(rows)
+        note += f"; {right} of {several} pairs of layouts in order, "
+        note += f"the one to choose {max(_behind(rows)):.1%} behind at most"
+    return note + "."
 
 
 def _print_kernels(show: Printer, kernels: dict[str, Kernels]) -> None:
@@ -368,51 +366,6 @@ def _print_kernels(show: Printer, kernels: dict[str, Kernels]) -> None:
             lines.append([f"{name}, {kind}", str(here.sum()), str(long.sum()), *figures])
     columns = ["kernels", "rows", f"over {LONG_S * 1e6:.0f} us", "median error", "of long", "constant", "of long"]
     show.table("Kernels and collectives in short runs", columns, lines)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _print(show: Printer, name: str, rows: Sequence[Judged | Skipped]) -> None:
-    built = [row for row in rows if isinstance(row, Judged)]
-    lines = [
-        [
-            row.run.name,
-            with_micro_batches(row.run.strategy, row.run.micro_batches),
-            row.run.stack,
-            f"{row.run.measured_s:.4g}",
-            f"{row.predicted_s:.4g}",
-            f"{row.error:+.1%}",
-            f"{row.constant_error:+.1%}",
-            "" if row.memory_error is None else f"{row.memory_error:+.1%}",
-        ]
-        for row in built
-    ]
-    columns = ["run", "strategy", "stack", "measured s", "predicted s", "error", "constant", "memory"]
-    if lines:
-        show.table(name, columns, lines)
-        far = sum(abs(row.error) > 0.2 for row in built)
-        right, several = pairs_in_order(rows)
-        timed = [row for row in built if row.is_timed]
-        note = f"{len(built)} rows"
-        if timed:
-            note += f": {_mean([abs(row.error) for row in timed]):.1%} off in the mean, {far} beyond 20 %; "
-            note += f"one constant {_mean([abs(row.constant_error) for row in timed]):.1%}"
-        memory = [abs(error) for row in built if (error := row.memory_error) is not None]
-        note += f"; memory {np.median(memory):.1%} off in the median." if memory else "."
-        if several:
-            behind = max(_behind(rows))
-            note += (
-                f" {right} of {several} pairs of layouts in order; the one to choose is {behind:.1%} behind at most."
-            )
-        show.note(note)
-    skipped: dict[str, int] = defaultdict(int)
-    for row in rows:
-        if isinstance(row, Skipped):
-            skipped[row.reason] += 1
-    for reason, count in skipped.items():
-        show.note(f"Left out, {count} rows: {reason}")
 
 
 if __name__ == "__main__":

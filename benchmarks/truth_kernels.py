@@ -6,6 +6,7 @@ short runs, so the factor of long ones is left out. A column ``system`` names th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from truth_rows import with_reader
+from truth_runs import Row
 
 from env import gpus
 from env.cluster import Cluster
@@ -20,7 +22,7 @@ from env.communication.times import lone_collective_s
 from env.device import Device
 from graphs.records import Work
 
-Rows = Sequence[Mapping[str, str]]
+Rows = Sequence[Row]
 DEVICES = {
     "a100_sxm": (gpus.A100_SXM4, "8xA100-nvswitch"),
     "h100_sxm": (gpus.H100, "8xH100-nvswitch"),
@@ -47,6 +49,11 @@ class Kernels:
     constant_s: tuple[float, ...]
     unknown: Mapping[str, int]
 
+    def picked(self, places: Sequence[int]) -> Kernels:
+        """These rows alone."""
+        columns = (self.names, self.measured_s, self.predicted_s, self.constant_s)
+        return Kernels(*(tuple(column[i] for i in places) for column in columns), self.unknown)
+
 
 def read_kernels(path: Path) -> Kernels | None:
     """All rows of a file of kernels; None where its columns are others."""
@@ -54,32 +61,49 @@ def read_kernels(path: Path) -> Kernels | None:
     if matched is None:
         return None
     found, rows = matched
-    unknown: dict[str, int] = {}
-    known = []
+    unknown: Counter[str] = Counter()
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        if row["system"] in DEVICES and DEVICES[row["system"]][0].rates is not None:
-            known.append(row)
+        if row["system"] not in DEVICES:
+            unknown[f"no rates of {row['system']!r}"] += 1
+        elif not row.amount("latency_ms") > 0:
+            unknown["nothing was measured"] += 1
         else:
-            reason = f"no rates of {row['system']!r}"
-            unknown[reason] = unknown.get(reason, 0) + 1
-    groups: dict[tuple[str, str], list[Mapping[str, str]]] = {}
-    for row in known:
-        groups.setdefault((row["system"], row.get("dtype", "bfloat16")), []).append(row)
-    parts = [(key, group, *found(*key, group)) for key, group in groups.items()]
-    names = [name for _, _, listed, _, _ in parts for name in listed]
-    measured = [1e-3 * float(row["latency_ms"]) for _, group, *_ in parts for row in group]
-    predicted = [float(s) for *_, seconds, _ in parts for s in seconds]
-    constant = [s for _, group, _, _, work in parts for s in _by_one_rate(group, work)]
-    return Kernels(tuple(names), tuple(measured), tuple(predicted), tuple(constant), unknown)
+            groups.setdefault((row["system"], row["dtype"] or "bfloat16"), []).append(row)
+    parts: list[tuple[Rows, Found]] = []
+    for key, group in groups.items():
+        try:
+            parts.append((group, found(*key, group)))
+        except Exception:  # of one row at least, which leaves the others out of nothing
+            for row in group:
+                try:
+                    parts.append(([row], found(*key, [row])))
+                except Exception as error:
+                    unknown[f"cannot be predicted, {type(error).__name__}: {error!s:.100}"] += 1
+    names = [name for _, (listed, _, _) in parts for name in listed]
+    measured = [1e-3 * row.amount("latency_ms") for group, _ in parts for row in group]
+    predicted = [float(s) for _, (_, seconds, _) in parts for s in seconds]
+    work = np.array([amount for _, (_, _, works) in parts for amount in works])
+    kinds = [f"{row['system']} {row['dtype']}" for group, _ in parts for row in group]
+    return Kernels(
+        tuple(names),
+        tuple(measured),
+        tuple(predicted),
+        tuple(_by_one_rate(np.array(kinds), np.array(measured), work)),
+        unknown,
+    )
 
 
-def _by_one_rate(rows: Rows, work: np.ndarray) -> list[float]:
-    """Seconds of each by one rate of work, that of the row that suits all best."""
-    measured = np.array([1e-3 * float(row["latency_ms"]) for row in rows])
-    rates = np.sort(work / measured)
-    tried = rates[:: max(len(rates) // 200, 1)]
-    errors = np.abs(work[None, :] / tried[:, None] / measured[None, :] - 1.0).mean(axis=1)
-    return [float(s) for s in work / tried[errors.argmin()]]
+def _by_one_rate(kinds: np.ndarray, measured: np.ndarray, work: np.ndarray) -> list[float]:
+    """Seconds of each by one rate of work for each kind, that of the row that suits all of the kind best."""
+    seconds = np.zeros(len(measured))
+    for kind in dict.fromkeys(kinds.tolist()):
+        here = kinds == kind
+        rates = np.sort(work[here] / measured[here])
+        tried = rates[:: max(len(rates) // 200, 1)]
+        errors = np.abs(work[here][None, :] / tried[:, None] / measured[here][None, :] - 1.0).mean(axis=1)
+        seconds[here] = work[here] / tried[errors.argmin()]
+    return [float(s) for s in seconds]
 
 
 # What a format's reader returns: names, predicted seconds and work of each row.
@@ -134,8 +158,8 @@ def _collective_s(preset: str, kind: str, ranks: int, size: int) -> float:
     return lone_collective_s(Cluster.preset(preset), list(range(ranks)), kind, size, "ring")
 
 
-FORMATS: tuple[tuple[set[str], Callable[[str, str, Rows], Found]], ...] = (
-    ({"system", "dtype", "m", "n", "k", "latency_ms"}, _products),
-    ({"system", "batch", "seq", "heads", "kv_heads", "head_dim", "latency_ms"}, _attention),
-    ({"system", "op", "dtype", "gpus", "bytes", "latency_ms"}, _collectives),
+FORMATS: tuple[tuple[frozenset[str], Callable[[str, str, Rows], Found]], ...] = (
+    (frozenset({"system", "dtype", "m", "n", "k", "latency_ms"}), _products),
+    (frozenset({"system", "batch", "seq", "heads", "kv_heads", "head_dim", "latency_ms"}), _attention),
+    (frozenset({"system", "op", "dtype", "gpus", "bytes", "latency_ms"}), _collectives),
 )

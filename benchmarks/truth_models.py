@@ -38,6 +38,7 @@ class Shape:
         head: width of a head; 0: the hidden width over the heads.
         experts: of layers whose feed-forward network is a mixture.
         latent: of attention whose keys and values are made of one narrow tensor.
+        adapters: rank of adapters (LoRA) beside all products of the layers, which alone are trained; 0: no adapters.
         dropout: share of numbers that are dropped of attention's weights, and of what each layer adds; 0: no dropout.
     """
 
@@ -62,6 +63,7 @@ class Shape:
     head: int = 0
     experts: Experts | None = None
     latent: Latent | None = None
+    adapters: int = 0
 
     @property
     def head_width(self) -> int:
@@ -81,9 +83,10 @@ class Shape:
         return self.layers * attention + each * (dense * self.inner + mixed) + self.hidden * self.vocabulary
 
     def model_flops(self, batch: int) -> float:
-        """Of one training step: 6 for each parameter and token, and 12 of attention for each pair of tokens."""
+        """Of one training step: 6 for each parameter and token, 4 of one that is not trained, and 12 of attention for
+        each pair of tokens."""
         width = self.heads * self.head_width if self.latent is None else self.latent.attended(self.heads)
-        each = 6.0 * self.used_parameters + 12.0 * self.layers * width * self.tokens
+        each = (4.0 if self.adapters else 6.0) * self.used_parameters + 12.0 * self.layers * width * self.tokens
         return each * batch * self.tokens
 
 
@@ -109,6 +112,25 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = torch.ops.aten.native_dropout(x, self.share, True)[0] if self.share else x
         return result
+
+
+class Adapted(nn.Linear):
+    """A product that is not trained, and beside it two narrow ones that are (LoRA)."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, rank: int) -> None:
+        super().__init__(inputs, outputs, bias)
+        self.requires_grad_(False)
+        self.down, self.up = nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        adapted: Tensor = self.up(self.down(input))
+        return super().forward(input) + adapted
+
+
+def _linear(shape: Shape, inputs: int, outputs: int) -> nn.Module:
+    if shape.adapters:
+        return Adapted(inputs, outputs, shape.biases, shape.adapters)
+    return nn.Linear(inputs, outputs, bias=shape.biases)
 
 
 class Core(nn.Module):
@@ -139,9 +161,9 @@ class Attention(nn.Module):
         super().__init__()
         head = shape.head_width
         self.heads, self.kv_heads = shape.heads, shape.kv_heads
-        self.query = nn.Linear(shape.hidden, shape.heads * head, bias=shape.biases)
-        self.key = nn.Linear(shape.hidden, shape.kv_heads * head, bias=shape.biases)
-        self.value = nn.Linear(shape.hidden, shape.kv_heads * head, bias=shape.biases)
+        self.query = _linear(shape, shape.hidden, shape.heads * head)
+        self.key = _linear(shape, shape.hidden, shape.kv_heads * head)
+        self.value = _linear(shape, shape.hidden, shape.kv_heads * head)
         self.rotary = Rotary() if shape.positions == "rotary" else None
         self.query_norm = _norm(shape, head) if shape.head_norms else None
         self.key_norm = _norm(shape, head) if shape.head_norms else None
@@ -167,7 +189,7 @@ class Post(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         value = shape.head_width if shape.latent is None else shape.latent.value
-        self.project = nn.Linear(shape.heads * value, shape.hidden, bias=shape.biases)
+        self.project = _linear(shape, shape.heads * value, shape.hidden)
         self.norm, self.drop = _norm(shape), Dropout(shape.dropout)
 
     def forward(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,7 +203,7 @@ class Activation(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.kind = shape.activation
-        self.expand = nn.Linear(shape.hidden, shape.inner, bias=shape.biases) if shape.gate else None
+        self.expand = _linear(shape, shape.hidden, shape.inner) if shape.gate else None
 
     def forward(self, gated: Tensor, x: Tensor) -> Tensor:
         if self.kind == "relu2":
@@ -196,9 +218,9 @@ class Inner(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate = nn.Linear(shape.hidden, shape.inner, bias=shape.biases)
+        self.gate = _linear(shape, shape.hidden, shape.inner)
         self.activation = Activation(shape)
-        self.contract = nn.Linear(shape.inner, shape.hidden, bias=shape.biases)
+        self.contract = _linear(shape, shape.inner, shape.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.contract(self.activation(self.gate(x), x))
@@ -252,6 +274,9 @@ class Transformer(nn.Module):
             self.register_buffer(name, table, persistent=False)
         mask = None if shape.flash else torch.zeros(shape.tokens, shape.tokens)
         self.register_buffer("mask", mask, persistent=False)
+        if shape.adapters:
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(".down." in name or ".up." in name)
         self.register_buffer("places", torch.arange(shape.tokens) if learned else None, persistent=False)
 
     def forward(self, words: Tensor, labels: Tensor) -> Tensor:

@@ -1,22 +1,92 @@
-"""What every measured run has, and words of its strategy as frameworks lay a model out."""
+"""What every measured run has, how cells of a row are read, and words of strategies as frameworks lay a model out."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from truth_experts import Experts, Latent
 from truth_models import Shape
+
+from graphs.recipes import PRECISIONS
 
 MIB, GIB = 2**20, 2**30
 # Where `ep` is more than the replicas, experts are spread over ranks of tensor or context parallelism, too.
 BEYOND_REPLICAS = "experts are spread over more ranks than there are replicas, which no strategy says"
 # Defaults of megatron/training/arguments.py: widths of what queries, and keys and values, are made of, and of heads.
 _LATENT = {"q_lora_rank": 0, "kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
+# Presets by what tables call a GPU, the first that is found; GB200's GPU is a B200.
+_KINDS = {
+    **{r"a100.*40": "A100-40gb", "a100": "A100", r"h100.*96": "H100-96gb", "h100": "H100", r"(?<!g)h200": "H200"},
+    **{"b200": "B200"},
+}
 
-Row = Mapping[str, str]
+
+class NotBuilt(ValueError):
+    """A row that cannot be built, and why."""
+
+
+class Row(dict[str, str]):
+    """Cells by column; a column that is not there is an empty cell."""
+
+    def __missing__(self, key: str) -> str:
+        return ""
+
+    def whole(self, key: str, usual: int | None = None) -> int:
+        """The first whole number of a cell (``"8 top 2"`` is 8), `usual` where it has none (``""``, ``"n/a"``).
+
+        Raises:
+            NotBuilt: it has none, and nothing is usual.
+        """
+        found = re.search(r"\d[\d,]*", self[key])
+        if found is None and usual is None:
+            raise NotBuilt(f"{key} {self[key]!r} is no number")
+        return usual or 0 if found is None else int(found[0].replace(",", ""))
+
+    def amount(self, key: str) -> float:
+        """The number that a cell is; NaN where it is none."""
+        try:
+            return float(self[key].replace(",", ""))
+        except ValueError:
+            return math.nan
+
+    def memory(self, key: str, unit: float) -> float | None:
+        """Bytes of a cell in `unit`; None where it has no number (``"OOM"``)."""
+        found = self.amount(key) * unit
+        return found if found > 0 else None
+
+    def says(self, key: str) -> bool:
+        """Whether a cell says yes: anything but a word for no."""
+        return self[key].lower() not in ("", "0", "0.0", "false", "no", "none", "-", "n/a")
+
+
+def kind_of(gpu: str) -> str:
+    """The preset's name of a GPU as a table calls it.
+
+    Raises:
+        NotBuilt: there is none.
+    """
+    found = next((kind for word, kind in _KINDS.items() if re.search(word, gpu.lower())), None)
+    if found is None:
+        raise NotBuilt(f"no preset of the GPU {gpu!r}")
+    return found
+
+
+def precision_of(word: str, usual: str) -> str:
+    """The precision of a run whose table says `word`; `usual` is that of its framework's runs in 16 bits.
+
+    Raises:
+        NotBuilt: it is another one.
+    """
+    if re.search(r"fp8|float8", word.lower()):
+        if f"{usual}-fp8" not in PRECISIONS:
+            raise NotBuilt("fp8 is no precision yet")
+        return f"{usual}-fp8"
+    if not re.search(r"bf16|fp16|float16|half", word.lower()):
+        raise NotBuilt(f"precision {word!r} is not built" if word else "its precision is not said")
+    return usual
 
 
 @dataclass(frozen=True)
@@ -47,7 +117,6 @@ class Run:
     """One measured run.
 
     Attributes:
-        name: model, machine and layout in short.
         shape: of the model.
         batch: sequences of one step.
         micro_batch: sequences of one micro-batch on one replica.
@@ -59,9 +128,9 @@ class Run:
         measured_bytes: peak of the fullest device, allocated or, by torchtitan, reserved; None where nobody said.
         software: by what it differs from today's.
         last_rank: `measured_bytes` are of the last stage.
+        name: model, machine and layout in short.
     """
 
-    name: str
     shape: Shape
     batch: int
     micro_batch: int
@@ -74,6 +143,12 @@ class Run:
     measured_bytes: float | None = None
     software: Software = Software()
     last_rank: bool = False
+    name: str = ""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether a time was measured, too."""
+        return not math.isnan(self.measured_s)
 
     @property
     def micro_batches(self) -> int:
@@ -101,10 +176,21 @@ def workspaces(kind: str, has_engine: bool, is_deterministic: bool, has_groups: 
     for ``CUBLAS_WORKSPACE_CONFIG=:4096:8`` (megatron/training/arguments.py). Of Transformer Engine:
     transformer_engine/pytorch/module/base.py, get_cublas_workspace_size_bytes, get_multi_stream_cublas_workspace.
     """
-    is_new = kind in ("H100", "B200")
+    is_new = kind in ("H100", "H200", "B200")
     own = 32 * MIB if is_new or is_deterministic else 2 * 4 * MIB + 8 * 16 * 1024
     engine = 32 * MIB if is_new else 4 * MIB
     return 2 * own + (has_engine + 4 * has_groups) * engine
+
+
+def cuts(sizes: Sequence[int], first_op: str, tables: bool = False) -> str:
+    """Where a pipeline is cut whose stages have so many layers each; nothing for one stage.
+
+    Args:
+        tables: the embedding counts as a layer of the first stage.
+    """
+    begins = [sum(sizes[:stage]) - tables for stage in range(1, len(sizes))]
+    names = (f"layers.{layer}.norm" if layer < sum(sizes) - 2 * tables else "norm" for layer in begins)
+    return "cuts=" + "+".join(f"{name}/{first_op}" for name in names) if begins else ""
 
 
 def even_cuts(layers: int, stages: int, first_op: str = "_to_copy", tables: bool = False) -> str:
@@ -113,10 +199,8 @@ def even_cuts(layers: int, stages: int, first_op: str = "_to_copy", tables: bool
     Args:
         tables: the embedding and the loss count as a layer each (``account_for_embedding_in_pipeline_split``).
     """
-    each = (layers + 2 * tables) // stages
-    begins = range(each - tables, layers + tables, each) if stages > 1 and each * stages == layers + 2 * tables else ()
-    names = (f"layers.{layer}.norm" if layer < layers else "norm" for layer in begins)
-    return "cuts=" + "+".join(f"{name}/{first_op}" for name in names) if begins else ""
+    each, left = divmod(layers + 2 * tables, stages)
+    return "" if left else cuts([each] * stages, first_op, tables)
 
 
 def deepspeed_cuts(layers: int, stages: int) -> str:
@@ -130,56 +214,81 @@ def deepspeed_cuts(layers: int, stages: int) -> str:
     return "cuts=" + "+".join(f"layers.{layer}.norm/native_layer_norm" for layer in begins) if stages > 1 else ""
 
 
+def ranks_of(stated: int, inside: int, stages: int, experts: int = 1) -> int:
+    """GPUs of a run: those that a table states, or as few as its layout needs where they do not suit it.
+
+    Args:
+        inside: ranks of one replica's stage.
+        experts: ranks among which all experts of a layer are spread.
+    """
+    needed = math.lcm(inside, experts) * stages
+    return stated if stated % needed == 0 and stated else needed
+
+
 def megatron_words(
-    replicas: int, tensor: int, context: int, stages: int, chunks: int, sequence: bool = True, spread: int = 1
+    replicas: int,
+    tensor: int,
+    context: int,
+    stages: int,
+    chunks: int = 1,
+    sequence: bool = True,
+    spread: int = 1,
+    sharded: str = "zero1",
 ) -> list[str]:
     """Segments of a strategy, with Megatron's distributed optimizer.
 
     Args:
         spread: replicas among which experts are spread (``expert_model_parallel_size``).
+        sharded: what replicas share, a word of ZeRO or none.
+
+    Raises:
+        NotBuilt: experts are spread over more ranks than there are replicas.
     """
+    if replicas % spread:
+        raise NotBuilt(BEYOND_REPLICAS)
     order = f"interleaved v{chunks}" if chunks > 1 else "1f1b"
     sizes = {"dp": replicas // spread, "ep": spread, "cp": context}
     split = next((name for name, size in sizes.items() if size > 1), "")
     return [
-        *(f"{name}{size}{' zero1' if name == split else ''}" if size > 1 else "" for name, size in sizes.items()),
+        *(f"{name}{size} {sharded * (name == split)}".strip() for name, size in sizes.items() if size > 1),
         f"tp{tensor}{' sp' if sequence else ''}" if tensor > 1 else "",
         f"pp{stages} {order}" if stages > 1 else "",
     ]
 
 
-def megatron_experts(row: Row) -> tuple[Experts | None, str]:
-    """``(experts of one of Megatron's tests, "")``, None without any; or why they cannot be built."""
-    number = int(row["num_experts"] or 0)
+def megatron_experts(row: Row) -> Experts | None:
+    """Experts of one of Megatron's tests, None without any.
+
+    Raises:
+        NotBuilt: which layers have experts is said in a way that is not built.
+    """
+    number = row.whole("num_experts", 0)
     if number < 2:
-        return None, ""
-    tensor = int(row["tensor_model_parallel_size"] or 1)
-    if tensor > 1 and (row["expert_tensor_parallel_size"] or str(tensor)) != str(tensor):
-        return None, BEYOND_REPLICAS
+        return None
     # "([0]*3+[1]*12)": layers with one network, and layers with experts
     stretches = re.findall(r"\[([01])\]\*(\d+)", row["moe_layer_freq"])
     is_known = row["moe_layer_freq"] in ("", "1") or [kind for kind, _ in stretches] in (["1"], ["0", "1"])
     if not is_known:
-        return None, f"layers with experts by {row['moe_layer_freq']!r} are not built"
+        raise NotBuilt(f"layers with experts by {row['moe_layer_freq']!r} are not built")
     dense = int(stretches[0][1]) if stretches and stretches[0][0] == "0" else 0
-    inner = int(row["moe_ffn_hidden_size"] or row["ffn_hidden_size"] or 4 * int(row["hidden_size"]))
-    shared = int(row["moe_shared_expert_intermediate_size"] or 0)
-    return Experts(number, int(row["moe_router_topk"] or 2), inner, shared, dense), ""
+    inner = row.whole("moe_ffn_hidden_size", row.whole("ffn_hidden_size", 4 * row.whole("hidden_size")))
+    shared = row.whole("moe_shared_expert_intermediate_size", 0)
+    return Experts(number, row.whole("moe_router_topk", 2), inner, shared, dense)
 
 
 def megatron_latent(row: Row) -> Latent | None:
     """Latent attention of one of Megatron's tests, with Megatron's defaults; None without."""
-    if not row["multi_latent_attention"]:
+    if not row.says("multi_latent_attention"):
         return None
-    sizes = [int(row[key] or usual) for key, usual in _LATENT.items()]
-    return Latent(*sizes, has_norms=bool(row["qk_layernorm"]))
+    sizes = [row.whole(key, usual) for key, usual in _LATENT.items()]
+    return Latent(*sizes, has_norms=row.says("qk_layernorm"))
 
 
 def again(pattern: str) -> str:
     return f"recompute={pattern}" if pattern else ""
 
 
-def joined(words: list[str]) -> str:
+def joined(words: Sequence[str]) -> str:
     return " | ".join(word for word in words if word)
 
 
@@ -187,7 +296,3 @@ def hosts(gpus: int, kind: str) -> str:
     """The preset with so many GPUs, eight a host; a host of eight where they are fewer."""
     hosts = math.ceil(gpus / 8)
     return f"8x{kind}-nvswitch" if hosts == 1 else f"{hosts}x8x{kind}-ib"
-
-
-def true(text: str) -> bool:
-    return text.strip().lower() in ("true", "1", "yes")
