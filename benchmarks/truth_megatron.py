@@ -33,7 +33,7 @@ from truth_runs import (
     megatron_latent,
     megatron_words,
     precision_of,
-    ranks_of,
+    replicas_of,
     workspaces,
 )
 
@@ -69,12 +69,14 @@ def _dgxc_name(row: Row) -> str:
 
 
 def _dgxc(row: Row) -> Run:
-    """NeMo on Megatron-LM: distributed optimizer, sequence parallel with tensor parallel, no recompute."""
+    """NeMo on Megatron-LM: distributed optimizer, sequence parallel with tensor parallel, no recompute.
+
+    PaxML, and NeMo where it says so, cut parameters instead, and are compiled.
+    """
     gpus, tensor, stages, context, chunks, spread = _sizes(row, "gpus", "tp", "pp", "cp", "vp", "ep")
     # grad_sync_dtype=bf16 in NeMo-Framework-Launcher, examples/training/*/h100
     precision = precision_of(row["precision"], "master-bf16-reduce")
-    if "NeMo" not in row["framework"] or row.says("fsdp"):
-        raise NotBuilt(f"{row['framework']}, {row['fsdp'] or 'no NeMo'}: not built")
+    is_cut = row.says("fsdp") or "pax" in row["framework"].lower()
     name = row["model"].lower()
     experts, latent = _mixture(row), _latent(name)
     if latent is None and "mla" in row["kv_heads"].lower():
@@ -92,8 +94,9 @@ def _dgxc(row: Row) -> Run:
         experts=experts,
         latent=latent,
     )
-    replicas, spread = gpus // (tensor * stages * context), spread if experts else 1
-    words = megatron_words(replicas, tensor, context, stages, chunks, spread=spread)
+    replicas, spread = replicas_of(gpus, tensor, stages, context), spread if experts else 1
+    sharded = "zero3" if is_cut else "zero1"
+    words = megatron_words(replicas, tensor, context, stages, chunks, spread=spread, sharded=sharded)
     words += [even_cuts(shape.layers, stages * chunks, "_to_copy" if gated else "native_layer_norm")]
     return Run(
         *(shape, row.whole("gbs"), row.whole("mbs"), replicas, joined(words)),
@@ -127,14 +130,15 @@ def _bridge(row: Row) -> Run:
     keys = ("gpus", "tp", "pp", "cp", "vp", "ep", "fsdp")
     gpus, tensor, stages, context, chunks, spread, shard = _sizes(row, *keys)
     shape = replace(model_of(row["model"]), tokens=row.whole("seq"))
-    shape = replace(shape, precision=precision_of(row["precision"], "master-bf16-reduce"))
+    # A release without the column tells of two granularities of fp8 (performance-summary-archive.md, 25.09).
+    shape = replace(shape, precision=precision_of(row["precision"] or "fp8", "master-bf16-reduce"))
     if row["change"] not in ("", "no recompute"):
         raise NotBuilt(f"{row['change']}: not built")
     if shape.experts is not None and tensor > 1 and spread > 1:
         raise NotBuilt(BEYOND_REPLICAS)
     if "lora" in row["task"].lower():
         shape = replace(shape, adapters=16)
-    replicas, spread = gpus // (tensor * stages * context), spread if shape.experts else 1
+    replicas, spread = replicas_of(gpus, tensor, stages, context), spread if shape.experts else 1
     sharded = "zero3" if shard > 1 else "zero1"
     words = megatron_words(replicas, tensor, context, stages, chunks, spread=spread, sharded=sharded)
     words += [even_cuts(shape.layers, stages * chunks)]
@@ -182,8 +186,8 @@ def _bloom_sizes(row: Row) -> dict[str, int]:
     sizes = {key: row.whole(key, 0) for key in ("nlayers", "nhidden", "nheads", "dp", "tp", "pp", "mbs", "gbs", "gpus")}
     stages = max(sizes["pp"], 1)
     if not sizes["nlayers"]:  # what the size that is stated comes to: layers "had to be tweaked to fit PP"
-        sizes["nlayers"] = stages * round(row.whole("nlayers_implied_by_size", 0) / stages)
-    sizes["dp"] = sizes["gpus"] // (max(sizes["tp"], 1) * stages)
+        sizes["nlayers"] = stages * round(row.amount("nlayers_implied_by_size") / stages)
+    sizes["dp"] = sizes["gpus"] // max(sizes["tp"] * stages, 1)
     return sizes
 
 
@@ -199,8 +203,7 @@ def _bloom(row: Row) -> Run:
     layers, hidden, heads, replicas, tensor, stages = (
         sizes[key] for key in ("nlayers", "nhidden", "nheads", "dp", "tp", "pp")
     )
-    if sizes["gpus"] != replicas * tensor * stages:
-        raise NotBuilt("its layout is one of another number of GPUs")
+    replicas_of(sizes["gpus"], tensor, stages)
     if hidden % heads:
         raise NotBuilt(f"{heads} heads do not divide {hidden}")
     shape = Shape(
@@ -245,6 +248,7 @@ UNKNOWN = (
     *("mtp_num_layers", "hybrid_layer_pattern", "use_torch_fsdp2", "pipeline_model_parallel_layout"),
     *("cuda_graph_impl",),
 )
+ENGINE = ("", "transformer_engine")
 OTHERS = ("distill", "grpo")  # and what the name of one says
 # --data-parallel-sharding-strategy of Megatron's FSDP
 SHARDED = {"optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
@@ -260,6 +264,8 @@ def _tests(row: Row) -> Run:
     Where a recipe is not listed: all that are have eight GPUs, but for those of one node with four, and those whose
     layout needs more. Tests called "frozen" resume from a checkpoint that is kept, and freeze nothing.
     """
+    if row.says("step_batch_size_schedule") and not row["nodes"]:
+        raise NotBuilt("a release, and how many GPUs it ran on is not said")
     used = [key for key in UNKNOWN if row.says(key)] + [word for word in OTHERS if word in row["test"]]
     family = row["test"].split("/")[0]
     if used or family not in ("gpt", "moe", "mixtral", "bert") or row["spec"] not in ("", "local"):
@@ -274,9 +280,11 @@ def _tests(row: Row) -> Run:
         each_tensor = row.whole("expert_tensor_parallel_size", tensor)
         if tensor > 1 and each_tensor != tensor:
             raise NotBuilt(BEYOND_REPLICAS)
-    stated = row.whole("nodes", 1) * row.whole("gpus_per_node", 8)
-    gpus = ranks_of(stated, tensor * context, stages, spread * each_tensor)
-    replicas, instances = gpus // (tensor * stages * context), row.whole("num_distributed_optimizer_instances", 1)
+    instances = row.whole("num_distributed_optimizer_instances", 1)
+    gpus = row.whole("nodes", 1) * row.whole("gpus_per_node", 8)
+    needed = math.lcm(tensor * context, spread * each_tensor) * stages * instances
+    gpus = gpus if gpus % needed == 0 else needed
+    replicas = replicas_of(gpus, tensor, stages, context)
     chunks = row.whole("num_virtual_stages_per_pipeline_rank", 1)
     if row["num_layers_per_virtual_pipeline_stage"]:
         chunks = layers // stages // row.whole("num_layers_per_virtual_pipeline_stage")
@@ -288,12 +296,8 @@ def _tests(row: Row) -> Run:
     words += megatron_words(replicas // instances, tensor, context, stages, chunks, is_cut, spread, sharded)
     words += [again(FULL if row["recompute_granularity"] == "full" else ""), _tests_cuts(row, shape, stages, chunks)]
     extra = _tests_extra(row, shape, kind, tensor, context)
-    # "0:384 200B:768": sequences of a step from the first token, and from the 200 billionth
-    batch = row.whole(
-        "global_batch_size", Row(first=row["step_batch_size_schedule"].partition(":")[2]).whole("first", 1)
-    )
     return Run(
-        *(shape, batch, row.whole("micro_batch_size"), replicas, joined(words)),
+        *(shape, row.whole("global_batch_size"), row.whole("micro_batch_size"), replicas, joined(words)),
         *(hosts(gpus, kind), "fused", gpus, math.nan, row.memory("mem_max_allocated_bytes", 1)),
         software=Software(workspace_bytes=extra),
         last_rank=True,
@@ -319,7 +323,7 @@ def _tests_shape(row: Row, family: str, tensor: int) -> Shape:
         positions="rotary" if row["position_embedding_type"] == "rope" else "learned",
         biases=not row.says("disable_bias_linear"),
         tied=not row.says("untie_embeddings_and_output_weights"),
-        flash=row["transformer_impl"] == "transformer_engine" and row["attention_backend"] != "unfused",
+        flash=row["transformer_impl"] in ENGINE and row["attention_backend"] != "unfused",
         dropout=row.amount("attention_dropout") if row["attention_dropout"] else 0.1,
         precision=precision_of("fp8" if row.says("fp8_format") else "bf16", precision),
         head_norms=row.says("qk_layernorm") and not row.says("multi_latent_attention"),
@@ -339,7 +343,7 @@ def _tests_cuts(row: Row, shape: Shape, stages: int, chunks: int) -> str:
 
 def _tests_extra(row: Row, shape: Shape, kind: str, tensor: int, context: int) -> int:
     """Bytes that a test holds beside the tensors of its step."""
-    has_engine, grouped = row["transformer_impl"] == "transformer_engine", row.says("moe_grouped_gemm")
+    has_engine, grouped = row["transformer_impl"] in ENGINE, row.says("moe_grouped_gemm")
     extra = workspaces(kind, has_engine, row.says("deterministic_mode"), bool(shape.experts) and grouped)
     rows, vocabulary = row.whole("micro_batch_size") * shape.tokens, shape.vocabulary // tensor
     if row.says("cross_entropy_loss_fusion"):

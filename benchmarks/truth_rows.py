@@ -19,8 +19,21 @@ from typing import NamedTuple, TypeVar
 import truth_megatron as megatron
 from truth_known import model_of
 from truth_models import Shape
-from truth_runs import GIB, NotBuilt, Row, Run, Skipped, Software, again, hosts, joined, kind_of, megatron_words
-from truth_runs import precision_of as precision
+from truth_runs import (
+    GIB,
+    NotBuilt,
+    Row,
+    Run,
+    Skipped,
+    Software,
+    again,
+    hosts,
+    joined,
+    kind_of,
+    megatron_words,
+    precision_of,
+    replicas_of,
+)
 
 T = TypeVar("T")
 # torchtitan's selective recompute keeps attention and every second product of a layer: what runs again is the norms,
@@ -47,7 +60,7 @@ def runs_in(folder: Path) -> Iterator[tuple[Path, list[Run | Skipped] | None]]:
     """Every file of a folder, by name; None where its columns are those of no format."""
     for path in sorted([*folder.glob("*.csv"), *folder.glob("*.json")]):
         found = with_reader(path, [(each.columns, each) for each in FORMATS])
-        yield path, None if found is None else [_row(found[0], row) for row in found[1]]
+        yield path, None if found is None else [_row(found[0], row, f"line {n}") for n, row in enumerate(found[1], 2)]
 
 
 def with_reader(path: Path, formats: Sequence[tuple[frozenset[str], T]]) -> tuple[T, list[Row]] | None:
@@ -70,25 +83,38 @@ def _cells(path: Path) -> list[Row]:
             found = json.load(file)
             rows = found.get("rows", []) if isinstance(found, dict) else found
             rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return [Row({key: "" if cell is None else str(cell).strip() for key, cell in row.items() if key}) for row in rows]
+    return [
+        Row({key.strip(): "" if cell is None else str(cell).strip() for key, cell in row.items() if key})
+        for row in rows
+    ]
 
 
-def _row(found: Format, row: Row) -> Run | Skipped:
+def _row(found: Format, row: Row, place: str) -> Run | Skipped:
     """A row as a run, or why there is none: whatever is wrong with one row ends no other."""
+    name = place
     try:
         name = found.name(row)
-        run = replace(found.build(row), name=name)
+        return _checked(replace(found.build(row), name=name))
     except NotBuilt as error:
         return Skipped(name, str(error))
     except Exception as error:
         return Skipped(name, f"cannot be read, {type(error).__name__}: {error!s:.100}")
-    if not run.measured_s > 0:  # NaN, too
+
+
+def _checked(run: Run) -> Run:
+    """The run, whose time is NaN where none was measured.
+
+    Raises:
+        NotBuilt: there is nothing to compare with, or what is trained is not what the row says.
+    """
+    if not 0 < run.measured_s < math.inf:  # NaN, too
         run = replace(run, measured_s=math.nan)
     if not run.is_timed and run.measured_bytes is None:
-        return Skipped(name, "nothing was measured")
-    each = run.micro_batch * run.replicas
-    if run.is_timed and abs(run.micro_batches * each / run.batch - 1.0) > 0.05:
-        return Skipped(name, "its batch is no multiple of what its replicas take at once")
+        raise NotBuilt("nothing was measured")
+    if not (run.micro_batch and run.shape.layers and run.shape.model_flops(run.batch) > 0):
+        raise NotBuilt("a size of its model or batch is 0")
+    if run.is_timed and abs(run.micro_batches * run.micro_batch * run.replicas / run.batch - 1.0) > 0.05:
+        raise NotBuilt("its batch is no multiple of what its replicas take at once")
     return run
 
 
@@ -109,7 +135,7 @@ def _llm_foundry(row: Row) -> Run:
     sharded = {"FULL_SHARD": "zero3", "SHARD_GRAD_OP": "zero2", "NO_SHARD": ""}.get(row["Sharding Strategy"])
     if sharded is None or row.says("Activation CPUOffload"):
         raise NotBuilt(f"{row['Sharding Strategy']}, offload {row['Activation CPUOffload']}: not modelled")
-    format_ = precision(row["Precision"], "mixed-bf16-reduce")  # PURE: gathered and reduced in bfloat16
+    format_ = precision_of(row["Precision"], "mixed-bf16-reduce")  # PURE: gathered and reduced in bfloat16
     inner = row.whole("expansion_ratio", 4) * hidden
     shape = Shape(
         *(row.whole("n_layers"), hidden, inner, heads, heads, row.whole("vocab_size", 50_368), tokens),
@@ -142,8 +168,8 @@ def _torchtitan(row: Row) -> Run:
     gpus, tokens, batch, local = (row.whole(key) for key in ("gpus", "seq", "global_batch", "local_batch"))
     keys = ("dp_shard(fsdp)", "tp", "pp", "cp")
     shard, tensor, stages, context = (max(row.whole(key, 1), 1) for key in keys)
-    shape = replace(model_of(row["model"]), tokens=tokens, precision=precision(row["precision"], "mixed"))
-    replicas = gpus // (tensor * stages * context)
+    shape = replace(model_of(row["model"]), tokens=tokens, precision=precision_of(row["precision"], "mixed"))
+    replicas = replicas_of(gpus, tensor, stages, context)
     chunks = 2 if "interleaved" in row["pp_schedule"].lower() else 1
     words = [
         *_sharded(replicas, shard),
@@ -160,8 +186,12 @@ def _torchtitan(row: Row) -> Run:
 
 def _again(words: str, layers: int) -> str:
     """What torchtitan computes again: all layers, every nth ("selective layer", where n is 2 by default), or ops."""
+    if words in ("", "none", "no", "false", "0", "-"):
+        return ""
     if not words.startswith("selective"):
-        return FULL if words.startswith("full") else ""
+        if not words.startswith("full"):
+            raise NotBuilt(f"recompute {words!r} is not built")
+        return FULL
     every = re.match(r"selective[^a-z0-9]*(?:every )?(layers?)?[^a-z0-9]*(\d+)?", words)
     if every is None or not any(every.groups()):
         return SELECTIVE
@@ -185,9 +215,9 @@ def _automodel(row: Row) -> Run:
     """Fine-tuning by FSDP2 in bfloat16; adapters of rank 16 beside all products of the layers (custom_*_peft*.yaml)."""
     keys = ("gpus", "tp", "pp", "cp", "ep", "vp", "fsdp")
     gpus, tensor, stages, context, spread, chunks, shard = (max(row.whole(key, 1), 1) for key in keys)
-    shape = replace(model_of(row["model"]), precision=precision(row["precision"], "bfloat16"))
+    shape = replace(model_of(row["model"]), precision=precision_of(row["precision"], "bfloat16"))
     shape = replace(shape, tokens=row.whole("seq"), adapters=16 * ("lora" in row["kind"].lower()))
-    replicas = gpus // (tensor * stages * context)
+    replicas = replicas_of(gpus, tensor, stages, context)
     if shape.experts is None or spread == 1:
         words = [*_sharded(replicas, shard), *megatron_words(1, tensor, context, stages, chunks, False, sharded="")]
     else:

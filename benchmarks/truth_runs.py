@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from truth_experts import Experts, Latent
 from truth_models import Shape
@@ -13,6 +14,7 @@ from truth_models import Shape
 from graphs.recipes import PRECISIONS
 
 MIB, GIB = 2**20, 2**30
+MOST = 10**8  # no size of a model or of a run is more
 # Where `ep` is more than the replicas, experts are spread over ranks of tensor or context parallelism, too.
 BEYOND_REPLICAS = "experts are spread over more ranks than there are replicas, which no strategy says"
 # Defaults of megatron/training/arguments.py: widths of what queries, and keys and values, are made of, and of heads.
@@ -35,15 +37,20 @@ class Row(dict[str, str]):
         return ""
 
     def whole(self, key: str, usual: int | None = None) -> int:
-        """The first whole number of a cell (``"8 top 2"`` is 8), `usual` where it has none (``""``, ``"n/a"``).
+        """The whole number that a cell is or begins with (``"8 top 2"``), `usual` for one without (``""``, ``"n/a"``).
 
         Raises:
-            NotBuilt: it has none, and nothing is usual.
+            NotBuilt: it has none, and nothing is usual; it is a fraction, or beyond any size.
         """
-        found = re.search(r"\d[\d,]*", self[key])
-        if found is None and usual is None:
-            raise NotBuilt(f"{key} {self[key]!r} is no number")
-        return usual or 0 if found is None else int(found[0].replace(",", ""))
+        found = re.match(r"\d+(?![\d.e])", self[key].replace(",", ""))
+        number = float(found[0]) if found else self.amount(key)
+        if not number >= 0:  # NaN, too
+            if usual is None:
+                raise NotBuilt(f"{key} {self[key]!r} is no number")
+            return usual
+        if number != number // 1 or number > MOST:
+            raise NotBuilt(f"{key} {self[key]!r} is no size")
+        return int(number)
 
     def amount(self, key: str) -> float:
         """The number that a cell is; NaN where it is none."""
@@ -55,7 +62,7 @@ class Row(dict[str, str]):
     def memory(self, key: str, unit: float) -> float | None:
         """Bytes of a cell in `unit`; None where it has no number (``"OOM"``)."""
         found = self.amount(key) * unit
-        return found if found > 0 else None
+        return found if 0 < found < math.inf else None
 
     def says(self, key: str) -> bool:
         """Whether a cell says yes: anything but a word for no."""
@@ -188,7 +195,7 @@ def cuts(sizes: Sequence[int], first_op: str, tables: bool = False) -> str:
     Args:
         tables: the embedding counts as a layer of the first stage.
     """
-    begins = [sum(sizes[:stage]) - tables for stage in range(1, len(sizes))]
+    begins = [layer - tables for layer in accumulate(sizes[:-1])]
     names = (f"layers.{layer}.norm" if layer < sum(sizes) - 2 * tables else "norm" for layer in begins)
     return "cuts=" + "+".join(f"{name}/{first_op}" for name in names) if begins else ""
 
@@ -214,15 +221,15 @@ def deepspeed_cuts(layers: int, stages: int) -> str:
     return "cuts=" + "+".join(f"layers.{layer}.norm/native_layer_norm" for layer in begins) if stages > 1 else ""
 
 
-def ranks_of(stated: int, inside: int, stages: int, experts: int = 1) -> int:
-    """GPUs of a run: those that a table states, or as few as its layout needs where they do not suit it.
+def replicas_of(gpus: int, *layout: int) -> int:
+    """Replicas on so many GPUs, each of them on the product of `layout`.
 
-    Args:
-        inside: ranks of one replica's stage.
-        experts: ranks among which all experts of a layer are spread.
+    Raises:
+        NotBuilt: that comes out uneven.
     """
-    needed = math.lcm(inside, experts) * stages
-    return stated if stated % needed == 0 and stated else needed
+    if gpus < 1 or gpus % math.prod(layout):
+        raise NotBuilt(f"{gpus} GPUs are no multiple of the {math.prod(layout)} of its layout")
+    return gpus // math.prod(layout)
 
 
 def megatron_words(

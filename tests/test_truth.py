@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import truth  # noqa: E402
+import truth_scores  # noqa: E402
+from truth_rows import runs_in  # noqa: E402
+from truth_runs import Run, Skipped  # noqa: E402
+
 SIMUMAX = (
     "case,gpu,gpus,model,layers,hidden,ffn,heads,kv_heads,vocab,experts,topk,moe_ffn,shared_ffn,seq,tp,cp,pp,ep,dp,"
     "micro_batch,num_microbatches,global_batch,step_ms,max_alloc_gib\n"
@@ -93,6 +102,148 @@ def test_peaks_of_megatrons_tests_have_the_workspaces_of_its_libraries(tmp_path:
     assert 96 * 2**20 < row["predicted_bytes"] < 100 * 2**20
     assert experts["strategy"].startswith("dp2 zero1 | ep2 | pp2")
     assert 224 * 2**20 < experts["predicted_bytes"] < 228 * 2**20
+
+
+DGXC = {
+    **{"framework": "NeMo 25", "model": "mixtral_8x7b", "precision": "bf16", "gpu": "H100 SXM 80GB", "gpus": 64},
+    **{"gbs": 256, "mbs": 1, "seq": 4096, "layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8},
+    **{"vocab": 32000, "experts": "8 top 2", "tp": 1, "pp": 4, "cp": 1, "ep": 8, "vp": "n/a", "fsdp": 0, "step_s": 2},
+}
+TITAN = {
+    **{"model": "llama3.1_8b", "gpu": "A100 80GB", "gpus": 64, "seq": 8192, "local_batch": 1, "global_batch": 64},
+    **{"dp_shard(fsdp)": 64, "tp": 1, "pp": 1, "cp": 1, "activation_checkpointing": "selective layer", "compile": 0},
+    **{"precision": "bf16", "tokens_per_s_per_gpu": 2904, "pp_schedule": "", "peak_memory_GiB": ""},
+}
+
+
+def _read(folder: Path, *rows: dict[str, object]) -> list[Run | Skipped]:
+    (folder / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+    ((_, found),) = runs_in(folder)
+    assert found is not None
+    return found
+
+
+def _one(folder: Path, row: dict[str, object]) -> Run:
+    (run,) = _read(folder, row)
+    assert isinstance(run, Run), run
+    return run
+
+
+def test_experts_latent_attention_and_machines_are_read_as_tables_spell_them(tmp_path: Path) -> None:
+    mixtral = _one(tmp_path, DGXC)
+    assert mixtral.shape.experts is not None
+    assert (mixtral.shape.experts.number, mixtral.shape.experts.asked) == (8, 2)
+    assert mixtral.strategy.startswith("dp2 zero1 | ep8 | pp4 1f1b")
+    deepseek = DGXC | {"model": "deepseek_v3", "kv_heads": "mla", "heads": 128, "experts": 256, "ep": 16, "layers": 60}
+    shape = _one(tmp_path, deepseek).shape
+    assert shape.latent is not None
+    assert shape.experts is not None
+    assert (shape.experts.inner, shape.experts.dense_layers, shape.kv_heads) == (2048, 3, 128)
+    assert _one(tmp_path, DGXC | {"gpu": "GB200 NVL72"}).cluster == "8x8xB200-ib"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"precision": "FP8-CS"}, "fp8"),
+        ({"precision": "nvfp4"}, "precision 'nvfp4'"),
+        ({"precision": ""}, "not said"),
+        ({"gpu": "GB300"}, "no preset of the GPU 'GB300'"),
+        ({"model": "other", "experts": "60 top 4"}, "sizes of the model 'other'"),
+        ({"model": "other", "experts": "", "kv_heads": "mla"}, "latent attention"),
+        ({"ep": 32}, "more ranks than there are replicas"),
+        ({"gpus": 6}, "6 GPUs are no multiple of the 4"),
+        ({"hidden": 4096.5}, "hidden '4096.5' is no size"),
+        ({"layers": "many"}, "layers 'many' is no number"),
+        ({"mbs": 0}, "0"),
+        ({"gbs": 7}, "its batch"),
+        ({"step_s": "inf"}, "nothing was measured"),
+        ({"heads": 0}, "ZeroDivisionError"),
+    ],
+)
+def test_a_row_that_is_not_built_says_why(tmp_path: Path, change: dict[str, object], reason: str) -> None:
+    other, row = _read(tmp_path, DGXC | change, DGXC)
+    assert isinstance(other, Skipped)
+    assert reason in other.reason
+    assert isinstance(row, Run)
+
+
+def test_layers_that_are_computed_again_are_those_that_a_table_means(tmp_path: Path) -> None:
+    """Of torchtitan "selective layer" is every second layer, and "selective op" the ops between products."""
+    found = {
+        words: _one(tmp_path, TITAN | {"activation_checkpointing": words}).strategy.partition("recompute=")[2]
+        for words in ("selective layer", "selective 4", "selective op", "selective (train_configs)", "full", "none")
+    }
+    assert found["selective layer"].split("+") == [f"layers.{n}" for n in range(1, 32, 2)]
+    assert found["selective 4"].split("+") == [f"layers.{n}" for n in range(3, 32, 4)]
+    assert found["selective op"] == found["selective (train_configs)"] != found["selective layer"]
+    assert (found["full"], found["none"]) == ("layers.*", "")
+    (odd,) = _read(tmp_path, TITAN | {"activation_checkpointing": "budget 0.5"})
+    assert isinstance(odd, Skipped)
+
+
+def test_a_test_that_needs_more_gpus_than_a_host_has_is_on_as_many(tmp_path: Path) -> None:
+    mixture = _GIVEN | _EXPERTS | {"test": "mixtral/mixtral_8x22b_tp2pp8ep8", "num_layers": 8, "moe_layer_freq": ""}
+    layout = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 8, "expert_model_parallel_size": 8}
+    empty = dict.fromkeys(_EMPTY.split(","), "")
+    run = _one(tmp_path, empty | mixture | layout | {"num_experts": 8})
+    assert (run.gpus, run.replicas) == (128, 8)
+    assert run.strategy.startswith("ep8 zero1 | tp2 | pp8 1f1b")
+
+
+def test_a_slow_row_is_stopped_and_the_next_one_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def predicted(run: Run) -> tuple[float, float]:
+        if run.shape.layers == 31:
+            time.sleep(600)
+        if run.shape.layers == 30:
+            raise RuntimeError("of one row")
+        return 1.0, 2.0
+
+    monkeypatch.setattr(truth_scores, "predicted", predicted)
+    rows = _read(tmp_path, *(TITAN | {"model": model} for model in ("llama2_7b", "llama3_8b", "llama2_13b")))
+    slow, odd, good = rows
+    assert isinstance(slow, Run)
+    assert isinstance(odd, Run)
+    assert isinstance(good, Run)
+    runs = [_with_layers(slow, 31), _with_layers(odd, 30), good]
+    with truth_scores.Predictions(2.0) as predictions:
+        found = [predictions(run) for run in runs]
+    assert found == [
+        "stopped after 2 s; --limit gives it more",
+        "cannot be predicted, RuntimeError: of one row",
+        (1.0, 2.0),
+    ]
+
+
+def _with_layers(run: Run, layers: int) -> Run:
+    return replace(run, shape=replace(run.shape, layers=layers))
+
+
+def test_a_sample_is_of_all_files_and_strategies(tmp_path: Path) -> None:
+    titan = _read(tmp_path, *(TITAN | {"tp": tp, "dp_shard(fsdp)": 64 // tp} for tp in (1, 1, 1, 1, 2, 2, 4, 8)))
+    dgxc = _read(tmp_path, *[DGXC] * 5)
+    few = truth.sampled({"a": titan, "b": dgxc, "c": dgxc[:1]}, 9)
+    assert {name: len(rows) for name, rows in few.items()} == {"a": 4, "b": 4, "c": 1}
+    assert [titan.index(row) for row in few["a"]] == [0, 4, 6, 7]
+    assert truth.sampled({"a": titan}, 2) == {"a": [titan[0], titan[6]]}
+    assert truth.sampled({"a": titan}, 100) == {"a": titan}
+
+
+def test_every_row_is_a_line_with_its_memory_and_reasons_are_counted(tmp_path: Path) -> None:
+    header, *rows = SIMUMAX.splitlines()
+    odd = [rows[0].replace(",512,2,", f",{tokens},2,") for tokens in ("", "x", "1e30")]
+    (tmp_path / "steps.csv").write_text("\n".join([header, *odd, rows[0], rows[0].replace("a,", "again,", 1), "z,,"]))
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    (tmp_path / "broken.json").write_text("[", encoding="utf-8")
+    found = _judge(tmp_path)
+    assert found.returncode == 0, found.stderr
+    lines = [line.split(" | ") for line in found.stdout.splitlines() if line.startswith("| a") or "| z" in line]
+    assert [len(line) for line in lines] == [10] * 6
+    assert all(line[7] == "3.221" and line[9].rstrip(" |").endswith("%") for line in lines[3:5])
+    assert "2 of 6 rows were built" in found.stdout
+    assert "Not built, 1 rows: seq '1e30' is no size" in found.stdout
+    assert "other.csv was not read" in found.stdout
+    assert "broken.json was not read" in found.stdout
 
 
 def test_a_folder_without_known_files_is_one_sentence(tmp_path: Path) -> None:
