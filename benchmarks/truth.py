@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -53,11 +54,6 @@ class Judged:
     constant_s: float = math.nan
 
     @property
-    def is_timed(self) -> bool:
-        """Whether a time was measured, too."""
-        return self.run.is_timed
-
-    @property
     def error(self) -> float:
         return self.predicted_s / self.run.measured_s - 1.0
 
@@ -89,6 +85,7 @@ def main() -> None:
         sys.exit(f"no file in {given.rows} has the columns of a known format; see benchmarks/truth_rows.py.")
     if given.sample:
         files = sampled(files, given.sample)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the process that predicts ends, too
     with Predictions(given.limit) as predictions:
         if given.json:
             _print_json(files, unread, predictions)
@@ -202,7 +199,7 @@ def layouts(rows: Sequence[Judged | Skipped]) -> list[list[Judged]]:
     """Runs of one workload, where there are several."""
     groups: dict[tuple[object, ...], list[Judged]] = defaultdict(list)
     for row in rows:
-        if isinstance(row, Judged) and row.is_timed:
+        if isinstance(row, Judged) and row.run.is_timed:
             groups[row.run.workload].append(row)
     return [group for group in groups.values() if len(group) > 1]
 
@@ -219,7 +216,7 @@ def summary(rows: Sequence[Judged | Skipped]) -> dict[str, Any]:
     """What ``--json`` says of one file beside its rows."""
     built = [row for row in rows if isinstance(row, Judged)]
     right, several = pairs_in_order(rows)
-    timed = [row for row in built if row.is_timed]
+    timed = [row for row in built if row.run.is_timed]
     memory = [abs(error) for row in built if (error := row.memory_error) is not None]
     return {
         **_counts(rows),
@@ -327,7 +324,7 @@ def _cells(row: Judged | Skipped) -> list[str]:
         return [row.name, f"not built: {row.reason}", *[""] * 8]
     run, memory = row.run, row.memory_error
     times = ["", f"{row.predicted_s:.4g}", "", ""]
-    if row.is_timed:
+    if row.run.is_timed:
         times = [f"{run.measured_s:.4g}", times[1], f"{row.error:+.1%}", f"{row.constant_error:+.1%}"]
     sizes = ["", f"{row.predicted_bytes / 1e9:.4g}", ""]
     if memory is not None and run.measured_bytes:
@@ -340,7 +337,7 @@ def _note(rows: Sequence[Judged | Skipped]) -> str:
     found, built = summary(rows), [row for row in rows if isinstance(row, Judged)]
     note = f"{found['built']} of {found['of']} rows built"
     if found["mean_error"] is not None:
-        far = sum(abs(row.error) > 0.2 for row in built if row.is_timed)
+        far = sum(abs(row.error) > 0.2 for row in built if row.run.is_timed)
         note += f": {found['mean_error']:.1%} off in the mean, {far} beyond 20 %; "
         note += f"one constant {found['constant_mean_error']:.1%}"
     if found["memory_mean_error"] is not None:

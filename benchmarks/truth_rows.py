@@ -36,6 +36,7 @@ from truth_runs import (
 )
 
 T = TypeVar("T")
+csv.field_size_limit(2**30)  # a long cell is the fault of its row
 # torchtitan's selective recompute keeps attention and every second product of a layer: what runs again is the norms,
 # the product after attention, and that beside the gate with the activation.
 SELECTIVE = "layers.*.norm+layers.*.post+layers.*.inner.activation"
@@ -69,7 +70,7 @@ def with_reader(path: Path, formats: Sequence[tuple[frozenset[str], T]]) -> tupl
         rows = _cells(path)
     except (OSError, ValueError, csv.Error, RecursionError):  # no table at all
         return None
-    columns = set(rows[0]) if rows else set()
+    columns = set().union(*rows)
     found = next((each for needed, each in formats if needed <= columns), None)
     return None if found is None else (found, rows)
 

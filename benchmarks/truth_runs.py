@@ -21,8 +21,8 @@ BEYOND_REPLICAS = "experts are spread over more ranks than there are replicas, w
 _LATENT = {"q_lora_rank": 0, "kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
 # Presets by what tables call a GPU, the first that is found; GB200's GPU is a B200.
 _KINDS = {
-    **{r"a100.*40": "A100-40gb", "a100": "A100", r"h100.*96": "H100-96gb", "h100": "H100", r"(?<!g)h200": "H200"},
-    **{"b200": "B200"},
+    **{r"a100.*(?<!\d)40 ?gb": "A100-40gb", "a100": "A100", r"h100.*96 ?gb": "H100-96gb", "h100": "H100"},
+    **{r"(?<!g)h200": "H200", "b200": "B200"},
 }
 
 

@@ -10,7 +10,7 @@ import math
 import multiprocessing
 import signal
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from multiprocessing.pool import Pool
 from types import TracebackType
 
@@ -75,8 +75,13 @@ class Predictions:
         return self._known[alone]
 
     def _started(self) -> Pool:
-        # Ctrl-C ends the run, and not a row of it.
-        return multiprocessing.get_context("fork").Pool(1, partial(signal.signal, signal.SIGINT, signal.SIG_IGN))
+        return multiprocessing.get_context("fork").Pool(1, _begun)
+
+
+def _begun() -> None:
+    """Ctrl-C ends the whole run, not a row of it, and what ends the process is what ends any other one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _attempted(run: Run) -> tuple[float, float] | str:
@@ -94,8 +99,9 @@ def predicted(run: Run) -> tuple[float, float]:
     """``(seconds of a step, bytes of the fullest device)``."""
     few = _few(run)
     if few is None:
-        return scored(run, run.micro_batches)
-    (a_s, _), (b_s, size) = scored(run, few[0]), scored(run, few[1])
+        return scored(replace(run, batch=0), run.micro_batches)
+    alike = replace(run, batch=0)  # steps of other batches begin the same
+    (a_s, _), (b_s, size) = scored(alike, few[0]), scored(alike, few[1])
     each_s = (b_s - a_s) / (few[1] - few[0])
     return b_s + (run.micro_batches - few[1]) * each_s, size
 
