@@ -51,8 +51,9 @@ class Kernels:
 
     def picked(self, places: Sequence[int]) -> Kernels:
         """These rows alone."""
-        columns = (self.names, self.measured_s, self.predicted_s, self.constant_s)
-        return Kernels(*(tuple(column[i] for i in places) for column in columns), self.unknown)
+        several = (self.measured_s, self.predicted_s, self.constant_s)
+        measured, predicted, constant = (tuple(column[i] for i in places) for column in several)
+        return Kernels(tuple(self.names[i] for i in places), measured, predicted, constant, self.unknown)
 
 
 def read_kernels(path: Path) -> Kernels | None:

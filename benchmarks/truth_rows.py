@@ -140,7 +140,12 @@ def _llm_foundry(row: Row) -> Run:
     inner = row.whole("expansion_ratio", 4) * hidden
     shape = Shape(
         *(row.whole("n_layers"), hidden, inner, heads, heads, row.whole("vocab_size", 50_368), tokens),
-        **{"gate": False, "activation": "gelu", "norm": "layer", "positions": "learned", "biases": True, "tied": True},
+        gate=False,
+        activation="gelu",
+        norm="layer",
+        positions="learned",
+        biases=True,
+        tied=True,
         flash=row["attn_impl_in_yaml"] in ("", "flash", "triton"),
         precision=format_,
         autocast=row["MP Mode"] == "DEFAULT" and "fp8" not in format_,
