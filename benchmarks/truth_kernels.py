@@ -6,15 +6,17 @@ short runs, so the factor of long ones is left out. A column ``system`` names th
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from truth_rows import with_reader
-from truth_runs import Row
+from truth_runs import NotBuilt, Row
 
 from env import gpus
 from env.cluster import Cluster
@@ -30,6 +32,7 @@ DEVICES = {
     "b200_sxm": (gpus.B200, "8xB200-nvswitch"),
     "l40s": (gpus.L40S, "8xL40S-pcie"),
 }
+BEYOND = 1e15  # no size of a kernel is more
 DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "fp8": "float8_e4m3fn", "float32": "float32"}
 
 
@@ -67,18 +70,20 @@ def read_kernels(path: Path) -> Kernels | None:
     for row in rows:
         if row["system"] not in DEVICES:
             unknown[f"no rates of {row['system']!r}"] += 1
-        elif not row.amount("latency_ms") > 0:
+        elif not 0 < row.amount("latency_ms") < math.inf:
             unknown["nothing was measured"] += 1
+        elif not all(0 < row.amount(key) < BEYOND for key in found.sizes):
+            unknown["a size is none"] += 1
         else:
             groups.setdefault((row["system"], row["dtype"] or "bfloat16"), []).append(row)
     parts: list[tuple[Rows, Found]] = []
     for key, group in groups.items():
         try:
-            parts.append((group, found(*key, group)))
+            parts.append((group, found.predict(*key, group)))
         except Exception:  # of one row at least, which leaves the others out of nothing
             for row in group:
                 try:
-                    parts.append(([row], found(*key, [row])))
+                    parts.append(([row], found.predict(*key, [row])))
                 except Exception as error:
                     unknown[f"cannot be predicted, {type(error).__name__}: {error!s:.100}"] += 1
     names = [name for _, (listed, _, _) in parts for name in listed]
@@ -112,7 +117,7 @@ Found = tuple[list[str], np.ndarray, np.ndarray]
 
 
 def _products(system: str, dtype: str, rows: Rows) -> Found:
-    sizes = np.array([[1.0, *(float(row[key]) for key in ("m", "n", "k")), 0.0] for row in rows])
+    sizes = np.array([[1.0, *(row.amount(key) for key in ("m", "n", "k")), 0.0] for row in rows])
     batch, m, n, k, _ = sizes.T
     width = 1.0 if dtype == "fp8" else 2.0
     moved = width * (m * k + k * n) + 2.0 * m * n
@@ -123,7 +128,7 @@ def _products(system: str, dtype: str, rows: Rows) -> Found:
 
 def _attention(system: str, dtype: str, rows: Rows) -> Found:
     batch, tokens, heads, grouped, width = (
-        np.array([float(row[key]) for row in rows]) for key in ("batch", "seq", "heads", "kv_heads", "head_dim")
+        np.array([row.amount(key) for row in rows]) for key in ("batch", "seq", "heads", "kv_heads", "head_dim")
     )
     sizes = np.column_stack([batch * heads, tokens, tokens, width, np.full(len(rows), 0.5)])
     flops = 4.0 * batch * heads * tokens * tokens * width
@@ -148,7 +153,7 @@ def _seconds(
 
 def _collectives(system: str, dtype: str, rows: Rows) -> Found:
     kinds = {"alltoall": "all_to_all"}
-    several = [(kinds.get(row["op"], row["op"]), int(row["gpus"]), int(float(row["bytes"]))) for row in rows]
+    several = [(kinds.get(row["op"], row["op"]), row.whole("gpus"), int(row.amount("bytes"))) for row in rows]
     seconds = np.array([_collective_s(DEVICES[system][1], *each) for each in several])
     names = [f"{system} {dtype} {kind} of {size} B on {ranks}" for kind, ranks, size in several]
     return names, seconds, np.array([float(size) for _, _, size in several])
@@ -156,11 +161,23 @@ def _collectives(system: str, dtype: str, rows: Rows) -> Found:
 
 @lru_cache(maxsize=4096)
 def _collective_s(preset: str, kind: str, ranks: int, size: int) -> float:
+    if ranks > 8:
+        raise NotBuilt(f"{ranks} ranks on one host")
     return lone_collective_s(Cluster.preset(preset), list(range(ranks)), kind, size, "ring")
 
 
-FORMATS: tuple[tuple[frozenset[str], Callable[[str, str, Rows], Found]], ...] = (
-    (frozenset({"system", "dtype", "m", "n", "k", "latency_ms"}), _products),
-    (frozenset({"system", "batch", "seq", "heads", "kv_heads", "head_dim", "latency_ms"}), _attention),
-    (frozenset({"system", "op", "dtype", "gpus", "bytes", "latency_ms"}), _collectives),
-)
+class Format(NamedTuple):
+    """How a table of kernels is read: columns with sizes, and what predicts rows of a device and a dtype."""
+
+    sizes: tuple[str, ...]
+    predict: Callable[[str, str, Rows], Found]
+
+
+FORMATS = [
+    (frozenset({"system", "latency_ms", *others, *found.sizes}), found)
+    for others, found in (
+        (("dtype",), Format(("m", "n", "k"), _products)),
+        ((), Format(("batch", "seq", "heads", "kv_heads", "head_dim"), _attention)),
+        (("op", "dtype"), Format(("gpus", "bytes"), _collectives)),
+    )
+]
