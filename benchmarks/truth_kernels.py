@@ -72,7 +72,7 @@ def read_kernels(path: Path) -> Kernels | None:
             unknown[f"no rates of {row['system']!r}"] += 1
         elif not 0 < row.amount("latency_ms") < math.inf:
             unknown["nothing was measured"] += 1
-        elif not all(0 < row.amount(key) < BEYOND for key in found.sizes):
+        elif not all(0 < row.amount(key) < BEYOND and row.amount(key).is_integer() for key in found.sizes):
             unknown["a size is none"] += 1
         else:
             groups.setdefault((row["system"], row["dtype"] or "bfloat16"), []).append(row)

@@ -152,7 +152,8 @@ def _bridge(row: Row) -> Run:
 
 def _simumax(row: Row) -> Run:
     """Megatron-LM with Transformer Engine on one host: distributed optimizer, no recompute, nothing overlaps."""
-    gpus, tensor, stages, context, replicas, spread = _sizes(row, "gpus", "tp", "pp", "cp", "dp", "ep")
+    gpus, tensor, stages, context, spread = _sizes(row, "gpus", "tp", "pp", "cp", "ep")
+    replicas = replicas_of(gpus, tensor, stages, context)
     shape, has_experts = _shape(row, precision="master"), row.whole("experts", 0) > 1
     if has_experts:
         sizes = (row.whole(key, 0) for key in ("topk", "moe_ffn", "shared_ffn"))
@@ -233,7 +234,8 @@ def _vtrain(row: Row) -> Run:
     """
     columns = "# GPUs", "hidden size", "# layers", "attention heads", "sequence length"
     gpus, hidden, layers, heads, tokens = (row.whole(key) for key in columns)
-    tensor, data, stages = _sizes(row, *(f"{word} parallelism" for word in ("tensor", "data", "pipeline")))
+    tensor, stages = _sizes(row, "tensor parallelism", "pipeline parallelism")
+    data = replicas_of(gpus, tensor, stages)
     shape = Shape(layers, hidden, 4 * hidden, heads, heads, GPT2_PADDED, tokens, **GPT, positions="learned")
     words = [*megatron_words(data, tensor, 1, stages, sequence=False, sharded=""), again(FULL)]
     return Run(
@@ -285,9 +287,8 @@ def _tests(row: Row) -> Run:
     needed = math.lcm(tensor * context, spread * each_tensor) * stages * instances
     gpus = gpus if gpus % needed == 0 else needed
     replicas = replicas_of(gpus, tensor, stages, context)
-    chunks = row.whole("num_virtual_stages_per_pipeline_rank", 1)
-    if row["num_layers_per_virtual_pipeline_stage"]:
-        chunks = layers // stages // row.whole("num_layers_per_virtual_pipeline_stage")
+    each = row.whole("num_layers_per_virtual_pipeline_stage", 0)
+    chunks = layers // stages // each if each else row.whole("num_virtual_stages_per_pipeline_rank", 1)
     sharded = "zero1" if row.says("use_distributed_optimizer") else ""
     if row.says("use_megatron_fsdp"):
         sharded = SHARDED.get(row["data_parallel_sharding_strategy"], "")
