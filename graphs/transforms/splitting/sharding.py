@@ -406,6 +406,7 @@ class _Walk:
             self._gradient_state(op),
             self.row_number[self.gradients[op][1]] if op in self.gradients else -1,
             *((self.size[t], self.normalised[t]) for t in written),
+            *(self.state[s] for s in self.states_of[forward] if forward >= 0 and not states),
         )
 
     def _chosen(self, op: int, read: list[int], states: Sequence[int]) -> _Choice:
@@ -601,6 +602,9 @@ class _Walk:
         mirrored = [choice for choice in rows if choice not in usual and self._mirrors(op, choice)]
         if mirrored:
             return min(mirrored, key=lambda choice: self._exchange_s(choice, read))
+        of_weights = next((choice for choice in rows if self._is_of_weights(op, choice, read)), None)
+        if of_weights is not None:
+            return of_weights
         rows = [choice for choice in rows if choice in usual or self._follows_cut(choice, read)]
         if self.phase[op] == Phase.FORWARD and self._is_product(op):
             narrow = next((choice for choice in rows if self._is_narrow(op, choice, read)), None)
@@ -656,6 +660,13 @@ class _Walk:
         forward = self.forward_of[op]
         row = self.row[forward] if forward >= 0 else None
         return row is not None and choice.row is not None and row.axis == choice.row.axis
+
+    def _is_of_weights(self, op: int, choice: _Choice, read: list[int]) -> bool:
+        """Whether it writes the summand of a gradient as the weights are kept, of a table that several ops use."""
+        forward = self.forward_of[op]
+        kept = [] if forward < 0 or self.states_of[op] else [self.state[s] or WHOLE for s in self.states_of[forward]]
+        is_there = all(need in self.available[t] or need == WHOLE for t, need in zip(read, choice.tensors, strict=True))
+        return is_there and max(kept, default=WHOLE) > SUM and choice.outputs == kept and self._mirrors(op, choice)
 
     def _is_cut_loss(self, op: int, read: list[int]) -> bool:
         """Whether it reads a tensor that is cut, and the forward pass makes but little of its results, as of logits.

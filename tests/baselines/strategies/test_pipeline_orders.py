@@ -11,6 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_tree import ROOT
+from torch import nn
+from torch.nn.functional import cross_entropy
 from training_steps import chain_of_stages, chunked
 
 from baselines.strategies.applied import applied
@@ -331,3 +333,33 @@ def test_stages_send_each_other_parts_of_sequences(decoder: OpGraph) -> None:
     sent = made.problem.graph.tensor_bytes[schedule.transfer_tensor[between]]
     part = 1024 * 1024 * 2 // 2  # bfloat16, of the one sample of a micro-batch
     assert sent.max() == part
+
+
+class Tied(nn.Module):
+    """Words [N, T] to a loss; the head's weights are the embedding's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(4096, 512)
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(32)))
+        self.head = nn.Linear(512, 4096, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(self.head(self.layers(self.embed(words))).flatten(0, 1), words.flatten())
+
+
+def test_a_tied_table_takes_no_more_memory_for_more_micro_batches() -> None:
+    """By hand: parts of the table, its state and gradients that a pipeline's depth of micro-batches makes."""
+    peaks = []
+    for micro_batches in (8, 32):
+        with torch.device("meta"):
+            graph = capture(Tied(), (torch.zeros(8 * micro_batches, 512, dtype=torch.long),), train=True)
+        strategy = Strategy.parse(f"pp4 1f1b mb{micro_batches} | tp2")
+        made = applied(graph, Cluster.preset("8xH100-nvswitch"), strategy, folded=True)
+        peaks.append(Simulator(made.problem).score(made.plan).peak_bytes[:4])
+    few, many = peaks
+    assert many == pytest.approx(few, rel=0.05)
+    table = 4096 * 512 * 4 // 2
+    assert 4 * table < many[-1] < (4 + 4 + 2) * table  # weights, gradient, two moments; summands of four; one's sum
+    assert many[0] < table

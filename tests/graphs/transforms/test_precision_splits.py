@@ -40,14 +40,14 @@ def exchanged(graph: OpGraph, zero: int) -> Counter[tuple[str, str]]:
 def test_parameters_are_gathered_as_they_are_computed_with_and_gradients_reduced_as_they_are_kept(zero: int) -> None:
     wide, mixed, master = (exchanged(step(p), zero) for p in ("float32", "mixed", "master"))
     gathered = "all_gather", "parameter"
-    assert wide[gathered] == (2 if zero == 3 else 1) * mixed[gathered]  # below level 3 after the update, as it is kept
+    assert wide[gathered] == (2 if zero >= 2 else 1) * mixed[gathered]  # by level 1 after the update, as it is kept
     assert wide[gathered] == 2 * master[gathered]
     for kind in (("all_reduce", "tensor"), ("reduce_scatter", "gradient")):
         assert wide[kind] == mixed[kind] == master[kind]
         assert wide[kind] == 2 * exchanged(step("mixed-bf16-reduce"), zero)[kind]
 
 
-@pytest.mark.parametrize(("zero", "mixed", "master"), [(0, 16, 18), (1, 4 + 4 + 4, 2 + 4 + 6), (2, 10, 10), (3, 8, 9)])
+@pytest.mark.parametrize(("zero", "mixed", "master"), [(0, 16, 18), (1, 4 + 4 + 4, 2 + 4 + 6), (2, 8, 9), (3, 8, 9)])
 def test_bytes_of_each_parameter_on_each_of_two(zero: int, mixed: int, master: int) -> None:
     n = step("float32").parameter_bytes.sum() / 4
     for precision, bytes_ in (("mixed", mixed), ("master", master)):
