@@ -22,6 +22,7 @@ from graphs.capture import capture
 from graphs.disk import temporary_folder, write_atomically
 from graphs.formatting import format_bytes, format_seconds
 from graphs.opgraph import OpGraph
+from graphs.origin import COMPILED
 from graphs.transforms.stacks import on_stack
 from graphs.transforms.strategy import Strategy
 from placement.calibrating.records import Calibration
@@ -104,14 +105,15 @@ def begun(calibration: Calibration, failure: str, is_small: bool) -> Run:
 def predicted(run: Run, say: Callable[[str], None]) -> Run:
     """The run with every row that was measured predicted by this code."""
     subject_of = {one.name: one for one in subjects(run.is_small)}
-    graphs: dict[str, OpGraph] = {}
+    graphs: dict[tuple[str, str], OpGraph] = {}
     rows = []
     for row in run.rows:
         if row.measured_s is not None:
-            if row.model not in graphs:
+            key, is_compiled = (row.model, row.stack), row.stack == COMPILED
+            if key not in graphs:
                 model, args, kwargs = in_bfloat16(subject_of[row.model].make(torch.device("meta")))
-                graphs[row.model] = capture(model, args, kwargs, train=True, name=row.model)
-            row = _predicted(row, graphs[row.model], run)
+                graphs[key] = capture(model, args, kwargs, train=True, name=row.model, is_compiled=is_compiled)
+            row = _predicted(row, graphs[key], run)
             say(_cells(row))
         rows.append(row)
     recipes = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphs.capture import capture as capture_module
 from graphs.errors import CaptureError
-from graphs.origin import with_step_of
+from graphs.origin import COMPILED, with_step_of
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,7 @@ def capture(
     optimizer: str = "adam",
     precision: str | None = None,
     name: str | None = None,
+    is_compiled: bool = False,
     dims: Mapping[str, int] | None = None,
     cluster: Cluster | None = None,
 ) -> OpGraph:
@@ -44,7 +45,7 @@ def capture(
         args: positional example inputs of a module; their shapes are the shapes captured. A single tensor stands for
             ``(tensor,)``.
         kwargs: keyword example inputs of a module.
-        train, granularity, optimizer, precision, name: as of `graphs.capture.capture`.
+        train, granularity, optimizer, precision, name, is_compiled: as of `graphs.capture.capture`.
         loss: of a module, function from its output to a scalar.
         dims: sizes of what is named, as ``--dim`` gives them.
         cluster: for a configuration of torchtitan or Megatron-LM, whose batch may follow from the number of devices.
@@ -58,8 +59,8 @@ def capture(
     if not isinstance(model, (str, os.PathLike)):
         if dims is not None or cluster is not None:
             raise CaptureError("dims and cluster are for a model that is named; a module has the shapes of its args.")
-        how: dict[str, Any] = {"granularity": granularity, "loss": loss, "optimizer": optimizer}
-        return capture_module(model, args, kwargs, train, **how, precision=precision, name=name)
+        how: dict[str, Any] = {"granularity": granularity, "loss": loss, "optimizer": optimizer, "name": name}
+        return capture_module(model, args, kwargs, train, **how, precision=precision, is_compiled=is_compiled)
     if not (isinstance(args, tuple) and not args) or kwargs is not None or loss is not None:
         raise CaptureError(
             f"{os.fspath(model)} brings its own arguments and loss; leave out args, kwargs and loss, or give a module."
@@ -71,7 +72,9 @@ def capture(
     if is_training_configuration(path):
         graph = graph_of_configuration(path, dims or {}, precision, cluster)
     else:
-        graph = read_source(path, train=train, granularity=granularity, dims=dims, precision=precision).graph
+        stack = COMPILED if is_compiled else None
+        own: dict[str, Any] = {"train": train, "granularity": granularity, "dims": dims}
+        graph = read_source(path, **own, precision=precision, stack=stack).graph
     if graph.is_training and graph.origin.optimizer not in (None, optimizer):
         from graphs.transforms.optimizers import with_optimizer
 

@@ -61,6 +61,10 @@ _FACTS = {
     # A block for each row: 1.5 TB/s where rows have 768 numbers.
     "native_layer_norm": _Fact(narrow=1.0, half=700.0),
     "layer_norm": _Fact(narrow=1.0, half=700.0),
+    # The same kernels without a mean (aten/src/ATen/native/cuda/layer_norm_kernel.cu); not measured apart.
+    "fused_rms_norm": _Fact(narrow=1.0, half=700.0),
+    "rms_norm": _Fact(narrow=1.0, half=700.0),
+    "fused_rms_norm_backward": _Fact(fixed=1.0, narrow=2 / 3, half=2750.0),
     # The gradient of the input, and then those of scale and shift, by a block for every 32 columns, which reads two
     # tensors of three once more: 0.64 to 0.75 TB/s with 768 columns.
     "native_layer_norm_backward": _Fact(fixed=1.0, narrow=2 / 3, half=2750.0),

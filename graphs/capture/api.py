@@ -55,6 +55,7 @@ def capture(
     optimizer: str = "adam",
     precision: str | None = None,
     name: str | None = None,
+    is_compiled: bool = False,
 ) -> OpGraph:
     """The graph of one inference (in evaluation mode) or one training step (in training mode) of a model.
 
@@ -73,6 +74,8 @@ def capture(
         precision: number formats that the model is to be trained in, as in `graphs.recipes.PRECISIONS`; None: those
             that it has.
         name: of the graph; by default the model's class.
+        is_compiled: the step is to run under torch.compile, for which transformers makes masks that it leaves out of an
+            eager one (`graphs.capture.untraced`); the stack itself is put on by `graphs.transforms.on_stack`.
 
     Raises:
         CaptureError: the model cannot be traced; the message names the module and the line.
@@ -82,9 +85,8 @@ def capture(
         raise UnknownNameError("granularity", granularity, GRANULARITIES)
     if granularity != "module":
         try:
-            program = capture_program(
-                model, args, kwargs, train, loss=loss, optimizer=optimizer, precision=precision, name=name
-            )
+            how: dict[str, Any] = {"optimizer": optimizer, "precision": precision, "name": name}
+            program = capture_program(model, args, kwargs, train, loss=loss, **how, is_compiled=is_compiled)
             return with_step(program, ModelCall(unwrapped(model), *example_inputs(args, kwargs), loss))
         except CaptureError as error:
             if granularity == "op" or error.way_out != TO_MODULES or precision is not None:
@@ -113,6 +115,7 @@ def capture_program(
     optimizer: str = "adam",
     precision: str | None = None,
     name: str | None = None,
+    is_compiled: bool = False,
 ) -> Program:
     """As `capture` at op granularity, with the traced step that the graph was made of, so that it can be run.
 
@@ -124,7 +127,7 @@ def capture_program(
     with quiet_loggers(), _disable_current_modes():
         converted = None if formats is None else kept_formats(model, formats)
         fake = Faker(FakeTensorMode(allow_non_fake_inputs=True), converted)
-        trace = _trace(model, positional, keywords, train, loss, fake, formats)
+        trace = _trace(model, positional, keywords, train, loss, fake, formats, is_compiled)
         drafts = lower(trace, chosen, formats)
         add_rows(drafts)
         origin = replace(_origin(train, "op", chosen, positional, keywords), summed_loss=_summed_loss(trace))
@@ -227,10 +230,11 @@ def _trace(
     loss: Loss | None,
     fake: Faker,
     precision: Precision | None,
+    is_compiled: bool,
 ) -> Trace:
     fake_args, fake_kwargs = fake.arguments(args), fake.arguments(kwargs)
     try:
-        with as_untraced(fake_args, fake_kwargs), borrowed(model, train, fake):
+        with as_untraced(is_compiled, fake_args, fake_kwargs), borrowed(model, train, fake):
             if train:
                 with fake.mode:
                     return trace_training(model, fake_args, fake_kwargs, loss, precision)

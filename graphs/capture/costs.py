@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphs.capture.extents import NO_FACTS, WorkFacts, facts_of
 from graphs.capture.failure import TO_MODULES
+from graphs.capture.on_cuda import cuda_choices
 from graphs.capture.trace import Layout, flat, layouts, tensor_info
 from graphs.errors import CaptureError
 
@@ -132,6 +133,7 @@ def signature(target: Any) -> Signature:
         parts=[(str(out.type), not out.alias_info.is_write) for out in schema.returns if out.alias_info]
         == [("List[Tensor]", True)],
         composite=namespace != "prim"
+        and name != "_fused_rms_norm"  # but on the CPU
         and torch._C._dispatch_has_kernel_for_dispatch_key(full_name, "CompositeImplicitAutograd"),
         uninitialised=name in _UNINITIALISED,
         overwrites=name in _OVERWRITES,
@@ -203,13 +205,17 @@ def _by_formula(target: OpOverload, args: Any, kwargs: Any, output: Any) -> Cost
 
 @contextmanager
 def general_kernels() -> Iterator[None]:
-    """Keep models off oneDNN's recurrent layer and the attention module's fast path, which have no FLOP formula."""
+    """Keep models off oneDNN's recurrent layer and the attention module's fast path, which have no FLOP formula.
+
+    Where kernels depend on the device, they are those of CUDA.
+    """
     # Not torch.backends.mkldnn.flags: it also touches settings that warn on builds without Intel GPUs.
     mkldnn, fast_path = torch._C._get_mkldnn_enabled(), torch.backends.mha.get_fastpath_enabled()
     torch._C._set_mkldnn_enabled(False)
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with cuda_choices():
+            yield
     finally:
         torch._C._set_mkldnn_enabled(mkldnn)
         torch.backends.mha.set_fastpath_enabled(fast_path)

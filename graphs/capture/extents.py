@@ -205,6 +205,7 @@ _RULES: dict[str, Callable[[_Arguments], WorkFacts]] = {
     **dict.fromkeys(("softmax.int", "log_softmax.int"), _softmax("self")),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax("output")),
     **dict.fromkeys(("layer_norm", "native_layer_norm", "native_layer_norm_backward"), _layer_norm),
+    **dict.fromkeys(("rms_norm", "_fused_rms_norm", "_fused_rms_norm_backward"), _layer_norm),
     **dict.fromkeys(("native_batch_norm", "native_batch_norm_backward"), _batch_norm),
     "sum.dim_IntList": _sum,
     **dict.fromkeys(("max_pool2d_with_indices", "max_pool2d_with_indices_backward"), _last),

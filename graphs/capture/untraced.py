@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch.torch_version import TorchVersion
 from torch.utils import _pytree as pytree
 
 _MASKS, _FIND_PACKED = "transformers.masking_utils", "find_packed_sequence_indices"
+_IS_EXPORTING = "is_torchdynamo_exporting"
+# Until then Dynamo takes `torch.compiler.is_exporting()` for true, and transformers leaves no mask out (its
+# `masking_utils._ignore_causal_mask_sdpa`; pytorch/pytorch#176499).
+_TELLS_EXPORT = (2, 14)
 
 
 @contextmanager
-def as_untraced(*arguments: Any) -> Iterator[None]:
+def as_untraced(is_compiled: bool, *arguments: Any) -> Iterator[None]:
     """Run a block in which transformers takes positions that a model counts by itself for those of whole sequences.
 
     It looks at the numbers to find several sequences packed in a row. Fakes have none, so it would give every attention
@@ -22,7 +28,12 @@ def as_untraced(*arguments: Any) -> Iterator[None]:
     (`find_packed_sequence_indices` of its `masking_utils`). Positions among the arguments may be packed: these it
     looks at as it does.
 
+    Under torch.compile a mask that leaves nothing out, or that kernels for causal attention have built in, is made all
+    the same; the former is one column that is expanded, which no kernel of CUDA takes
+    (`graphs.capture.on_cuda.is_one_kernel`).
+
     Args:
+        is_compiled: the step is to run under torch.compile.
         arguments: of the model, nested, with fake tensors.
     """
     module = sys.modules.get(_MASKS)
@@ -38,8 +49,8 @@ def as_untraced(*arguments: Any) -> Iterator[None]:
         result: torch.Tensor | None = find(position_ids) if is_given else None
         return result
 
-    setattr(module, _FIND_PACKED, found)
-    try:
+    with ExitStack() as changed:
+        changed.enter_context(patch.object(module, _FIND_PACKED, found))
+        if is_compiled and TorchVersion(torch.__version__) < _TELLS_EXPORT and hasattr(module, _IS_EXPORTING):
+            changed.enter_context(patch.object(module, _IS_EXPORTING, lambda: True))
         yield
-    finally:
-        setattr(module, _FIND_PACKED, find)

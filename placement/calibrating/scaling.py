@@ -108,7 +108,7 @@ def _share_of_peak(device: Device) -> float:
 
 def _graph_of(step: KnownStep) -> OpGraph:
     is_file = step.model.endswith(_FILES)  # a graph already, of training or not
-    graph = read_source(step.model, train=step.train and not is_file, dims=step.dims).graph
+    graph = read_source(step.model, train=step.train and not is_file, dims=step.dims, stack=step.stack).graph
     if step.optimizer is not None:
         from graphs.transforms.optimizers import with_optimizer
 

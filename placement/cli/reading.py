@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from placement.cli.options import parse_dims
 from placement.cli.output import progress
@@ -56,7 +56,8 @@ def _source(graph: str, how: HowToRead, sizes: dict[str, int]) -> Source:
         name = getattr(how, "cluster", None)
         cluster = None if name is None else read_cluster(name)
         return Source(graph_of_configuration(graph, sizes, how.precision, cluster))
-    return read_source(graph, train=how.train, granularity=how.granularity, dims=sizes, precision=how.precision)
+    own: dict[str, Any] = {"train": how.train, "granularity": how.granularity, "dims": sizes}
+    return read_source(graph, **own, precision=how.precision, stack=how.stack)
 
 
 def on_given_stack(source: Source, stack: str | None) -> Source:

@@ -50,7 +50,12 @@ def make_model(
 
 
 def graph_of_function(
-    label: str, train: bool, granularity: str, dims: Mapping[str, int], precision: str | None = None
+    label: str,
+    train: bool,
+    granularity: str,
+    dims: Mapping[str, int],
+    precision: str | None = None,
+    is_compiled: bool = False,
 ) -> OpGraph:
     """The graph of the model that a function returns, or the graph that it returns.
 
@@ -59,7 +64,7 @@ def graph_of_function(
 
     Args:
         label: ``file.py:function``, or a configuration of transformers.
-        train, granularity, precision: as of `graphs.capture.capture`.
+        train, granularity, precision, is_compiled: as of `graphs.capture.capture`.
         dims: keyword arguments for the function, sizes of a configuration's inputs.
 
     Raises:
@@ -68,7 +73,7 @@ def graph_of_function(
     """
     key = None if is_function(label) else key_of(label, dims)
     if key is None:
-        return _graph(label, train, granularity, dims, precision)
+        return _graph(label, train, granularity, dims, precision, is_compiled)
     from graphs.zoo.cache import kept_graph
 
     def program() -> Program:
@@ -76,14 +81,14 @@ def graph_of_function(
         from placement.inputs.on_meta import on_meta  # loads torch
 
         model, args, kwargs = make_model(label, dims, on_meta(), train)
-        return capture_program(model, args, kwargs, train, precision=precision)
+        return capture_program(model, args, kwargs, train, precision=precision, is_compiled=is_compiled)
 
     return kept_graph(
-        key,
+        f"{key}-compiled" if is_compiled else key,
         train,
         granularity,
         precision,
-        lambda: _graph(label, train, granularity, dims, precision),
+        lambda: _graph(label, train, granularity, dims, precision, is_compiled),
         program,
         partial(_call, label, dims, train),
         partial(_model, label, dims, train),
@@ -123,8 +128,8 @@ def _call(label: str, dims: Mapping[str, int], train: bool, samples: int) -> Mod
     return ModelCall(returned[0], *example_inputs(*(*returned[1:], None)[:2])) if is_call else None
 
 
-def _graph(label: str, train: bool, granularity: str, dims: Mapping[str, int], precision: str | None) -> OpGraph:
-    graph = _graph_of(label, train, granularity, dims, precision)
+def _graph(label: str, train: bool, granularity: str, dims: Mapping[str, int], *how: Any) -> OpGraph:
+    graph = _graph_of(label, train, granularity, dims, *how)
     step = step_of(graph)
     if step is None:
         return graph
@@ -132,22 +137,22 @@ def _graph(label: str, train: bool, granularity: str, dims: Mapping[str, int], p
     return keep_step(graph, replace(step, call=partial(_call, label, dims, train), model=model))
 
 
-def _graph_of(label: str, train: bool, granularity: str, dims: Mapping[str, int], precision: str | None) -> OpGraph:
+def _graph_of(label: str, train: bool, granularity: str, dims: Mapping[str, int], *how: Any) -> OpGraph:
     from placement.inputs.on_meta import on_meta  # loads torch
 
     try:
         returned = make_model(label, dims, on_meta(), train)
     except CaptureError:
-        return _captured(label, make_model(label, dims, None, train), train, granularity, precision)
+        return _captured(label, make_model(label, dims, None, train), train, granularity, *how)
     if not isinstance(returned, OpGraph):  # else the user's own, or captured by him: his way
         fits = _weight_bytes(returned) < available_bytes()
         try:
             granularity_now = "op" if fits and granularity == "auto" else granularity
-            return _captured(label, returned, train, granularity_now, precision)
+            return _captured(label, returned, train, granularity_now, *how)
         except CaptureError:
             if not fits:
                 raise
-    return _captured(label, make_model(label, dims, None, train), train, granularity, precision)
+    return _captured(label, make_model(label, dims, None, train), train, granularity, *how)
 
 
 def _weight_bytes(returned: Any) -> int:
@@ -160,7 +165,9 @@ def _weight_bytes(returned: Any) -> int:
     return sum(tensor.nbytes for tensor in {*model.parameters(), *model.buffers()})
 
 
-def _captured(label: str, returned: Any, train: bool, granularity: str, precision: str | None) -> OpGraph:
+def _captured(
+    label: str, returned: Any, train: bool, granularity: str, precision: str | None, is_compiled: bool
+) -> OpGraph:
     if isinstance(returned, OpGraph):
         check_precision(label, returned, precision)
         if train:
@@ -176,7 +183,8 @@ def _captured(label: str, returned: Any, train: bool, granularity: str, precisio
         model, args, kwargs = (*returned, None)[:3]
         try:
             name = label.rpartition(":")[2] if is_function(label) else None
-            return capture(model, args, kwargs, train, granularity=granularity, precision=precision, name=name)
+            own: dict[str, Any] = {"granularity": granularity, "precision": precision, "name": name}
+            return capture(model, args, kwargs, train, **own, is_compiled=is_compiled)
         except CaptureError as error:
             raise CaptureError(
                 error.reason, error.way_out.replace('granularity="module"', "--granularity module")

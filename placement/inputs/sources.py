@@ -18,6 +18,7 @@ from graphs.disk import read_text
 from graphs.errors import CaptureError, ClusterError, GraphFileError, UnknownNameError
 from graphs.files import load_graph
 from graphs.opgraph import OpGraph
+from graphs.origin import COMPILED
 from graphs.readers.published import is_neurips, is_profile_line, read_neurips, read_pipedream
 from graphs.zoo import MODELS
 from graphs.zoo.cache import model_graph
@@ -41,6 +42,7 @@ def read_source(
     granularity: str = "op",
     dims: Mapping[str, int] | None = None,
     precision: str | None = None,
+    stack: str | None = None,
 ) -> Source:
     """The graph a GRAPH argument names.
 
@@ -52,6 +54,7 @@ def read_source(
         dims: sizes of the symbolic dimensions of an ONNX model, by name; of a built-in model ``"batch"``, its samples;
             keyword arguments of a ``file.py:function``; of a configuration ``"batch"``, ``"sequence"``, ``"target"``.
         precision: of what is captured; None: as the model is.
+        stack: on which it is to run; the graph is not on it yet, but a configuration is captured as it runs there.
 
     Raises:
         UnknownNameError: neither a model nor a file, or no such precision.
@@ -61,7 +64,7 @@ def read_source(
     if argument in MODELS:
         return Source(model_graph(argument, train, granularity, batch_of(argument, dims or {}), precision))
     if is_model(argument):
-        return Source(graph_of_function(argument, train, granularity, dims or {}, precision))
+        return Source(graph_of_function(argument, train, granularity, dims or {}, precision, stack == COMPILED))
     if dims and not argument.endswith(".onnx"):
         raise GraphFileError(
             "--dim gives sizes to ONNX models, built-in models, file.py:function and configurations of transformers, "

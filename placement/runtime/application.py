@@ -84,6 +84,7 @@ def apply(
             loss=loss,
             optimizer=origin.optimizer or "adam",
             precision=origin.precision,
+            is_compiled=placed.stack == COMPILED,
         )
 
     request = Request(

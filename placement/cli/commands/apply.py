@@ -197,14 +197,16 @@ def _graph_of(example: Example, machine: Cluster, given: ApplyOptions, report: R
     from graphs.capture import capture
     from graphs.capture.failure import TO_MODULES
     from graphs.errors import CaptureError
-    from graphs.origin import EAGER
+    from graphs.origin import COMPILED, EAGER
     from placement.measuring.models.profiling import measured_profile, step_to_measure
     from placement.measuring.models.repeats import Repeats
     from placement.results.stacks import asked_for
 
     own = (example.model, example.args, example.kwargs, given.train)
     if given.stack not in (None, EAGER):
-        return asked_for(capture(*own, precision=given.precision, name=example.name), given.stack)
+        is_compiled = given.stack == COMPILED
+        graph = capture(*own, precision=given.precision, name=example.name, is_compiled=is_compiled)
+        return asked_for(graph, given.stack)
     try:
         step = step_to_measure(*own, precision=given.precision, name=example.name)
         # Few turns, since people wait; `placement profile` takes more.

@@ -163,6 +163,7 @@ def _model_graph(argument: str, sizes: dict[str, int], result: Result) -> OpGrap
         granularity=origin.granularity or "op",
         dims=sizes,
         precision=origin.precision,
+        stack=result.stack,
     )
     return on_stack(with_load_of(result, found.graph), result.stack)
 

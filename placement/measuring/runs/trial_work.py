@@ -228,6 +228,7 @@ def own_bytes(model: nn.Module) -> int:
 def _program(example: Example, train: bool, result: Result) -> Program:
     origin = result.graph.origin
     how: dict[str, Any] = {"optimizer": origin.optimizer or "adam", "precision": origin.precision}
+    how["is_compiled"] = result.stack == COMPILED
     return capture_program(example.model, example.args, example.kwargs, train, **how)
 
 

@@ -1,0 +1,89 @@
+"""`cuda_choices`: kernels that torch chooses by the device, chosen for fakes on the CPU as CUDA would choose them.
+
+Two functions of torch look at the device before they say of which operators they are made. Without a GPU a capture
+would show what the CPU does, and a GPU does another thing:
+
+- ``rms_norm`` is one operator on CUDA, forward and backward (torch 2.9 and later), and nine on the CPU, with copies in
+  float32 that the backward pass keeps.
+- ``scaled_dot_product_attention`` is one kernel where one of CUDA's three takes these arguments, and else products and
+  a softmax, for 16 bit formats in float32. The CPU's kernel takes masks and widths that none of CUDA's takes
+  (`aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+_RMS_NORM = getattr(torch.ops.aten, "_fused_rms_norm", None)  # with the reciprocal roots as a result since torch 2.9
+HAS_RMS_NORM = _RMS_NORM is not None and len(_RMS_NORM.default._schema.returns) == 2
+_HALVES = (torch.bfloat16, torch.float16)
+_WIDEST_FLASH = 256  # heads that FlashAttention 2 of torch takes
+_ALIGNED = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 4}  # numbers that other kernels load at a time
+
+if HAS_RMS_NORM:
+    from torch._decomp import decompositions
+
+    # torch has the backward pass on GPUs alone. Kept for as long as the process runs: captured steps run on CPUs, too.
+    _backward = torch.library.Library("aten", "IMPL")
+    _backward.impl("_fused_rms_norm_backward", decompositions._fused_rms_norm_backward, "CPU")
+
+
+@contextmanager
+def cuda_choices() -> Iterator[None]:
+    """While the block runs, functions of torch are made of the operators of which CUDA makes them."""
+    library = torch.library.Library("aten", "IMPL") if HAS_RMS_NORM else None
+    try:
+        if library is not None:  # a kernel of the CPU's own: so autograd takes it whole
+            library.impl("_fused_rms_norm", decompositions._fused_rms_norm, "CPU")
+        with _Attention():
+            yield
+    finally:
+        if library is not None:
+            library._destroy()
+
+
+class _Attention(TorchFunctionMode):
+    """Keeps attention off the CPU's kernel where CUDA would have none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = dict(kwargs or {})
+        if func is not functional.scaled_dot_product_attention or is_one_kernel(*args, **named):
+            return func(*args, **named)
+        before = torch.backends.cuda.flash_sdp_enabled()
+        torch.backends.cuda.enable_flash_sdp(False)  # the CPU's, too
+        try:
+            return func(*args, **named)
+        finally:
+            torch.backends.cuda.enable_flash_sdp(before)
+
+
+def is_one_kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> bool:
+    """Whether FlashAttention, the memory-efficient kernel or cuDNN's computes an attention on CUDA.
+
+    Which of them does, and which GPU that is, is not asked; keys that heads share count as repeated where only one
+    serves that wants them so, as placed models repeat them. Arguments as of ``scaled_dot_product_attention``.
+    """
+    aligned = _ALIGNED.get(query.dtype)
+    if aligned is None or any(one.ndim != 4 or one.stride(-1) != 1 for one in (query, key, value)):
+        return False
+    if attn_mask is not None and attn_mask.stride(-1) != 1:
+        return False  # a mask of one column, expanded to all keys, say
+    is_half, widths = query.dtype in _HALVES, (query.shape[-1], value.shape[-1])
+    if is_half and attn_mask is None and widths[0] == widths[1] <= _WIDEST_FLASH:
+        return True
+    return all(width % aligned == 0 for width in widths)
