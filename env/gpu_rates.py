@@ -29,6 +29,14 @@
   mean, 29 % at most; longer ones are taken to reach what FlashAttention 3 does), `attention`; before, it was
   FlashAttention 2, at some 370 TFLOP/s (Shah et al., FlashAttention-3, 2024, figure 5), `FLASH_2`; `fused_attention` is
   FlashAttention 3, 5,182 shapes of aiconfigurator.
+* **Convolutions** take 1.6 times as long on H100 as the products that they are made of: VGG-16 and ResNet-50 of
+  `benchmarks/gpu.py` are then both 1 % off; AlexNet is 30 % too fast, which its first layer of 11 x 11 filters on three
+  channels may explain. No single convolution was measured: one factor for all passes. On other GPUs there is none.
+* **A parameter's share of the host**, beside launches: 34 us on the H100's host, by least squares over bert_base, t5 and
+  transformer_moe of the same page, whose kernels take half the step or less; a launch there 33 us
+  (`env.gpus.EAGER_LAUNCHES_S`), in the backward pass as in the forward one, which these three steps do not tell apart.
+* **Whole steps** beside the sum of their kernels: no factor. Of nine eager steps of that page, which kernels limit,
+  measured is 1.04 times predicted in the geometric mean (0.91 to 1.15), of 38 of llm-foundry 0.95.
 * **Bytes/s** of ops that only move them: additions of Llama layers, microsoft/vidur (commit 7d475133): 1.80 TB/s on
   A100; 0.9 of the peak on H100, where these tensors were partly in its cache.
 * **Others**: what is published of single large products, and depth, edge and heads of the nearest GPU above. V100: Jia
@@ -42,7 +50,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from env.rates import AttentionRate, ProductRate, Rates
+from env.rate_records import AttentionRate, ConvolutionRate, ProductRate
+from env.rates import Rates
 
 _AICONFIGURATOR = "ai-dynamo/aiconfigurator 095f58a5, vLLM 0.14.0 (short runs)"
 _SIMUMAX = "MooreThreads/SimuMax 4dcaae5, Megatron-LM 23e00ed0, torch 2.10 (long runs)"
@@ -88,8 +97,10 @@ H100 = Rates(
     weight_gradient=1.05,
     grouped=1.10,
     misaligned=_MISALIGNED_HOPPER,
+    convolutions=ConvolutionRate(1.6, 1.6, 1.6),
     attention=CUDNN_HOPPER,
     fused_attention=_FLASH_3,
+    parameter_s=34e-6,
     source=f"{_AICONFIGURATOR}; long runs: NVIDIA/dgxc-benchmarking 143b90d; attention: H100, torch 2.11",
 )
 _H200_FP8 = replace(_H100_FP8, bytes_per_s=4.1e12)

@@ -32,6 +32,8 @@ GPU_LAUNCH_S = 5e-6
 # of two single H100 (virtual machines, torch 2.11, 27 November 2026) found 23 and 31 us; steps of vTrain's A100 hosts
 # are as if it were 49. `GPU_LAUNCH_S`, of XLA's GPU cost model (2023), is a compiled program's.
 EAGER_LAUNCH_S = 25e-6
+# By real steps on the second of these hosts, 33 us (`env.gpu_rates`, "A parameter's share of the host").
+EAGER_LAUNCHES_S = {"H100-SXM5-80GB": 33e-6}
 CPU_LAUNCH_S = 1e-6
 # The same on a CPU, an assumption: `placement.calibrating.launches.host_launch_s` finds 10 us with one thread of a
 # cloud's Xeon (torch 2.13, 28 November 2026), the computing of its small ops with it.
@@ -266,7 +268,8 @@ def _under_torch(device: Device) -> Device:
     if device.rates is None:
         return device
     reserved = device.reserved_bytes + _allocator_bytes(device)
-    return replace(device, reserved_bytes=reserved, launch_overhead_s=EAGER_LAUNCH_S)
+    launch_s = EAGER_LAUNCHES_S.get(device.model, EAGER_LAUNCH_S)
+    return replace(device, reserved_bytes=reserved, launch_overhead_s=launch_s)
 
 
 def at_peak(device: Device) -> Device:

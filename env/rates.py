@@ -6,17 +6,25 @@ arrays of ops (n ops); none of them looks at another op: what ops wait for their
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
+from env.rate_records import (
+    AttentionRate,
+    ConvolutionRate,
+    ProductRate,
+    check,
+    check_positive,
+    mapping,
+    of_table,
+    refusal,
+)
 from graphs.arrays import BoolArray, FloatArray, IntArray
-from graphs.errors import ClusterError
+from graphs.origin import COMPILED, EAGER, FUSED, STACKS
 
 # Kinds of work of an op, as `graphs.records.Work` numbers them.
 PRODUCT, WEIGHT_GRADIENT, GROUPED, ATTENTION, ATTENTION_BACKWARD = 1, 2, 3, 4, 5
@@ -34,54 +42,6 @@ ALIGNED_TO = {"bfloat16": 8.0, "float16": 8.0, "float8_e4m3fn": 16.0, "float8_e5
 
 
 @dataclass(frozen=True)
-class ProductRate:
-    """Matrix products of one dtype, in short runs.
-
-    Attributes:
-        flops_per_s: reached by tiles of 256 x 128 that keep all multiprocessors busy, for a long time.
-        depth: columns of depth that a tile takes longer: its start, and writing what it made.
-        edge: how much slower smaller tiles are: one of r x c takes 1 + edge (1 / r + 1 / c) times its FLOPs.
-        bytes_per_s: of reading operands and writing what comes out.
-    """
-
-    flops_per_s: float
-    depth: float
-    edge: float
-    bytes_per_s: float
-
-    def __post_init__(self) -> None:
-        _check("products", self, positive=("flops_per_s", "bytes_per_s"), amounts=("depth", "edge"))
-
-
-@dataclass(frozen=True)
-class AttentionRate:
-    """Attention in one kernel, as torch's ``scaled_dot_product_attention`` runs it.
-
-    Attributes:
-        flops_per_s: reached by long sequences with heads 128 wide.
-        depth: keys that a tile of queries takes longer.
-        width: how much slower narrow heads are: w wide ones reach w / (w + width) of the widest.
-        longest: share of the time of the longest tile for which other multiprocessors wait at the end.
-        backward: how many times as long a FLOP takes in the backward pass, whose FLOPs are 2.5 times the forward's.
-    """
-
-    flops_per_s: float
-    depth: float
-    width: float
-    longest: float
-    backward: float
-
-    def __post_init__(self) -> None:
-        _check(
-            "attention",
-            self,
-            positive=("flops_per_s",),
-            amounts=("depth", "width", "longest"),
-            at_least_1=("backward",),
-        )
-
-
-@dataclass(frozen=True)
 class Rates:
     """How long kernels take on a device.
 
@@ -95,8 +55,15 @@ class Rates:
         misaligned: how many times as long products on tensor cores take for each halving of what rows in memory are
             whole numbers of: 8 bytes in place of 16, 4 in place of 8; at most as long as without tiles.
         products: by dtype; at least one.
+        convolutions: beside the products that they are made of, whose channels are padded to 16 bytes for tensor cores;
+            None: as these.
         attention: as torch runs it; None: by FLOPs and bytes alone.
         fused_attention: as libraries of kernels for this device run it (FlashAttention 3, cuDNN); None: as torch does.
+        steps: by stack, how many times as long a step's kernels take as all of them one by one; 1 of others.
+        backward_launch: how many times as long a launch of the backward pass, from autograd's thread, takes its host as
+            `Device.launch_overhead_s`, which is one of the forward pass.
+        parameter_s: of the host for each parameter that a step trains, beside launches: adding up its gradient, and
+            what the optimizer does in Python. Hand-made stacks, whose optimizers work on flat buffers, have none of it.
         source: where the constants come from: what was measured, when, with which versions.
 
     Raises:
@@ -111,28 +78,44 @@ class Rates:
     weight_gradient: float = 1.0
     grouped: float = 1.0
     misaligned: float = 1.0
+    convolutions: ConvolutionRate | None = None
     attention: AttentionRate | None = None
     fused_attention: AttentionRate | None = None
+    steps: Mapping[str, float] | None = None
+    backward_launch: float = 1.0
+    parameter_s: float = 0.0
     source: str = ""
 
     def __post_init__(self) -> None:
-        _check(
+        check(
             "rates",
             self,
-            positive=("multiprocessors", "bytes_per_s"),
-            amounts=("floor_s",),
+            positive=("multiprocessors", "bytes_per_s", "backward_launch"),
+            amounts=("floor_s", "parameter_s"),
             at_least_1=("sustained", "weight_gradient", "grouped", "misaligned"),
         )
         if self.multiprocessors != int(self.multiprocessors):
-            raise _refusal("rates", "multiprocessors", self.multiprocessors, "a whole number")
+            raise refusal("rates", "multiprocessors", self.multiprocessors, "a whole number")
         if not isinstance(self.products, Mapping) or not self.products:
-            raise _refusal("rates", "products", self.products, "a table for each dtype, at least for one")
+            raise refusal("rates", "products", self.products, "a table for each dtype, at least for one")
+        for stack, factor in mapping("rates", "steps", self.steps or {}).items():
+            if stack not in STACKS:
+                raise refusal("rates", "steps", stack, f"one of {', '.join(STACKS)}")
+            check_positive("steps", stack, factor)
         if not isinstance(self.source, str):
-            raise _refusal("rates", "source", self.source, "a text in quotes")
+            raise refusal("rates", "source", self.source, "a text in quotes")
 
     def with_fused_attention(self) -> Rates:
         """These rates, with attention as libraries of kernels run it, where that is known."""
         return self if self.fused_attention is None else replace(self, attention=self.fused_attention)
+
+    def of_stack(self, stack: str | None) -> Rates:
+        """These rates for the kernels of whole steps of a stack, whose factor is in them."""
+        rates = self.with_fused_attention() if stack == FUSED else self
+        if stack == COMPILED:  # Inductor pads matrices whose rows are not aligned (its `config.shape_padding`)
+            rates = replace(rates, misaligned=1.0)
+        factor = (self.steps or {}).get(stack or EAGER, 1.0)
+        return rates if factor == 1.0 else rates.scaled(1.0 / factor, 1.0 / factor)
 
     def scaled(self, compute: float = 1.0, memory: float = 1.0) -> Rates:
         """These rates with FLOP/s and bytes/s times a factor each."""
@@ -206,6 +189,7 @@ class Rates:
 
     def _products_s(self, work: IntArray, extents: FloatArray, rates: ProductRates) -> FloatArray:
         """float64 [p]: computing products by the best tile, in one piece or cut along their depth."""
+        extents = _padded(work, extents, rates["aligned_to"])
         batch, rows, columns, depth = extents.T[:4]
         at_once, high, wide = float(self.multiprocessors), _HIGH, _WIDE  # float64 [tiles, 1]: all tiles at a time
         tiles = batch * np.ceil(rows / high - _HAIR) * np.ceil(columns / wide - _HAIR)
@@ -229,7 +213,11 @@ class Rates:
         """float64 [p]: by the kind of product, and for an op that does several of one size."""
         batch, rows, columns, depth = extents.T[:4]
         result = np.maximum(flops / (2.0 * batch * rows * columns * depth), 1.0)
-        result = np.where(work == WEIGHT_GRADIENT, result * self.weight_gradient, result)
+        of_both = result > 1.5  # one op for both gradients has twice the FLOPs of its sizes
+        rate, is_gradient = self.convolutions or ConvolutionRate(), work == WEIGHT_GRADIENT
+        of_pass = np.where(is_gradient, rate.weight_gradient, np.where(of_both, rate.both, rate.forward))
+        plain = np.where(is_gradient, self.weight_gradient, 1.0)
+        result = result * np.where(_is_convolution(work, extents), of_pass, plain)
         longer: FloatArray = np.where(work == GROUPED, result * self.grouped, result)
         return longer
 
@@ -284,18 +272,18 @@ class Rates:
     def as_dict(self) -> dict[str, Any]:
         """Its fields as plain tables, those that are None or have no text left out.
 
-        So is `misaligned` where it says nothing: rates from before there was any keep their hash.
+        So is what says nothing, as rates from before there was any keep their hash.
         """
         result: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name == "products":
                 result["products"] = {dtype: dict(vars(rate)) for dtype, rate in value.items()}
-            elif isinstance(value, AttentionRate):
+            elif isinstance(value, (AttentionRate, ConvolutionRate)):
                 result[each.name] = dict(vars(value))
-            elif value not in (None, "") and (each.name, value) != ("misaligned", 1.0):
+            elif value not in (None, ""):
                 result[each.name] = value
-        return result
+        return {name: value for name, value in result.items() if value != _NOTHING.get(name)}
 
     @staticmethod
     def from_dict(what: str, data: Any) -> Rates:
@@ -304,20 +292,22 @@ class Rates:
         Raises:
             ClusterError: a key is unknown or missing, or a rule of `Rates` is broken.
         """
-        entries = dict(_table(what, "rates", data))
-        products = _table(f"the rates of {what}", "products", entries.get("products", {}))
+        entries = dict(mapping(what, "rates", data))
+        products = mapping(f"the rates of {what}", "products", entries.get("products", {}))
         if "products" in entries:
             entries["products"] = {
-                dtype: _of_table(ProductRate, f"the {dtype} products of {what}", table)
+                dtype: of_table(ProductRate, f"the {dtype} products of {what}", table)
                 for dtype, table in products.items()
             }
-        for key in ("attention", "fused_attention"):
+        for key, kind in _RECORDS.items():
             if key in entries:
-                entries[key] = _of_table(AttentionRate, f"the {key} of {what}", entries[key])
-        made: Rates = _of_table(Rates, f"the rates of {what}", entries)
+                entries[key] = of_table(kind, f"the {key} of {what}", entries[key])
+        made: Rates = of_table(Rates, f"the rates of {what}", entries)
         return made
 
 
+_RECORDS = {"attention": AttentionRate, "fused_attention": AttentionRate, "convolutions": ConvolutionRate}
+_NOTHING = {"misaligned": 1.0, "backward_launch": 1.0, "parameter_s": 0.0}  # what a table has no line for
 # Fields of `ProductRate`; the share of attention's FLOP/s, the FLOP/s of products too narrow for tiles, `ALIGNED_TO`.
 _CONSTANTS = ("flops_per_s", "depth", "edge", "bytes_per_s", "share", "untiled", "aligned_to")
 
@@ -359,6 +349,28 @@ def _products_at(work: IntArray, extents: FloatArray) -> IntArray:
     return result
 
 
+def _is_convolution(work: IntArray, extents: FloatArray) -> BoolArray:
+    """bool [p]: products whose last number is the places of a filter."""
+    result: BoolArray = ((work == PRODUCT) | (work == WEIGHT_GRADIENT)) & (extents[:, 4] > 0.0)
+    return result
+
+
+def _padded(work: IntArray, extents: FloatArray, aligned_to: FloatArray) -> FloatArray:
+    """float64 [p, 5]: the sizes with the channels of convolutions padded to what tensor cores load at a time.
+
+    Channels that come in are in the depth, beside the places of a filter, and those that go out the columns; in the
+    gradient of a weight they are in the columns, and the rows.
+    """
+    at = np.flatnonzero(_is_convolution(work, extents) & (aligned_to > 0.0))
+    if not len(at):
+        return extents
+    result, numbers, filters = extents.copy(), aligned_to[at], extents[at, 4]
+    is_gradient = work[at] == WEIGHT_GRADIENT
+    for column, places in ((np.where(is_gradient, 2, 3), filters), (np.where(is_gradient, 1, 2), 1.0)):
+        result[at, column] = np.ceil(result[at, column] / places / numbers - _HAIR) * numbers * places
+    return result
+
+
 def _halvings(work: IntArray, extents: FloatArray, aligned_to: FloatArray) -> Iterator[BoolArray]:
     """bool [p], up to four times: products of whose sizes along memory one is no multiple of so many numbers.
 
@@ -389,43 +401,3 @@ def _head_rate(rate: AttentionRate, width: FloatArray) -> FloatArray:
 
 def _passes(rate: AttentionRate, work: IntArray) -> FloatArray:
     return np.where(work == ATTENTION_BACKWARD, BACKWARD_WORK * rate.backward, 1.0)
-
-
-def _check(
-    what: str, record: Any, positive: Iterable[str] = (), amounts: Iterable[str] = (), at_least_1: Iterable[str] = ()
-) -> None:
-    for keys, least, expected in (
-        (positive, sys.float_info.min, "a number above 0"),
-        (amounts, 0.0, "a number, 0 or more"),
-        (at_least_1, 1.0, "a number, 1 or more"),
-    ):
-        for key in keys:
-            value = getattr(record, key)
-            is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if not (is_number and least <= value <= sys.float_info.max):
-                raise _refusal(what, key, value, expected)
-
-
-def _refusal(what: str, key: str, value: Any, expected: str) -> ClusterError:
-    return ClusterError(f"{what}: {key} is {value!r}; expected {expected}.")
-
-
-def _table(what: str, key: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise _refusal(what, key, value, "a table")
-    return value
-
-
-def _of_table(kind: type[Any], what: str, table: Any) -> Any:
-    entries = _table(what, "value", table)
-    known = [each.name for each in fields(kind)]
-    for key in entries:
-        if key not in known:
-            raise ClusterError(f"{what} has an unknown key {key!r}; expected {', '.join(known)}.")
-    try:
-        return kind(**entries)
-    except TypeError:
-        needed = [name for name in known if name not in kind.__dict__]
-        raise ClusterError(f"{what} lacks a key; expected at least {', '.join(needed)}.") from None
-    except ClusterError as error:
-        raise ClusterError(f"{what}: {error}") from None

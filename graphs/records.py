@@ -83,11 +83,12 @@ class Op(_Kept):
         optimizer_bytes: of the state that the optimizer keeps between steps.
         split_rows: the ways in which it may be split; empty where none is known.
         work: what it is, for those who know how fast a device does it.
-        extents: sizes of that work. Products, convolutions among them: ``(batch, rows, columns, depth, 0)``, so that
-            ``2 * batch * rows * columns * depth`` are its FLOPs, or half of them where one op makes the gradients of
-            both factors, which has the sizes of the forward product. Grouped products: the number of groups, and the
-            mean of the size that differs by group, which the last number names: 2 the columns, 3 the depth, 0 the rows
-            or none. Attention: ``(batch * query heads, queries, keys, width of a head, density)``, where the
+        extents: sizes of that work. Products, convolutions among them: ``(batch, rows, columns, depth, filters)``, so
+            that ``2 * batch * rows * columns * depth`` are its FLOPs, or half of them where one op makes the gradients
+            of both factors, which has the sizes of the forward product; the last number is how many places a filter of
+            a convolution without groups has, 0 of other products. Grouped products: the number of groups, and the mean
+            of the size that differs by group, which the last number names: 2 the columns, 3 the depth, 0 the rows or
+            none. Attention: ``(batch * query heads, queries, keys, width of a head, density)``, where the
             density is 0.5 if no query sees later keys and 1 otherwise. Ops that pass over rows, as softmaxes, norms and
             sums over the first dimensions do: ``(0, rows, columns, 0, 0)``, those of the whole op in its parts, too;
             the columns of a batch norm are its channels. Zeros of any other work.

@@ -13,7 +13,7 @@ from typing import Any
 
 from env.cluster import Device
 from graphs.opgraph import ANY_DEVICE, Op
-from graphs.records import Work
+from graphs.records import Extents, Phase, Work
 
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 _IN_16_BYTES = {"bfloat16": 8.0, "float16": 8.0, "float8_e4m3fn": 16.0, "float8_e5m2": 16.0}
@@ -49,6 +49,7 @@ def op_times(ops: Sequence[Op], devices: Sequence[Device], place: Sequence[int],
         devices = [_with_hand_made_attention(device) for device in devices]
     if stack == "compiled":
         devices = [_with_padding(device) for device in devices]
+    devices = [_slower_in_steps(device, stack or "eager") for device in devices]
     by_device: dict[int, list[float]] = {}
     alike: list[tuple[Device, list[float]]] = []
     by_name = {key for op in ops for key in op.time_s}
@@ -72,6 +73,13 @@ def _with_padding(device: Device) -> Device:
     return device if device.rates is None else replace(device, rates=replace(device.rates, misaligned=1.0))
 
 
+def _slower_in_steps(device: Device, stack: str) -> Device:
+    factor = 1.0 if device.rates is None or device.rates.steps is None else device.rates.steps.get(stack, 1.0)
+    if device.rates is None or factor == 1.0:
+        return device
+    return replace(device, rates=device.rates.scaled(1 / factor, 1 / factor))
+
+
 def _times_on(ops: Sequence[Op], device: Device, stack: str | None) -> list[float]:
     if device.rates is None:
         return [_seconds(op, device, stack) for op in ops]
@@ -80,7 +88,7 @@ def _times_on(ops: Sequence[Op], device: Device, stack: str | None) -> list[floa
     result = []
     for op in ops:
         seconds = _seconds(op, device, stack)
-        after_launch = ahead.get(op.stream, 0.0) - _launches(op, stack) * device.launch_overhead_s
+        after_launch = ahead.get(op.stream, 0.0) - _host_s(op, stack, device)
         if after_launch < 0 and _measured(op, device) is None:
             ahead[op.stream] = seconds
             seconds -= after_launch
@@ -88,6 +96,14 @@ def _times_on(ops: Sequence[Op], device: Device, stack: str | None) -> list[floa
             ahead[op.stream] = max(after_launch + seconds, 0.0)
         result.append(seconds)
     return result
+
+
+def _host_s(op: Op, stack: str | None, device: Device) -> float:
+    """Launches by pass, and what a trained parameter takes but on the stack of hand-made kernels."""
+    rates: Any = device.rates
+    each_s = device.launch_overhead_s * (rates.backward_launch if op.phase == Phase.BACKWARD else 1.0)
+    parameter_s = rates.parameter_s if op.phase == Phase.UPDATE and stack != "fused" else 0.0
+    return float(_launches(op, stack) * each_s + parameter_s)
 
 
 def _measured(op: Op, device: Device) -> float | None:
@@ -158,7 +174,7 @@ def _stand_in(dtype: str, products: Mapping[str, Any], peaks: Mapping[str, float
 
 def _product_s(op: Op, device: Device, product: Any, flops_per_s: float) -> float:
     rates: Any = device.rates
-    batch, rows, columns, depth, _ = op.extents
+    batch, rows, columns, depth, *_ = _with_padded_channels(op)
     at_once = float(rates.multiprocessors)
     seconds = [2.0 * batch * rows * columns * depth / min(flops_per_s, 0.5 * device.peak_flops["float32"])]
     for r, c in _TILES:
@@ -170,12 +186,39 @@ def _product_s(op: Op, device: Device, product: Any, flops_per_s: float) -> floa
         if parts > 1:
             adding_s = 8.0 * parts * batch * rows * columns / (product.bytes_per_s * device.bandwidth_efficiency)
             seconds.append(wave_s * (math.ceil(depth / parts) + product.depth) + adding_s)
-    for _ in range(_halvings(op)):
+    for _ in range(_halvings(replace(op, extents=_with_padded_channels(op)))):
         seconds[1:] = [each * rates.misaligned for each in seconds[1:]]
+    batch, rows, columns, depth, filters = op.extents
     longer = max(op.flops / (2.0 * batch * rows * columns * depth), 1.0)
-    longer *= rates.weight_gradient if op.work == Work.WEIGHT_GRADIENT else 1.0
+    if op.work != Work.GROUPED and filters:
+        longer *= _of_convolution(op, rates.convolutions, longer)
+    elif op.work == Work.WEIGHT_GRADIENT:
+        longer *= rates.weight_gradient
     longer *= rates.grouped if op.work == Work.GROUPED else 1.0
     return float(min(seconds) * rates.sustained * longer)
+
+
+def _with_padded_channels(op: Op) -> Extents:
+    """The sizes of a convolution on tensor cores, whose channels come in whole 16 bytes; of all else as they are."""
+    batch, rows, columns, depth, filters = op.extents
+    numbers = _IN_16_BYTES.get(op.dtype, 1.0)
+    if op.work == Work.GROUPED or filters <= 0 or numbers == 1:
+        return op.extents
+
+    def padded(size: float, places: float) -> float:
+        return math.ceil(size / places / numbers - 1e-9) * numbers * places
+
+    if op.work == Work.WEIGHT_GRADIENT:
+        return batch, padded(rows, 1), padded(columns, filters), depth, filters
+    return batch, rows, padded(columns, 1), padded(depth, filters), filters
+
+
+def _of_convolution(op: Op, rate: Any, gradients: float) -> float:
+    if rate is None:
+        return 1.0
+    if op.work == Work.WEIGHT_GRADIENT:
+        return float(rate.weight_gradient)
+    return float((rate.data_gradient + rate.weight_gradient) / 2 if gradients > 1.5 else rate.forward)
 
 
 def _halvings(op: Op) -> int:

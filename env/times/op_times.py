@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from env.times.eager import launches, moved_again
-from graphs.arrays import FloatArray, IntArray
-from graphs.origin import COMPILED, FUSED
-from graphs.records import ANY_DEVICE
+from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.origin import FUSED
+from graphs.records import ANY_DEVICE, Phase
 
 if TYPE_CHECKING:
     from env.device import Device
@@ -34,6 +34,7 @@ class OpWork:
         dtypes: d names.
         dtype_of: int64 [n], index into them.
         again: float64 [n], times that bytes are moved beyond once (`env.times.eager`).
+        is_backward, trains: bool [n], of the backward pass; updates whose parameter costs their host time of its own.
         stack: how ops become kernels; that of hand-made kernels has attention of its own.
     """
 
@@ -47,6 +48,8 @@ class OpWork:
     dtypes: tuple[str, ...]
     dtype_of: IntArray
     again: FloatArray
+    is_backward: BoolArray
+    trains: BoolArray
     stack: str | None = None
 
     @staticmethod
@@ -64,6 +67,8 @@ class OpWork:
             dtypes=tuple(str(name) for name in names),
             dtype_of=dtype_of.reshape(-1).astype(np.int64, copy=False),
             again=moved_again(graph.kinds, graph.dtypes, graph.extents, graph.origin.stack),
+            is_backward=graph.phase == Phase.BACKWARD,
+            trains=(graph.phase == Phase.UPDATE) & (graph.origin.stack != FUSED),
             stack=graph.origin.stack,
         )
 
@@ -98,7 +103,14 @@ def op_seconds(ops: OpWork, device: Device, measured: FloatArray | None = None) 
     has_launches = np.zeros(len(result), dtype=np.bool_) if measured is None else ~np.isnan(measured)
     if measured is not None:
         result = np.where(has_launches, measured, result)
-    add_waits(result, ops.launches * device.launch_overhead_s, ops.stream, has_launches)
+    add_waits(result, host_seconds(ops, device, device.rates), ops.stream, has_launches)
+    return result
+
+
+def host_seconds(ops: OpWork, device: Device, rates: Rates) -> FloatArray:
+    """float64 [n]: what the host takes for each op: its launches, and of an update what its parameter takes."""
+    each_s = np.where(ops.is_backward, device.launch_overhead_s * rates.backward_launch, device.launch_overhead_s)
+    result: FloatArray = ops.launches * each_s + np.where(ops.trains, rates.parameter_s, 0.0)
     return result
 
 
@@ -145,7 +157,8 @@ def launch_seconds(device: Device) -> float:
 
 def moving_seconds(device: Device, moved: Any, kernels: int = 1) -> Any:
     """Seconds of some kernels that move so many bytes in all, a float or an array."""
-    per_s = device.bytes_per_s if device.rates is None else _reached(device, device.rates).bytes_per_s
+    rates = device.rates
+    per_s = device.bytes_per_s if rates is None else rates.bytes_per_s * device.bandwidth_efficiency
     return kernels * launch_seconds(device) + moved / per_s
 
 
@@ -161,10 +174,7 @@ def _again_s(ops: OpWork, rates: Rates) -> FloatArray:
 
 def _reached(device: Device, rates: Rates, stack: str | None = None) -> Rates:
     """Rates on a stack, with the device's efficiencies, which count on top."""
-    if stack == FUSED:
-        rates = rates.with_fused_attention()
-    if stack == COMPILED:  # Inductor pads matrices whose rows are not aligned (`torch._inductor.config.shape_padding`)
-        rates = replace(rates, misaligned=1.0)
+    rates = rates.of_stack(stack)
     if device.compute_efficiency == 1.0 and device.bandwidth_efficiency == 1.0:
         return rates
     return rates.scaled(device.compute_efficiency, device.bandwidth_efficiency)

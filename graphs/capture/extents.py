@@ -53,8 +53,8 @@ def mirrored(facts: WorkFacts, weights_alone: bool) -> WorkFacts:
         return facts._replace(work=Work.ATTENTION_BACKWARD)
     if facts.work is not Work.PRODUCT or not weights_alone:
         return facts
-    batch, rows, columns, depth, _ = facts.extents
-    return WorkFacts(Work.WEIGHT_GRADIENT, (batch, columns, depth, rows, 0.0))
+    batch, rows, columns, depth, filters = facts.extents
+    return WorkFacts(Work.WEIGHT_GRADIENT, (batch, columns, depth, rows, filters))
 
 
 def _bound(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Arguments:
@@ -93,8 +93,8 @@ def _product(left: str, right: str) -> Callable[[_Arguments], WorkFacts]:
     return facts
 
 
-def _facts(batch: int, rows: int, columns: int, depth: int, work: Work = Work.PRODUCT) -> WorkFacts:
-    return WorkFacts(work, (float(batch), float(rows), float(columns), float(depth), 0.0))
+def _facts(batch: int, rows: int, columns: int, depth: int, filters: int = 0) -> WorkFacts:
+    return WorkFacts(Work.PRODUCT, (float(batch), float(rows), float(columns), float(depth), float(filters)))
 
 
 def _convolution(call: _Arguments) -> WorkFacts:
@@ -107,9 +107,9 @@ def _unfolded(call: _Arguments, places: Sequence[int]) -> WorkFacts:
     """A convolution as a product: a row for each place of each sample, which are given as [N, channels, ...]."""
     weight, groups = call["weight"].shape, int(call.get("groups") or 1)
     filters, rows = math.prod(weight[2:]), places[0] * math.prod(places[2:])
-    if call.get("transposed"):
+    if call.get("transposed"):  # whose filters are in the columns
         return _facts(groups, rows, weight[1] * filters, weight[0] // groups)
-    return _facts(groups, rows, weight[0] // groups, weight[1] * filters)
+    return _facts(groups, rows, weight[0] // groups, weight[1] * filters, filters if groups == 1 else 0)
 
 
 def _convolution_backward(call: _Arguments) -> WorkFacts:
@@ -118,16 +118,16 @@ def _convolution_backward(call: _Arguments) -> WorkFacts:
     forward = _unfolded(call, call["input" if is_transposed else "grad_output"].shape)
     if of_input and of_weight:
         return forward
-    batch, rows, columns, depth, _ = forward.extents
+    batch, rows, columns, depth, places = forward.extents
     if of_weight:  # whose rows are the channels of the output, or of the input where it is transposed
         sizes = (depth, columns) if is_transposed else (columns, depth)
-        return WorkFacts(Work.WEIGHT_GRADIENT, (batch, *sizes, rows, 0.0))
+        return WorkFacts(Work.WEIGHT_GRADIENT, (batch, *sizes, rows, places))
     if not of_input:
         return NO_FACTS
     filters = math.prod(call["weight"].shape[2:])
     if is_transposed:
         return WorkFacts(Work.PRODUCT, (batch, rows, depth, columns, 0.0))
-    return WorkFacts(Work.PRODUCT, (batch, rows, depth / filters, columns * filters, 0.0))
+    return WorkFacts(Work.PRODUCT, (batch, rows, depth / filters, columns * filters, places))
 
 
 def _grouped(call: _Arguments) -> WorkFacts:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env.device import Device
-from env.rates import AttentionRate, ProductRate, Rates
+from env.rate_records import AttentionRate, ProductRate
+from env.rates import Rates
 from graphs.errors import ClusterError
 from graphs.formatting import format_count, format_seconds
 from graphs.records import ATTENTIONS, Work

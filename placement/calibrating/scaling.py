@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from env.cluster import Cluster
 from env.device import Device
 from env.fabric import Fabric
-from env.rates import AttentionRate, Rates
+from env.rate_records import AttentionRate
+from env.rates import Rates
 from graphs.errors import ClusterError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph

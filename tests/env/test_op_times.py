@@ -17,7 +17,8 @@ from env.cluster import Cluster, Device
 from env.gpus import A100_SXM4, H100
 from env.plan import Plan
 from env.problem import Problem
-from env.rates import ProductRate, Rates
+from env.rate_records import ProductRate
+from env.rates import Rates
 from env.simulation.simulator import Simulator
 from env.times.op_times import OpWork, kernel_seconds, least_seconds, op_seconds
 from graphs import Op, OpGraph, Tensor, Work

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from env import gpu_rates
 from env.cluster import Cluster, Device
 from env.gpus import A100_SXM4, B200, H100
-from env.rates import ATTENTION, ATTENTION_BACKWARD, GROUPED, PRODUCT, WEIGHT_GRADIENT, ProductRate, Rates
+from env.rate_records import ProductRate
+from env.rates import ATTENTION, ATTENTION_BACKWARD, GROUPED, PRODUCT, WEIGHT_GRADIENT, Rates
 from graphs.errors import ClusterError
 
 # ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0), vLLM 0.14.0: bfloat16 products, rows x columns x depth and seconds.

@@ -10,7 +10,8 @@ import pytest
 from env.device import Device
 from env.gpus import A100_SXM4, H100, H200, T4, V100_PCIE, V100_SXM2, V100_SXM2_32
 from env.presets.known import known_device
-from env.rates import AttentionRate, ProductRate, Rates
+from env.rate_records import AttentionRate, ProductRate
+from env.rates import Rates
 from graphs.errors import ClusterError
 from graphs.records import Work
 from placement.calibrating.fitting import fitted, seconds_of
