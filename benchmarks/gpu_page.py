@@ -23,9 +23,13 @@ from graphs.disk import temporary_folder, write_atomically
 from graphs.formatting import format_bytes, format_seconds
 from graphs.opgraph import OpGraph
 from graphs.origin import COMPILED
+from graphs.records import Work
 from graphs.transforms.stacks import on_stack
 from graphs.transforms.strategy import Strategy
+from placement.calibrating.kernels import MeasuredKernel
+from placement.calibrating.machines import Measured, with_data_sheets
 from placement.calibrating.records import Calibration
+from placement.calibration import of_measured
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ def begun(calibration: Calibration, failure: str, is_small: bool) -> Run:
 
 def predicted(run: Run, say: Callable[[str], None]) -> Run:
     """The run with every row that was measured predicted by this code."""
+    run = calibrated_again(run)
     subject_of = {one.name: one for one in subjects(run.is_small)}
     graphs: dict[tuple[str, str], OpGraph] = {}
     rows = []
@@ -122,6 +127,27 @@ def predicted(run: Run, say: Callable[[str], None]) -> Run:
             one = {**one, **predicted_recipe(one, cluster_of(run.cluster.devices[0], one["strategy"]), run.is_small)}
         recipes.append(one)
     return replace(run, rows=rows, recipes=recipes)
+
+
+def calibrated_again(run: Run) -> Run:
+    """The run with rates fitted once more to the kernels that it measured, beginning with the preset of today.
+
+    What a preset says of kernels that were not measured may have changed since the file was written.
+    """
+    old = run.cluster.devices[0]
+    if run.about["failure"] or old.kind == "cpu" or old.rates is None:
+        return run
+    kernels = tuple(
+        MeasuredKernel(**{**one, "work": Work(one["work"]), "extents": tuple(one["extents"])}) for one in run.kernels
+    )
+    cluster, rates = with_data_sheets(run.cluster, kernels), old.rates
+    measured = Measured(cluster, kernels, None, (), multiprocessors=rates.multiprocessors, sustained=rates.sustained)
+    found = of_measured(measured)
+    new = found.cluster.devices[0]
+    if rates.steps is not None and new.rates is not None:  # layers were measured, and what launches and parameters take
+        given = {name: getattr(rates, name) for name in ("steps", "backward_launch", "parameter_s")}
+        new = replace(new, rates=replace(new.rates, **given))
+    return replace(run, cluster=replace(found.cluster, devices=(new,)), fits=[asdict(fit) for fit in found.fits])
 
 
 def _predicted(row: Row, graph: OpGraph, run: Run) -> Row:

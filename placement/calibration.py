@@ -15,9 +15,10 @@ from env.device import Device, MeasuredCollective
 from env.rates import Rates
 from graphs.errors import ClusterError
 from placement.calibrating.collective_files import check_collective, read_collectives
-from placement.calibrating.fitting import LEAST, check_times, distinct, fitted
+from placement.calibrating.fitting import KINDS, LEAST, check_times, distinct, fitted
 from placement.calibrating.kernels import MeasuredKernel
 from placement.calibrating.known_steps import read_step
+from placement.calibrating.layers import HostTimes, with_step
 from placement.calibrating.machines import HowToMeasure, Measured, as_reached, measured_here
 from placement.calibrating.product_files import read_products
 from placement.calibrating.records import Calibration, CheckedStep, Fit
@@ -25,7 +26,6 @@ from placement.calibrating.scaling import fitted_to
 from placement.inputs.sources import read_cluster
 
 Tell = Callable[[str], None]
-_PARTS = ("products", "attention", "memory-bound ops")
 
 
 def calibrate(
@@ -89,6 +89,8 @@ def of_measured(measured: Measured, seed: int = 0) -> Calibration:
     device, fits = fitted(
         first, measured.kernels, seed, multiprocessors=measured.multiprocessors, sustained=measured.sustained
     )
+    if measured.host is not None:
+        device = with_step(_with_host(device, measured.host), measured.layers_s)
     kept = list(measured.kept)
     if first.kind == "cpu":
         kept.append("the measured roofline of the cores; the fit says what rates would make of the same kernels")
@@ -112,6 +114,13 @@ def of_measured(measured: Measured, seed: int = 0) -> Calibration:
     )
 
 
+def _with_host(device: Device, host: HostTimes) -> Device:
+    assert device.rates is not None
+    launch_s, backward = float(f"{host.forward_s:.4g}"), float(f"{host.backward_s / host.forward_s:.4g}")
+    rates = replace(device.rates, backward_launch=backward, parameter_s=float(f"{host.parameter_s:.4g}"))
+    return replace(device, launch_overhead_s=launch_s, rates=rates)
+
+
 def _source(device: Device, measured_here: bool) -> str:
     """``"calibrated on DATE, DEVICE, torch VERSION"``; figures of files and steps may be of any version."""
     when = f"calibrated on {date.today().isoformat()}, {device.model or device.name}"
@@ -127,14 +136,16 @@ def _with_rates(cluster: Cluster, old: Device, new: Device) -> Cluster:
     """Every device of one model with the rates of one of them."""
     same = (old.kind, old.model)
     devices = tuple(
-        replace(device, rates=new.rates) if (device.kind, device.model) == same else device
+        replace(device, rates=new.rates, launch_overhead_s=new.launch_overhead_s)
+        if (device.kind, device.model) == same
+        else device
         for device in cluster.devices
     )
     return replace(cluster, devices=devices)
 
 
 def _not_fitted(fits: Sequence[Fit]) -> list[str]:
-    missing = [what for what in _PARTS if what not in {fit.what for fit in fits}]
+    missing = [what for what in KINDS if what not in {fit.what for fit in fits}]
     return [f"{', '.join(missing)}: as before"] if missing else []
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env.device import Device
-from env.rate_records import AttentionRate, ProductRate
+from env.rate_records import AttentionRate, ConvolutionRate, ProductRate
 from env.rates import Rates
 from graphs.errors import ClusterError
 from graphs.formatting import format_count, format_seconds
@@ -20,14 +20,21 @@ from placement.calibrating.least_squares import least_squares
 from placement.calibrating.records import Fit
 
 Array = NDArray[np.float64]
-PRODUCTS = (Work.PRODUCT, Work.WEIGHT_GRADIENT)
 _OVER_PEAK = 1.03  # what clocks above the data sheet's and the clock of the measurement may explain
 _MOST_AWAY = 50.0  # times that a constant may leave what it began with
 _ROUNDING = 1e-9  # a limit stays one after logarithms and exponentials
 _LARGE_S = 2e-5  # by the peak: of products that take longer, no floor or launch explains a multiple
 _MOST_SLOWER = 20.0  # times that large products may take longer than was predicted
 LEAST = 4  # kernels of a kind that constants are fitted to
-_NAMES = {"products": PRODUCTS, "attention": ATTENTIONS, "memory-bound ops": (Work.OTHER,)}
+KINDS = ("products", "convolutions", "attention", "memory-bound ops")
+
+
+def kind_of(kernel: MeasuredKernel) -> str:
+    """One of `KINDS`."""
+    if kernel.work in ATTENTIONS:
+        return "attention"
+    is_convolution = kernel.extents[4] > 0.0
+    return "memory-bound ops" if kernel.work == Work.OTHER else KINDS[1 if is_convolution else 0]
 
 
 def fitted(
@@ -41,7 +48,8 @@ def fitted(
     """The device with rates fitted to one half of the kernels, chosen at random, and how far the other half is off.
 
     Memory-bound ops decide bandwidth and floor, products of each dtype their five constants at most, attention its own
-    five; kinds of fewer than eight kernels stay as they were. Errors are those of single kernels in short runs.
+    five, convolutions three; kinds of fewer than eight kernels stay as they were, and so do those of whose kernels the
+    rates as they were are no further off than those fitted. Errors are those of single kernels in short runs.
 
     Args:
         multiprocessors: that the device says it has; None for those of its rates.
@@ -56,16 +64,24 @@ def fitted(
     rates = rates if multiprocessors is None else replace(rates, multiprocessors=multiprocessors)
     before = device if device.rates is None else replace(device, rates=replace(device.rates, sustained=1.0))
     mine, others = halves
-    rates = _memory(rates, _only(mine, (Work.OTHER,)), device)
-    dtypes = list(dict.fromkeys(one.dtype for one in kernels if one.work in PRODUCTS))
+
+    def nearer(found: Rates, what: str, dtype: str | None = None) -> Rates:
+        every = _only(kernels, what, dtype)
+        before, after = (median_error(replace(device, rates=each), every) for each in (rates, found))
+        return found if after < before or device.rates is None else rates
+
+    rates = nearer(_memory(rates, _only(mine, "memory-bound ops"), device), "memory-bound ops")
+    dtypes = list(dict.fromkeys(one.dtype for one in _only(kernels, "products")))
     for number, dtype in enumerate(dtypes):
-        rates = _products(rates, dtype, _only(mine, PRODUCTS, dtype), device, is_first=number == 0)
-    rates = _attention(rates, _only(mine, ATTENTIONS), device)
+        own = _only(mine, "products", dtype)
+        rates = nearer(_products(rates, dtype, own, device, is_first=number == 0), "products", dtype)
+    rates = nearer(_attention(rates, _only(mine, "attention"), device), "attention")
+    rates = nearer(_convolutions(rates, _only(mine, "convolutions"), device), "convolutions")
     after = replace(device, rates=rates)
     fits = []
-    for what, works in _NAMES.items():
-        for dtype in dict.fromkeys(one.dtype for one in kernels if one.work in works):
-            own, left_out = _only(mine, works, dtype), _only(others, works, dtype)
+    for what in KINDS:
+        for dtype in dict.fromkeys(one.dtype for one in _only(kernels, what)):
+            own, left_out = _only(mine, what, dtype), _only(others, what, dtype)
             if len(own) >= LEAST:
                 errors = (median_error(each, left_out) for each in (before, after))
                 fits.append(Fit(what, dtype, len(own), len(left_out), *errors))
@@ -78,7 +94,7 @@ def check_peaks(device: Device, kernels: Sequence[MeasuredKernel]) -> None:
     """Raises: ClusterError: a product is faster than any on this device can be."""
     for one in kernels:
         peak = device.peak_flops.get(one.dtype)
-        if one.work in PRODUCTS and peak is not None and one.flops > _OVER_PEAK * peak * one.seconds:
+        if kind_of(one) == "products" and peak is not None and one.flops > _OVER_PEAK * peak * one.seconds:
             _, m, n, k, _ = one.extents
             raise ClusterError(
                 f"a {one.dtype} product of {m:g} x {n:g} x {k:g} in {format_seconds(one.seconds)} is "
@@ -89,7 +105,7 @@ def check_peaks(device: Device, kernels: Sequence[MeasuredKernel]) -> None:
 
 def check_times(device: Device, kernels: Sequence[MeasuredKernel], where: str) -> None:
     """Raises: ClusterError: large products take so long that the unit of their times or the device is wrong."""
-    large = [one for one in kernels if one.work in PRODUCTS and one.flops / device.flops_per_s(one.dtype) > _LARGE_S]
+    large = [one for one in _only(kernels, "products") if one.flops / device.flops_per_s(one.dtype) > _LARGE_S]
     if not large:
         return
     factor = float(np.median([one.seconds for one in large] / seconds_of(device, large)))
@@ -143,7 +159,7 @@ def start_of(device: Device, kernels: Sequence[MeasuredKernel]) -> Rates:
         return device.rates
     reached: dict[str, float] = {}
     for one in kernels:
-        if one.work in PRODUCTS:
+        if kind_of(one) == "products":
             reached[one.dtype] = max(reached.get(one.dtype, 0.0), one.flops / one.seconds)
     products = {dtype: _first_rate(most, device) for dtype, most in reached.items()}
     products = products or {dtype: _first_rate(peak, device) for dtype, peak in device.peak_flops.items()}
@@ -226,6 +242,20 @@ def _attention(rates: Rates, kernels: Sequence[MeasuredKernel], device: Device) 
     return made(found)
 
 
+def _convolutions(rates: Rates, kernels: Sequence[MeasuredKernel], device: Device) -> Rates:
+    """How many times as long convolutions take as their products, by pass; all of them are there, or none is fitted."""
+    plain_s = _seconds(replace(rates, convolutions=None), kernels, device) if kernels else np.zeros(0)
+    times = np.array([one.seconds for one in kernels]) / plain_s
+    is_weight = np.array([one.work == Work.WEIGHT_GRADIENT for one in kernels], dtype=np.bool_)
+    is_both = np.array([one.flops > 3.0 * math.prod(one.extents[:4]) for one in kernels], dtype=np.bool_)
+    passes = [times[chosen] for chosen in (~is_weight & ~is_both, is_both, is_weight)]
+    if len(kernels) < LEAST or not all(map(len, passes)):
+        return rates
+    forward, both, weight = (float(np.median(each)) for each in passes)
+    data = 2.0 * both - weight
+    return replace(rates, convolutions=ConvolutionRate(*(max(each, 1.0) for each in (forward, data, weight))))
+
+
 def _least_squares(
     modelled: Callable[[Array], Array], seconds: Array, first: Array, most: Array | None = None
 ) -> Array:
@@ -252,5 +282,5 @@ def _halves(
     return [kernels[k] for k in order[:middle]], [kernels[k] for k in order[middle:]]
 
 
-def _only(kernels: Sequence[MeasuredKernel], works: Sequence[Work], dtype: str | None = None) -> list[MeasuredKernel]:
-    return [one for one in kernels if one.work in works and dtype in (None, one.dtype)]
+def _only(kernels: Sequence[MeasuredKernel], what: str, dtype: str | None = None) -> list[MeasuredKernel]:
+    return [one for one in kernels if kind_of(one) == what and dtype in (None, one.dtype)]

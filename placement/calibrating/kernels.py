@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, zip_longest
 
 import torch
@@ -17,7 +18,6 @@ from placement.calibrating.clock import Call, TimeLeft, kernel_s
 Extents = tuple[float, float, float, float, float]
 _IN_TURN, _IN_TURN_BYTES = 8, 128 << 20  # operands that are taken by turns: more than the caches of a GPU hold
 _MOST_KERNEL_S = 0.1  # a longer one says nothing that shorter ones do not
-_SHARES = ((Work.PRODUCT, 0.6), (Work.ATTENTION, 0.6), (Work.OTHER, 1.0))  # of the time that is left
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Shapes:
         narrow: (m, n, k) of products that fill a device badly.
         attention: (batch * heads, length, head width).
         copied: numbers of a pointwise op.
+        convolutions: (samples, channels in, side of a picture, channels out, side of a filter, stride).
         figure_s: how long to repeat one kernel.
         most_flops: shapes that compute more are left out.
     """
@@ -61,6 +62,7 @@ class Shapes:
     narrow: tuple[tuple[int, int, int], ...]
     attention: tuple[tuple[int, int, int], ...]
     copied: tuple[int, ...]
+    convolutions: tuple[tuple[int, int, int, int, int, int], ...]
     figure_s: float
     most_flops: float = math.inf
 
@@ -82,6 +84,11 @@ GPU = Shapes(
         *((256, 512, 64), (128, 1024, 128), (16, 2048, 256)),
     ),
     copied=tuple(1 << k for k in (28, 26, 24, 22, 20, 18, 16, 14, 27, 25, 23, 21)),
+    convolutions=(
+        *((64, 64, 56, 64, 3, 1), (64, 256, 14, 256, 3, 1), (64, 3, 224, 64, 7, 2), (64, 1024, 14, 256, 1, 1)),
+        *((64, 128, 28, 128, 3, 1), (64, 512, 7, 512, 3, 1), (32, 64, 224, 64, 3, 1), (64, 64, 56, 256, 1, 1)),
+        *((32, 256, 56, 256, 3, 1), (128, 3, 224, 64, 11, 4)),
+    ),
     figure_s=0.03,
 )
 CPU = Shapes(
@@ -95,10 +102,20 @@ CPU = Shapes(
     ),
     attention=tuple((heads, length, width) for heads, width in ((8, 64), (4, 32)) for length in (64, 128, 256, 512)),
     copied=tuple(1 << k for k in (25, 23, 21, 19, 17, 15, 13, 24, 22)),
+    convolutions=((4, 8, 16, 8, 3, 1), (4, 16, 8, 32, 3, 1), (4, 3, 32, 16, 7, 2), (4, 32, 8, 32, 1, 1)),
     figure_s=0.03,
     most_flops=2e9,
 )
-BRIEF = Shapes(("float32",), (16, 32), (16, 32), ((4, 16, 16), (16, 4, 16)), ((2, 16, 8), (2, 32, 8)), (64, 256), 0.0)
+BRIEF = Shapes(
+    ("float32",),
+    (16, 32),
+    (16, 32),
+    ((4, 16, 16), (16, 4, 16)),
+    ((2, 16, 8), (2, 32, 8)),
+    (64, 256),
+    ((1, 4, 4, 4, 3, 1),),
+    0.0,
+)
 
 
 def shapes_for(place: torch.device) -> Shapes:
@@ -112,19 +129,23 @@ def shapes_for(place: torch.device) -> Shapes:
 def measured_kernels(
     place: torch.device, shapes: Shapes, deadline: TimeLeft, tell: Callable[[str], None] = lambda _: None
 ) -> list[MeasuredKernel]:
-    """Measure products, attention and copies until the deadline, the most telling shapes first.
+    """Measure products, convolutions, attention and copies until the deadline, the most telling shapes first.
 
     A kernel that the device has not, or that has no room in its memory, is left out.
     """
-    plans = {Work.PRODUCT: products(shapes), Work.ATTENTION: attentions(shapes), Work.OTHER: copies(shapes)}
-    names = {Work.PRODUCT: "matrix products", Work.ATTENTION: "attention", Work.OTHER: "memory-bound ops"}
+    plans = (
+        ("matrix products", products(shapes), 0.6),
+        ("convolutions", convolutions(shapes), 0.3),
+        ("attention", attentions(shapes), 0.6),
+        ("memory-bound ops", copies(shapes), 1.0),
+    )
     found: list[MeasuredKernel] = []
     fastest: dict[str, float] = {}  # FLOP/s by dtype, by which long kernels are known beforehand
-    for work, share in _SHARES:
-        tell(f"measuring {names[work]}")
-        until = deadline.share(share)
-        for planned in plans[work]:
-            if until.left_s <= 0 and any(one.work == work for one in found):
+    for name, plan, share in plans:
+        tell(f"measuring {name}")
+        until, before = deadline.share(share), len(found)
+        for planned in plan:
+            if until.left_s <= 0 and len(found) > before:
                 break
             if planned.flops > shapes.most_flops or planned.flops > _MOST_KERNEL_S * fastest.get(
                 planned.dtype, math.inf
@@ -236,6 +257,60 @@ def _numbers(shape: Sequence[int], dtype: str, place: torch.device) -> torch.Ten
 def width_of(dtype: str) -> int:
     """Bytes of one number."""
     return int(getattr(torch, dtype).itemsize)
+
+
+# -- convolutions ----------------------------------------------------------------------------------------------------
+
+
+def convolutions(shapes: Shapes) -> Iterator[Planned]:
+    """Forward pass, both gradients, and those of weights alone; channels last, so that nothing is turned round."""
+    dtype = shapes.dtypes[0]
+    yield from chain.from_iterable(convolution(*shape, dtype) for shape in shapes.convolutions)
+
+
+def convolution(
+    samples: int, channels: int, side: int, filters: int, width: int, stride: int, dtype: str
+) -> tuple[Planned, Planned, Planned]:
+    """One convolution, as of `Shapes.convolutions`, in the three ways in which a step computes it."""
+    padding, backward = width // 2, torch.ops.aten.convolution_backward
+    places = samples * ((side + 2 * padding - width) // stride + 1) ** 2
+    how = ([stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1)
+
+    def tensors(place: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        shapes = (samples, channels, side, side), (filters, channels, width, width)
+        x, weight = (_numbers(shape, dtype, place).to(memory_format=torch.channels_last) for shape in shapes)
+        return x, weight
+
+    def forward(place: torch.device) -> Call:
+        x, weight = tensors(place)
+        return lambda: nn_functional.conv2d(x, weight, None, stride, padding)
+
+    def gradients(mask: list[bool], place: torch.device) -> Call:
+        x, weight = tensors(place)
+        grad = torch.ones_like(nn_functional.conv2d(x, weight, None, stride, padding))
+        return lambda: backward(grad, x, weight, None, *how, mask)
+
+    taps = float(width * width)
+    sizes = (1.0, float(places), float(filters), channels * taps, taps)
+    turned = (1.0, float(filters), channels * taps, float(places), taps)
+    flops = 2.0 * places * filters * channels * taps
+    x_bytes, weight_bytes, out_bytes = (
+        float(size * width_of(dtype))
+        for size in (samples * channels * side**2, filters * channels * width**2, places * filters)
+    )
+    moved = x_bytes + weight_bytes + out_bytes
+    return (
+        Planned(Work.PRODUCT, dtype, sizes, flops, moved, forward),
+        Planned(
+            Work.PRODUCT,
+            dtype,
+            sizes,
+            2 * flops,
+            moved + x_bytes + weight_bytes,
+            partial(gradients, [True, True, False]),
+        ),
+        Planned(Work.WEIGHT_GRADIENT, dtype, turned, flops, moved, partial(gradients, [False, True, False])),
+    )
 
 
 # -- attention -------------------------------------------------------------------------------------------------------

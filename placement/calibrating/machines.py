@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -15,9 +16,9 @@ from env.presets.known import known_device
 from graphs.formatting import format_seconds
 from placement.calibrating import ranks as torchrun
 from placement.calibrating.clock import TimeLeft
-from placement.calibrating.fitting import PRODUCTS
+from placement.calibrating.fitting import kind_of
 from placement.calibrating.kernels import MeasuredKernel, measured_kernels, shapes_for, sustained_factor
-from placement.calibrating.launches import host_launch_s
+from placement.calibrating.layers import HostTimes, host_times, layers_s
 from placement.inputs.main_memory import available_bytes
 from placement.measuring.machine import local_machine as machine_now
 from placement.measuring.machine.figures import MeasuredMachine
@@ -28,7 +29,7 @@ from placement.measuring.machine.workers import Worker, cores_for, run_workers
 Tell = Callable[[str], None]
 _MOST_CORES = 16
 _KERNELS, _CPU_KERNELS = 0.6, 0.3  # shares of the time that is left
-_LAUNCHES_S = 1.0  # of measuring what a launch takes the host
+_HOST_S, _LAYERS_S = 1.5, 1.0  # of measuring steps that the host limits, and one that the device limits
 _LONG_RUN_S = 4.0  # until clocks have settled
 _NETWORK = "network"  # the switch between hosts
 
@@ -45,6 +46,8 @@ class Measured:
         kept: what was not.
         multiprocessors: of the first device, if it is a GPU.
         sustained: how many times as long its products take in a long run, likewise.
+        host: what launches and parameters take its host, likewise.
+        layers_s: seconds of a training step of some layers on it, likewise; 0 where that was not measured.
     """
 
     cluster: Cluster
@@ -54,6 +57,8 @@ class Measured:
     kept: tuple[str, ...] = ()
     multiprocessors: int | None = None
     sustained: float | None = None
+    host: HostTimes | None = None
+    layers_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,13 +100,13 @@ def measured_here(how: HowToMeasure, tell: Tell) -> Measured | None:
     sustained = sustained_factor(place, shapes, min(_LONG_RUN_S, 30.0 * how.minutes))
     cluster = with_data_sheets(machine.cluster, kernels)
     n_gpus = sum(device.kind == "gpu" for device in cluster.devices)
-    kept = (
+    kept: tuple[str, ...] = (
         f"collectives: by algorithms over the links; `torchrun --nproc-per-node {n_gpus} -m placement calibrate` "
         "measures them",
     )
-    cluster = with_launches(cluster, host_launch_s(place, _LAUNCHES_S))
-    lines = tuple(_lines(cluster, kernels))
-    return Measured(cluster, tuple(kernels), machine, lines, kept if n_gpus > 1 else (), _units(place), sustained)
+    kept = kept if n_gpus > 1 else ()
+    own = Measured(cluster, tuple(kernels), machine, (), kept, _units(place), sustained, *_steps_of(place))
+    return replace(own, lines=tuple(_lines(cluster, kernels, own.host)))
 
 
 def _units(place: torch.device) -> int | None:
@@ -141,31 +146,41 @@ def _with_ranks(how: HowToMeasure, tell: Tell) -> Measured | None:
         sizes = torchrun.SIZES if ranks.place.type == "cuda" else torchrun.SIZES[:7]
         collectives = torchrun.collectives(ranks, deadline, sizes)
         between = line_through(*torchrun.points(ranks, 0, 1)) if ranks.n_hosts > 1 else None
+        timed = _steps_of(ranks.place)  # all at the same time, too
         if machine is None:
             return None
         cluster = machine.cluster
         if ranks.place.type == "cuda":
-            cluster = with_launches(with_data_sheets(cluster, kernels), host_launch_s(ranks.place, _LAUNCHES_S))
+            cluster = with_data_sheets(cluster, kernels)
         if between is not None:
             speed = between.bandwidth_bytes_per_s, between.latency_s
             cluster = of_hosts(cluster, ranks.n_hosts, *speed)
         if ranks.place.type == "cuda" and collectives:  # those of CPUs are the machine's
             cluster = replace(cluster, collectives=collectives)
-        lines = tuple(_lines(cluster, kernels))
-        return Measured(cluster, tuple(kernels), machine, lines, (), _units(ranks.place), sustained)
+        own = Measured(cluster, tuple(kernels), machine, (), (), _units(ranks.place), sustained, *timed)
+        return replace(own, lines=tuple(_lines(cluster, kernels, own.host)))
+
+
+def _steps_of(place: torch.device) -> tuple[HostTimes | None, float]:
+    """`Measured.host` and `Measured.layers_s` of a GPU."""
+    return (host_times(place, _HOST_S), layers_s(place, _LAYERS_S)) if place.type == "cuda" else (None, 0.0)
 
 
 def _nothing(_: str) -> None:
     pass
 
 
-def _lines(cluster: Cluster, kernels: Sequence[MeasuredKernel]) -> list[str]:
-    names = {"matrix products": PRODUCTS, "memory-bound ops": (0,)}
-    counts = {name: sum(one.work in works for one in kernels) for name, works in names.items()}
-    counts["attention"] = len(kernels) - sum(counts.values())
-    first = cluster.devices[0]
-    lines = [f"{count} {name} on {first.name}" for name, count in counts.items() if count]
-    lines.append(f"a launch takes the host of {first.name} {format_seconds(first.launch_overhead_s)}")
+def _lines(cluster: Cluster, kernels: Sequence[MeasuredKernel], host: HostTimes | None = None) -> list[str]:
+    counts, first = Counter(map(kind_of, kernels)), cluster.devices[0]
+    lines = [f"{count} {name} on {first.name}" for name, count in counts.items()]
+    if host is None:
+        lines.append(f"a launch takes the host of {first.name} {format_seconds(first.launch_overhead_s)}")
+    else:
+        took = [format_seconds(each) for each in (host.forward_s, host.backward_s, host.parameter_s)]
+        lines.append(
+            f"the host of {first.name} takes {took[0]} for a launch of the forward pass, {took[1]} for one of the "
+            f"backward pass, {took[2]} for a parameter"
+        )
     if cluster.links:
         lines.append(f"{len(cluster.links)} links")
     return lines + [_collective_line(one) for one in cluster.collectives]
@@ -201,18 +216,11 @@ def _with_peaks(device: Device, kernels: Sequence[MeasuredKernel]) -> Device:
     )
 
 
-def with_launches(cluster: Cluster, seconds: float) -> Cluster:
-    """The cluster whose GPUs' kernels take their host so long to launch."""
-    seconds = float(f"{seconds:.4g}")
-    devices = (replace(one, launch_overhead_s=seconds) if one.kind == "gpu" else one for one in cluster.devices)
-    return replace(cluster, devices=tuple(devices))
-
-
 def as_reached(device: Device, kernels: Sequence[MeasuredKernel]) -> Device:
     """A device whose peaks are what its kernels reached, where that is more than was known of it."""
     reached: dict[str, float] = {}
     for one in kernels:
-        if one.work in PRODUCTS:
+        if kind_of(one) == "products":
             reached[one.dtype] = max(reached.get(one.dtype, 0.0), one.flops / one.seconds)
     moved = max((one.bytes_moved / one.seconds for one in kernels), default=0.0)
     peaks = {dtype: max(rate, reached.get(dtype, 0.0)) for dtype, rate in device.peak_flops.items()}
@@ -258,5 +266,5 @@ def measured_device(place: torch.device, how: HowToMeasure, effort: Effort = THO
     sustained = sustained_factor(place, shapes, min(_LONG_RUN_S, 0.2 * seconds))
     about = f"measured {date.today().isoformat()}, torch {torch.__version__}: {place.type} in one process"
     cluster = with_data_sheets(Cluster("this machine", (device,), source=about), kernels)
-    cluster = with_launches(cluster, host_launch_s(place, _LAUNCHES_S)) if is_gpu else cluster
-    return Measured(cluster, tuple(kernels), None, tuple(_lines(cluster, kernels)), (), _units(place), sustained)
+    own = Measured(cluster, tuple(kernels), None, (), (), _units(place), sustained, *_steps_of(place))
+    return replace(own, lines=tuple(_lines(cluster, kernels, own.host)))

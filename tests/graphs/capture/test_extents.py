@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], Work, tuple
         Work.PRODUCT,
         (7, 3, 5, 4, 0),
     ),
-    "conv2d": (lambda x, w: F.conv2d(x, w, stride=2), (T(2, 3, 9, 9), T(8, 3, 3, 3)), Work.PRODUCT, (1, 32, 8, 27, 0)),
+    "conv2d": (lambda x, w: F.conv2d(x, w, stride=2), (T(2, 3, 9, 9), T(8, 3, 3, 3)), Work.PRODUCT, (1, 32, 8, 27, 9)),
     "conv1d in groups": (
         lambda x, w: F.conv1d(x, w, groups=4, padding=1),
         (T(2, 8, 10), T(16, 2, 3)),
@@ -135,8 +135,8 @@ def test_the_backward_pass_of_a_convolution_says_which_gradients_it_makes() -> N
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1))
     graph = capture(model, (T(2, 3, 5, 5),), train=True)
     assert facts(graph, phase=1) == [
-        (Work.PRODUCT, [1, 50, 4, 8, 0]),  # both: the sizes of the forward product
-        (Work.WEIGHT_GRADIENT, [1, 8, 27, 50, 0]),
+        (Work.PRODUCT, [1, 50, 4, 8, 1]),  # both: the sizes of the forward product
+        (Work.WEIGHT_GRADIENT, [1, 8, 27, 50, 9]),
     ]
     model[1].weight.requires_grad_(False)
     of_input = facts(capture(model, (T(2, 3, 5, 5),), train=True), phase=1)[0]
