@@ -26,21 +26,27 @@ _HALVES = (torch.bfloat16, torch.float16)
 _WIDEST_FLASH = 256  # heads that FlashAttention 2 of torch takes
 _ALIGNED = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 4}  # numbers that other kernels load at a time
 
+
+def _on_cpu(name: str) -> Any:
+    """The library that gives an operator of torch a kernel on the CPU, made of others, until it is destroyed."""
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl(name, getattr(decompositions, name), "CPU")  # type: ignore[no-untyped-call]
+    return library
+
+
 if HAS_RMS_NORM:
     from torch._decomp import decompositions
 
     # torch has the backward pass on GPUs alone. Kept for as long as the process runs: captured steps run on CPUs, too.
-    _backward = torch.library.Library("aten", "IMPL")
-    _backward.impl("_fused_rms_norm_backward", decompositions._fused_rms_norm_backward, "CPU")
+    _backward = _on_cpu("_fused_rms_norm_backward")
 
 
 @contextmanager
 def cuda_choices() -> Iterator[None]:
     """While the block runs, functions of torch are made of the operators of which CUDA makes them."""
-    library = torch.library.Library("aten", "IMPL") if HAS_RMS_NORM else None
+    # With a kernel of the CPU's own autograd takes the norm whole.
+    library = _on_cpu("_fused_rms_norm") if HAS_RMS_NORM else None
     try:
-        if library is not None:  # a kernel of the CPU's own: so autograd takes it whole
-            library.impl("_fused_rms_norm", decompositions._fused_rms_norm, "CPU")
         with _Attention():
             yield
     finally:
@@ -55,7 +61,7 @@ class _Attention(TorchFunctionMode):
         named = dict(kwargs or {})
         if func is not functional.scaled_dot_product_attention or is_one_kernel(*args, **named):
             return func(*args, **named)
-        before = torch.backends.cuda.flash_sdp_enabled()
+        before = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
         torch.backends.cuda.enable_flash_sdp(False)  # the CPU's, too
         try:
             return func(*args, **named)

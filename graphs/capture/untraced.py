@@ -16,7 +16,7 @@ _MASKS, _FIND_PACKED = "transformers.masking_utils", "find_packed_sequence_indic
 _IS_EXPORTING = "is_torchdynamo_exporting"
 # Until then Dynamo takes `torch.compiler.is_exporting()` for true, and transformers leaves no mask out (its
 # `masking_utils._ignore_causal_mask_sdpa`; pytorch/pytorch#176499).
-_TELLS_EXPORT = (2, 14)
+_TELLS_EXPORT = "2.14"
 
 
 @contextmanager
@@ -51,6 +51,6 @@ def as_untraced(is_compiled: bool, *arguments: Any) -> Iterator[None]:
 
     with ExitStack() as changed:
         changed.enter_context(patch.object(module, _FIND_PACKED, found))
-        if is_compiled and TorchVersion(torch.__version__) < _TELLS_EXPORT and hasattr(module, _IS_EXPORTING):
+        if is_compiled and torch.__version__ < TorchVersion(_TELLS_EXPORT) and hasattr(module, _IS_EXPORTING):
             changed.enter_context(patch.object(module, _IS_EXPORTING, lambda: True))
         yield

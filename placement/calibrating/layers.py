@@ -60,7 +60,9 @@ class _Layer(nn.Module):
 
 class _Layers(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x).sum()
+        for layer in self:
+            x = layer(x)
+        return x.sum()
 
 
 def _model(count: int, width: int, heads: int, is_frozen: bool = False) -> nn.Module:

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from env import gpu_rates
 from env.cluster import Cluster, Device
 from env.gpus import A100_SXM4, B200, H100
-from env.rate_records import ProductRate
+from env.rate_records import ConvolutionRate, ProductRate
 from env.rates import ATTENTION, ATTENTION_BACKWARD, GROUPED, PRODUCT, WEIGHT_GRADIENT, Rates
+from env.times.op_times import OpWork, host_seconds
 from graphs.errors import ClusterError
+from graphs.opgraph import Op, OpGraph, Phase
 
 # ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0), vLLM 0.14.0: bfloat16 products, rows x columns x depth and seconds.
 A100_PRODUCTS = [
@@ -255,3 +257,36 @@ def test_attention_on_h100_is_what_torch_chooses_there(
     work: int, extents: tuple[float, ...], measured_us: float
 ) -> None:
     assert seconds(gpu_rates.H100, H100, work, [extents]) == pytest.approx(measured_us * 1e-6, rel=0.3)
+
+
+def test_convolutions_are_padded_products_of_a_rate_by_pass() -> None:
+    """Of three channels as of eight; both gradients together in the mean of theirs."""
+    plain = gpu_rates.A100_SXM4
+    rates = replace(plain, convolutions=ConvolutionRate(1.5, 2.0, 3.0))
+    turned = (1, 64, 3 * 49, 2**18, 49)
+
+    def took(work: int, extents: tuple[int, ...], by: Rates, times: float = 1.0) -> float:
+        flops = np.array([times * 2.0 * np.prod(extents[:4])])
+        of = by.by_op(["bfloat16"], np.zeros(1, dtype=np.int64), A100_SXM4.peak_flops)
+        return float(by.seconds(np.array([work]), np.array([extents], dtype=np.float64), flops, np.zeros(1), of)[0])
+
+    first, padded = (1, 2**18, 64, 3 * 49, 49), (1, 2**18, 64, 8 * 49, 0)
+    assert took(PRODUCT, first, rates) == pytest.approx(1.5 * took(PRODUCT, padded, plain))
+    assert took(PRODUCT, first, rates, times=2.0) == pytest.approx(2 * 2.5 * took(PRODUCT, padded, plain))
+    assert took(WEIGHT_GRADIENT, turned, rates) == pytest.approx(3.0 * took(WEIGHT_GRADIENT, turned, plain))
+
+
+def test_a_host_has_three_figures_and_a_step_a_factor() -> None:
+    """A launch of the forward pass 10 us, one of the backward pass 15, and 50 more for a parameter."""
+    rates = replace(gpu_rates.A100_SXM4, backward_launch=1.5, parameter_s=50e-6, steps={"eager": 2.0})
+    device = replace(A100_SXM4, launch_overhead_s=10e-6, rates=rates)
+    ops = [Op("f"), Op("b", phase=Phase.BACKWARD), Op("u", kind="optimizer.sgd", phase=Phase.UPDATE, kernels=36)]
+    graph = OpGraph.build(ops, [])
+    assert host_seconds(OpWork.of(graph), device, rates) == pytest.approx([10e-6, 15e-6, 60e-6])
+    on_stack = replace(graph, origin=replace(graph.origin, stack="fused"))
+    assert host_seconds(OpWork.of(on_stack), device, rates)[2] == pytest.approx(360e-6)
+    assert rates.of_stack("eager").bytes_per_s == rates.bytes_per_s / 2
+    assert rates.of_stack("compiled").bytes_per_s == rates.bytes_per_s
+    assert Rates.from_dict("it", rates.as_dict) == rates
+    with pytest.raises(ClusterError, match="steps is 'lazy'"):
+        replace(rates, steps={"lazy": 1.0})

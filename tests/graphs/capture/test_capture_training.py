@@ -208,3 +208,48 @@ def test_training_capture_is_deterministic() -> None:
     with torch.device("meta"):
         model = Normalised()
     assert capture(model, torch.zeros(2, 3, 9, 9), train=True).hash == graphs[0].hash
+
+
+def test_an_rms_norm_is_one_op_each_way_and_runs_on_the_cpu() -> None:
+    """As on CUDA, without copies in float32: what is kept is the input, and a number for each row."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8), nn.Linear(8, 2)).to(torch.bfloat16)
+    graph = capture(model, (torch.zeros(4, 8, dtype=torch.bfloat16),), train=True)
+    assert [kind for kind in graph.kinds if "rms" in kind] == ["aten._fused_rms_norm", "aten._fused_rms_norm_backward"]
+    assert "aten._to_copy" not in graph.kinds
+    x = torch.randn(4, 8, requires_grad=True)
+    norm, grad = nn.RMSNorm(8), torch.randn(4, 8)
+    expected = torch.autograd.grad(norm(x), [x, norm.weight], grad)  # outside of a capture: torch's own
+    rows = torch.ops.aten._fused_rms_norm(x, [8], norm.weight, None)[1]
+    found = torch.ops.aten._fused_rms_norm_backward(grad, x, [8], rows, norm.weight, [True, True])
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def _attends(mask: torch.Tensor | None, width: int = 8, dtype: torch.dtype = torch.bfloat16) -> set[str]:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(width, width)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = None if mask is None else torch.ones(4, 1, dtype=torch.bool).expand(mask.shape)
+            rows = rows if mask is not None and mask.stride(-1) == 0 else mask
+            return nn.functional.scaled_dot_product_attention(*(self.inner(x) for _ in range(3)), rows)
+
+    graph = capture(Attends().to(dtype), (torch.zeros(1, 2, 4, width, dtype=dtype),), train=True)
+    return {kind for kind in graph.kinds if "attention" in kind or "softmax" in kind}
+
+
+def test_attention_is_one_kernel_where_cuda_has_one() -> None:
+    fused = {f"aten._scaled_dot_product_flash_attention_for_cpu{each}" for each in ("", "_backward")}
+    whole = torch.ones(4, 4, dtype=torch.bool)
+    assert _attends(None) == fused
+    assert _attends(None, width=6) == fused  # FlashAttention pads
+    assert _attends(whole) == fused
+    for spelt_out in (
+        _attends(torch.ones(4, 1, dtype=torch.bool).expand(4, 4)),  # memory-efficient attention reads rows
+        _attends(whole, width=6),  # 12 bytes
+        _attends(None, dtype=torch.float64),
+    ):
+        assert any("softmax" in kind for kind in spelt_out)
+        assert not spelt_out & fused

@@ -12,6 +12,7 @@ import pytest
 import torch
 from captured_models import state_bytes
 from torch import nn
+from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
 from training_rules import check_training_rules
 
@@ -131,3 +132,17 @@ def test_positions_that_a_model_counts_itself_are_of_whole_sequences() -> None:
     assert not any("where" in kind for kind in plain.kinds)
     packed = capture(model, (), given | {"position_ids": torch.zeros(2, 6, dtype=torch.long)}, train=True)
     assert any("where" in kind for kind in packed.kinds)
+
+
+def test_masks_that_mask_nothing_are_made_under_torch_compile() -> None:
+    """One column, expanded: no kernel of CUDA takes it, so attention is spelt out in float32."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, vocab_size=50)).to(torch.bfloat16).eval()
+    given = {"input_ids": TOKENS, "labels": TOKENS}
+    eager = capture(model, (), given, precision="bfloat16")
+    compiled = capture(model, (), given, precision="bfloat16", is_compiled=True)
+    fused = "aten._scaled_dot_product_flash_attention_for_cpu"
+    assert fused in eager.kinds
+    if torch.__version__ < TorchVersion("2.14"):
+        assert fused not in compiled.kinds
+        assert any(k == "aten.bmm" and d == "float32" for k, d in zip(compiled.kinds, compiled.dtypes, strict=True))

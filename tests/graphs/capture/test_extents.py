@@ -140,7 +140,7 @@ def test_the_backward_pass_of_a_convolution_says_which_gradients_it_makes() -> N
     ]
     model[1].weight.requires_grad_(False)
     of_input = facts(capture(model, (T(2, 3, 5, 5),), train=True), phase=1)[0]
-    assert of_input == (Work.PRODUCT, [1, 50, 8, 4, 0])
+    assert of_input == (Work.PRODUCT, [1, 50, 8, 4, 1])
 
 
 def test_attention_in_training() -> None:

@@ -118,3 +118,13 @@ def test_least_squares_of_a_line_with_an_outlier() -> None:
     # A number that nothing depends on stays where it began.
     idle = least_squares(lambda p: p[:1] - 5.0, np.array([1.0, 7.0]), np.zeros(2), np.full(2, 10.0))
     assert idle == pytest.approx([5.0, 7.0])
+
+
+def test_rates_that_are_no_nearer_to_what_was_measured_are_not_taken() -> None:
+    """The very times that a preset predicts: whatever a fit to half of them finds is no better."""
+    rates = replace(A100_SXM4.rates, sustained=1.0)
+    kernels = kernels_of(rates)
+    device, _ = fitted(replace(A100_SXM4, rates=rates), kernels)
+    assert device.rates is not None
+    assert device.rates.products == rates.products
+    assert (device.rates.bytes_per_s, device.rates.attention) == (rates.bytes_per_s, rates.attention)

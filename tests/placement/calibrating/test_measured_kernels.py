@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,8 @@ import torch
 
 from env.cluster import Cluster
 from env.device import Device, both_ways
+from env.gpus import H100
+from env.times.op_times import OpWork, op_seconds
 from graphs.records import Work
 from placement.calibrating import ranks as torchrun
 from placement.calibrating.clock import TimeLeft
@@ -28,6 +30,7 @@ from placement.calibrating.kernels import (
     product,
     products,
 )
+from placement.calibrating.layers import host_times, host_times_of, layers_graph, with_step
 from placement.calibrating.machines import of_hosts, with_data_sheets
 from placement.measuring.machine.workers import Worker, run_workers
 from placement.processes.processes import usable_cores
@@ -121,3 +124,23 @@ def test_a_gpu_that_is_known_has_the_peaks_of_its_data_sheet() -> None:
     assert found.devices[0].peak_flops["bfloat16"] > 9e14
     assert found.devices[0].model == "NVIDIA H100 80GB HBM3"
     assert found.devices[2] == host().devices[2]
+
+
+def test_three_steps_decide_what_a_host_takes() -> None:
+    """By hand: 10 us a launch, 15 of the backward pass, 30 a parameter."""
+    counts = [[100, 0, 0], [100, 60, 1], [100, 150, 50]]
+    took_s = [1e-3, 1e-3 + 0.9e-3 + 0.03e-3, 1e-3 + 2.25e-3 + 1.5e-3]
+    found = host_times_of(counts, took_s)
+    assert astuple(found) == pytest.approx((10e-6, 15e-6, 30e-6))
+    really = host_times(HERE, 0.0)
+    assert really.forward_s > 0
+    assert really.backward_s > 0
+
+
+def test_calibrated_rates_meet_the_layers_that_were_measured() -> None:
+    took_s = 1.1 * float(op_seconds(OpWork.of(layers_graph()), H100).sum())
+    device = with_step(H100, took_s)
+    assert device.rates is not None
+    assert device.rates.steps == {"eager": pytest.approx(1.1, rel=0.01)}
+    assert op_seconds(OpWork.of(layers_graph()), device).sum() == pytest.approx(took_s, rel=0.01)
+    assert with_step(H100, 10 * took_s) is H100  # disturbed
