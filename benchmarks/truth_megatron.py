@@ -97,7 +97,7 @@ def _dgxc(row: Row) -> Run:
     replicas, spread = replicas_of(gpus, tensor, stages, context), spread if experts else 1
     sharded = "zero3" if is_cut else "zero1"
     words = megatron_words(replicas, tensor, context, stages, chunks, spread=spread, sharded=sharded)
-    words += [even_cuts(shape.layers, stages * chunks, "_to_copy" if gated else "native_layer_norm")]
+    words += [even_cuts(shape.layers, stages * chunks, "_fused_rms_norm" if gated else "native_layer_norm")]
     return Run(
         *(shape, row.whole("gbs"), row.whole("mbs"), replicas, joined(words)),
         *(hosts(gpus, kind_of(row["gpu"])), "fused", gpus, row.amount("step_s")),
@@ -340,7 +340,7 @@ def _tests_shape(row: Row, family: str, tensor: int) -> Shape:
 
 
 def _tests_cuts(row: Row, shape: Shape, stages: int, chunks: int) -> str:
-    first = "_to_copy" if shape.norm == "rms" else "native_layer_norm"
+    first = "_fused_rms_norm" if shape.norm == "rms" else "native_layer_norm"
     if "uneven" in row["test"] and stages > 2 and chunks == 1:
         # --decoder-first-pipeline-num-layers: 2, and of the last (gpt3_mcore_te_tp1_pp4_vp1_uneven_pipeline @ 55b6a00d)
         return cuts([2, *[(shape.layers - 4) // (stages - 2)] * (stages - 2), 2], first)

@@ -26,7 +26,7 @@ class Shape:
         layers, hidden, inner, heads, kv_heads, vocabulary, tokens: sizes; `tokens` of one sequence.
         gate: the activation is gated (SwiGLU); else there are two products and `activation`.
         activation: ``"gelu"``, ``"relu2"`` (squared) or ``"silu"``.
-        norm: ``"rms"`` or ``"layer"``.
+        norm: ``"rms"`` or ``"layer"``; ``"rms, torch 2.8"``: op by op, as torch ran it until then.
         positions: ``"rotary"``, ``"learned"`` or ``"alibi"``.
         biases: products have biases.
         tied: the head is the embedding.
@@ -295,8 +295,19 @@ class Transformer(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
+class _SpeltOut(nn.RMSNorm):
+    """The norm as torch before 2.9 ran it on CUDA, op by op in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * self.weight).type_as(x)
+
+
 def _norm(shape: Shape, size: int | None = None) -> nn.Module:
     size = shape.hidden if size is None else size
+    if shape.norm == "rms, torch 2.8":
+        return _SpeltOut(size, eps=1e-5)
     return nn.RMSNorm(size, eps=1e-5) if shape.norm == "rms" else nn.LayerNorm(size)
 
 

@@ -175,6 +175,7 @@ def _torchtitan(row: Row) -> Run:
     keys = ("dp_shard(fsdp)", "tp", "pp", "cp")
     shard, tensor, stages, context = (max(row.whole(key, 1), 1) for key in keys)
     shape = replace(model_of(row["model"]), tokens=tokens, precision=precision_of(row["precision"], "mixed"))
+    shape = replace(shape, norm="rms, torch 2.8")  # of 2024
     replicas = replicas_of(gpus, tensor, stages, context)
     chunks = 2 if "interleaved" in row["pp_schedule"].lower() else 1
     words = [

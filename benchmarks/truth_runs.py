@@ -200,7 +200,7 @@ def cuts(sizes: Sequence[int], first_op: str, tables: bool = False) -> str:
     return "cuts=" + "+".join(f"{name}/{first_op}" for name in names) if begins else ""
 
 
-def even_cuts(layers: int, stages: int, first_op: str = "_to_copy", tables: bool = False) -> str:
+def even_cuts(layers: int, stages: int, first_op: str = "_fused_rms_norm", tables: bool = False) -> str:
     """Where Megatron cuts a pipeline: equally many layers in each stage, whatever comes before and after them.
 
     Args:
