@@ -32,8 +32,8 @@
 * **Convolutions** take 1.6 times as long on H100 as the products that they are made of: VGG-16 and ResNet-50 of
   `benchmarks/gpu.py` are then both 1 % off; AlexNet is 30 % too fast, which its first layer of 11 x 11 filters on three
   channels may explain. No single convolution was measured: one factor for all passes. On other GPUs there is none.
-* **A parameter's share of the host**, beside launches: 34 us on the H100's host, by least squares over bert_base, t5 and
-  transformer_moe of the same page, whose kernels take half the step or less; a launch there 33 us
+* **A parameter's share of the host**, beside launches: 34 us on the H100's host, by least squares over bert_base, t5,
+  and transformer_moe of the same page, whose kernels take two thirds of the step or less; a launch there 33 us
   (`env.gpus.EAGER_LAUNCHES_S`), in the backward pass as in the forward one, which these three steps do not tell apart.
 * **Whole steps** beside the sum of their kernels: no factor. Of nine eager steps of that page, which kernels limit,
   measured is 1.04 times predicted in the geometric mean (0.91 to 1.15), of 38 of llm-foundry 0.95.
