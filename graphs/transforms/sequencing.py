@@ -226,7 +226,8 @@ def sequenced(
 
     Ops keep their numbers; barriers follow them, and have the part of the mesh, the micro-batch and an origin of the
     block that they let begin, and so belong on its device. Inside a block ops are in the order of the source. Ops of
-    the whole step, such as updates, and ops of no block run as soon as they are ready, their communication last.
+    the whole step, such as updates, and ops of no block run as soon as they are ready, communication that no forward
+    pass waits for last.
 
     Args:
         derived: a chunked graph.
@@ -240,7 +241,8 @@ def sequenced(
     blocks = block_map(derived, stage)
     position, sequence = _places(derived, blocks, sequences)
     last = 1 + max(map(len, sequences), default=0)
-    where = np.where(blocks.kind >= 0, position, np.where(blocks.in_lane, last, -1))
+    is_last = blocks.in_lane & (blocks.waited_by < 0)
+    where = np.where(blocks.kind >= 0, position, np.where(is_last, last, -1))
     rank = derived.source.topological_position[derived.origin]
     numbers = where * (derived.source.n_ops + 1.0) + rank
     if (blocks.kind < 0).all():  # not chunked: data alone says what follows what
