@@ -44,6 +44,14 @@ class ModelWrapper(nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self._model.load_state_dict(*args, **kwargs)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A number of the model's, which its code reads.
+        model = self.__dict__.get("_model")
+        if model is not None and type(vars(model).get(name)) in (bool, int, float) and name != "training":
+            setattr(model, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
