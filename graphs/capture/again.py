@@ -55,7 +55,10 @@ def again(model: nn.Module, record: Callable[[], Trace]) -> tuple[Trace, str]:
     Args:
         record: runs the model, and leaves it as it is then.
     """
+    parameters = [(module, module._parameters) for module in model.modules()]
     trace, changed = watched(model, record)
+    for module, own in parameters:  # without the casts of a precision
+        module.__dict__["_parameters"] = own
     generators = {id(one): one for node in trace.graph.nodes if (one := node.kwargs.get("generator")) is not None}
     is_seeded = any(map(_is_seeded, trace.graph.nodes))
     is_other = False
@@ -74,12 +77,15 @@ def again(model: nn.Module, record: Callable[[], Trace]) -> tuple[Trace, str]:
     return (replace(trace, unlike=said) if is_other or is_seeded else trace), said
 
 
-def draws(trace: Trace) -> bool:
-    """Whether a run draws random numbers, other than for dropout in attention."""
-    return any(
-        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and "attention" not in str(node.target)
-        for node in trace.graph.nodes
-    )
+def draws(node: fx.Node) -> bool:
+    """Whether a call draws random numbers: one of an operator that may, unless its arguments say that it does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {one.name: one.default_value for one in schema if one.has_default_value()}
+    given |= dict(zip((one.name for one in schema), node.args, strict=False)) | dict(node.kwargs)
+    is_off = given.get("train") is False or given.get("training") is False
+    return not is_off and not any(given.get(name) == 0 for name in ("p", "dropout_p", "dropout"))
 
 
 @contextmanager

@@ -237,6 +237,7 @@ def _trace(
 ) -> tuple[Trace, str]:
     """The trace, and what `again` says of it."""
     fake_args, fake_kwargs = fake.arguments(args), fake.arguments(kwargs)
+    is_lost = True
     try:
         with as_untraced(fake_args, fake_kwargs), borrowed(model, train, fake):
             if train:
@@ -245,10 +246,10 @@ def _trace(
             if precision is not None:  # casts are made while the model runs, which torch.export does not follow
                 with fake.mode:
                     return again(model, lambda: trace_forward(model, fake_args, fake_kwargs, precision=precision))
-            trace, changed = watched(model, lambda: trace_inference(model, fake_args, fake_kwargs))
-            if not changed and not draws(trace) and not _lost(trace, fake):
-                return trace, ""
-            error: Exception = RuntimeError("torch.export loses a tensor that the model makes, or an attribute")
+            exported, changed = watched(model, lambda: trace_inference(model, fake_args, fake_kwargs))
+            if not (is_lost := _lost(exported, fake)) and not changed and not any(map(draws, exported.graph.nodes)):
+                return exported, ""
+            error: Exception = RuntimeError("torch.export loses a tensor that the model makes, or a seed")
     except PlacementError:
         raise
     except Exception as raised:
@@ -259,7 +260,9 @@ def _trace(
     try:
         # The recorder stands lower than torch.export, which does not see through torch.func and ``.data``.
         with borrowed(model, train, fake), fake.mode:
-            return again(model, lambda: trace_forward(model, fake_args, fake_kwargs))
+            trace, said = again(model, lambda: trace_forward(model, fake_args, fake_kwargs))
+        is_as_exported = not is_lost and not trace.unlike and not any(map(draws, trace.graph.nodes))
+        return (exported if is_as_exported else trace), said
     except Exception as raised:
         raise capture_failure(model, raised if isinstance(raised, Untraceable) else error, TO_MODULES) from error
 
