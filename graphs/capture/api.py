@@ -264,6 +264,8 @@ def _trace(
         is_as_exported = not is_lost and not trace.unlike and not any(map(draws, trace.graph.nodes))
         return (exported if is_as_exported else trace), said
     except Exception as raised:
+        if not is_lost:
+            return exported, ""
         raise capture_failure(model, raised if isinstance(raised, Untraceable) else error, TO_MODULES) from error
 
 

@@ -135,7 +135,7 @@ def _threads(request: Request) -> nn.Module:
     """Each op on its device, in one process with a thread for each device."""
     from placement.runtime.modules.placed_module import PlacedModule
 
-    return PlacedModule(request.model, _repeated(request.layout()), request.loss)
+    return PlacedModule(request.model, request.layout(), request.loss)
 
 
 def _ranks(request: Request) -> nn.Module:
@@ -144,22 +144,7 @@ def _ranks(request: Request) -> nn.Module:
     from placement.runtime.ranks.group import joined
 
     joined(request.n_devices)  # before the model is captured, so that the others hear of what goes wrong there
-    return placed_ranks(request.model, _repeated(request.layout()), loss=request.loss)
-
-
-def _repeated(layout: DeviceLayout) -> DeviceLayout:
-    """A layout whose ops are those of every step.
-
-    Raises:
-        MismatchError: the model's next step is another one than that captured.
-    """
-    unlike = layout.step.program.trace.unlike
-    if unlike:
-        raise MismatchError(
-            f"{unlike}, and a placement of ops repeats one step; place it on one device or under a strategy, which run "
-            "the model itself, or make that a buffer that is written in place, or a tensor among forward's arguments."
-        )
-    return layout
+    return placed_ranks(request.model, request.layout(), loss=request.loss)
 
 
 def _strategy(request: Request) -> nn.Module:
