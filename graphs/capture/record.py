@@ -429,7 +429,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.meta["phase"] = self.phase
         if torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
             node.meta["draw"] = _next_draw()
-            if (generator := node.kwargs.get("generator")) is not None:
+            if isinstance(generator := node.kwargs.get("generator"), torch.Generator):
                 node.meta["generator"] = state_of(generator)
         gradient_function = torch._C._current_autograd_node()
         if gradient_function is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -126,13 +125,13 @@ def test_steps_are_those_of_the_model(name: str) -> None:
 
 def test_another_next_step_is_refused() -> None:
     with (
-        pytest.warns(UserWarning, match="Net changes its attribute 'step' when it runs; what is captured is one step"),
-        pytest.raises(MismatchError, match="changes its attribute 'step' when it runs, and a placement of ops repeats"),
+        pytest.warns(UserWarning, match=r"Net changes its attribute .step. when it runs; what"),
+        pytest.raises(MismatchError, match=r"changes its attribute .step. when it runs, and a"),
     ):
         placed_at_random(Net(counted), (X,))
-    with pytest.raises(CaptureError, match="centre becomes another tensor of the model's; write its numbers by copy_"):
+    with pytest.raises(CaptureError, match=r"centre becomes another tensor of the model"):
         placed_at_random(Net(swapped), (X,))
     placed = placed_at_random(Net(tempered), (X,))
     placed.drop.p = 0.0
-    with pytest.raises(MismatchError, match="drop.p is 0.0, unlike when the model was placed, and with that the model"):
+    with pytest.raises(MismatchError, match=r"drop\.p is 0\.0, unlike when the model was placed, and"):
         placed(X)
