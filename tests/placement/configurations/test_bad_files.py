@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -134,6 +136,15 @@ def test_one_sentence_with_the_line(tool: str, text: str, sentence: str) -> None
         read_configuration(text, tool)
     assert re.search(sentence.replace("expected 'no'", "expected '?no'?"), str(raised.value)), str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_fields_of_deepspeed_have_two_names() -> None:
+    fields = {"prefetch_bucket_size": 7, "max_live_parameters": 3, "gather_16bit_weights_on_model_save": True}
+    long, short = (
+        read_configuration(json.dumps({"zero_optimization": {"stage": 3, **{f"{p}{k}": v for k, v in fields.items()}}}))
+        for p in ("stage3_", "")
+    )
+    assert replace(long, others={}, lines={}) == replace(short, others={}, lines={})
 
 
 def test_flags_of_the_launcher_s_launcher_are_none_of_the_tool() -> None:
