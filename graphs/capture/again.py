@@ -117,7 +117,8 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in _OF_ALL}
 
 
-_OF_ALL = {*vars(nn.Module())} - {"training"}
+# Also that of transformers, which puts hooks on a model when it first runs.
+_OF_ALL = {*vars(nn.Module()), "_output_capturing_hooks_installed"} - {"training"}
 
 
 def _is_one(old: Any, new: Any) -> bool:
