@@ -77,7 +77,8 @@ _KEYS: dict[str, Key] = {
     **inert_keys(
         "round_robin_gradients sub_group_size ignore_unused_parameters legacy_stage1 "
         "max_live_parameters max_reuse_distance model_persistence_threshold "
-        "gather_16bit_weights_on_model_save stage3_max_live_parameters stage3_max_reuse_distance stage3_param_persistence_threshold "
+        "gather_16bit_weights_on_model_save "
+        "stage3_max_live_parameters stage3_max_reuse_distance stage3_param_persistence_threshold "
         "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save "
         "load_from_fp32_weights elastic_checkpoint memory_efficient_linear param_persistence_threshold "
         "stage3_model_persistence_threshold use_multi_rank_bucket_allreduce log_trace_cache_warnings",
