@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphs.capture.again import FIRST_DRAW, state_of
 from graphs.capture.casting import cast, dtype_of, follow, in_precision
 from graphs.capture.costs import general_kernels, out_of_place, shows_other_memory
-from graphs.capture.failure import Untraceable, does_not_fit, reason_of
+from graphs.capture.failure import does_not_fit, reason_of
 from graphs.capture.fake import InPlaceViews, is_expanded, run_fake
+from graphs.capture.reassigned import reassigned, write_back
 from graphs.capture.trace import (
     BUFFER,
     CONSTANT,
@@ -34,9 +35,7 @@ from graphs.capture.trace import (
     Trace,
     TracedState,
     describe,
-    flat,
     tensor_info,
-    value_of,
     with_tensors,
 )
 from graphs.errors import CaptureError
@@ -75,7 +74,7 @@ def trace_training(
         output = call(*args, **kwargs)
         tensors = output_tensors(output)
         nodes = tuple(recorder.node_of(tensor) for tensor in tensors)
-        moved = recorder.reassigned(model)
+        moved = reassigned(recorder, model)
         tangents: dict[int, fx.Node] = {}
         crossed = [
             _Boundary.apply(tensor, recorder, i, tangents)  # type: ignore[no-untyped-call]
@@ -95,7 +94,7 @@ def trace_training(
             for node, gradient in zip(placeholders, gradients, strict=True)
             if gradient is not None
         ]
-    recorder.write_back(moved)
+    write_back(recorder, moved)
     outputs = Outputs.of(output, tensors, nodes, tangents)
     results = (recorder.node_of(value),)
     return Trace(
@@ -126,7 +125,7 @@ def trace_forward(
         output = call(*args, **kwargs)
     tensors = tuple(output_tensors(output))
     results = tuple(recorder.node_of(tensor) for tensor in tensors)
-    recorder.write_back(recorder.reassigned(model))
+    write_back(recorder, reassigned(recorder, model))
     arguments = {name: recorder.node_of(tensor) for name, tensor in argument_tensors(model, args, kwargs)}
     for node in recorder.graph.nodes:
         node.meta["phase"] = Phase.FORWARD  # derivatives in the forward pass (physics-informed networks), too
@@ -373,42 +372,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = self._node(found)
         self._nodes[info] = node
         return node
-
-    def reassigned(self, model: nn.Module) -> list[tuple[fx.Node, fx.Node]]:
-        """Parameters and buffers that the run has given another tensor, or other data, of their shape and type.
-
-        Returns:
-            The placeholder of each, and the node of what it has now.
-        """
-        every = (model.named_parameters, model.named_buffers)
-        now = {name: tensor for named in every for name, tensor in named(remove_duplicate=False)}
-        found = []
-        for placeholder, state in list(self.states.items()):
-            info = None if state.kind == CONSTANT or state.name not in now else tensor_info(now[state.name])
-            if info is None or info == state.info or info.layout[::2] != state.info.layout[::2]:
-                continue
-            node = self.node_of(now[state.name])
-            if node.op == "placeholder":  # which may have been given another tensor itself
-                raise Untraceable(f"{state.name} becomes another tensor of the model's", "write its numbers by copy_")
-            found.append((placeholder, node))
-        return found
-
-    def write_back(self, moved: list[tuple[fx.Node, fx.Node]]) -> None:
-        """Write to parameters and buffers what the run has given them, as ``copy_`` would.
-
-        That is in the forward pass, unless the backward pass reads what they had.
-        """
-        nodes = list(self.graph.nodes)
-        for placeholder, source in moved:
-            storage = self.states[placeholder].info.storage
-            late = [one for one in nodes if one.meta.get("phase") == Phase.BACKWARD]
-            reads = [info for one in late for read in one.all_input_nodes for info in flat(value_of(read))]
-            is_read = any(isinstance(info, TensorInfo) and info.storage == storage for info in reads)
-            last = nodes[-1] if is_read or not late else late[0].prev
-            with self.graph.inserting_after(last):
-                made = self.graph.call_function(torch.ops.aten.copy_.default, (placeholder, source))
-            made.meta.update(info=placeholder.meta["info"], module=source.meta["module"], call=source.meta.get("call"))
-            made.meta["phase"] = Phase.BACKWARD if is_read else Phase.FORWARD
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
