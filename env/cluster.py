@@ -40,7 +40,7 @@ from env.local import measurer
 from env.rates import Rates
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes
 from graphs.arrays import frozen
-from graphs.disk import plain_reason, stem
+from graphs.disk import plain_reason, stem, too_much
 from graphs.errors import ClusterError, UnknownNameError
 from graphs.records import LANE
 
@@ -68,7 +68,6 @@ MEASURED, PEAK = "measured", "peak"
 RATES = (MEASURED, PEAK)  # of which a preset may be
 UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
 _LIKE_A_DEVICE = 0.7  # similarity by difflib: gpu7 is like gpu0, switch0 is not
-_MOST_DOTS = 10_000
 _BARE_KEY = re.compile("[A-Za-z0-9_-]+")
 
 
@@ -182,14 +181,11 @@ class Cluster:
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
-            # For a key of many parts tomllib takes time that grows with the square of its length.
-            if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
-                raise ClusterError(f"{path} is not a TOML cluster file: a line has more than {_MOST_DOTS:,} dots.")
+            if (reason := too_much(text)) is not None:
+                raise ClusterError(f"{path} is not a TOML cluster file: {reason}.")
             data = tomllib.loads(text)
         except OSError as error:
             raise ClusterError(f"cannot read cluster file {path}: {error.strerror}.") from None
-        except RecursionError:
-            raise ClusterError(f"{path} is not a TOML cluster file: it nests too deeply.") from None
         except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
             raise ClusterError(f"{path} is not a TOML cluster file: {plain_reason(error)}.") from None
         try:

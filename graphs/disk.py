@@ -6,6 +6,7 @@ import errno
 import glob
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -23,6 +24,7 @@ except ImportError:  # Windows
 
 _MOST_BYTES = 2**31  # of a file that is read whole; protobuf's messages, the largest, have no more
 _FOLDERS, _LOCK = "placement-", "lock"
+_MOST_CHARACTERS, _MOST_DEPTH = 1 << 24, 200  # of settings: parsers take the square of these in time, and the stack
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -207,8 +209,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
         ) from None
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """The value in a JSON file; NaN and Infinity, which JSON does not have, are refused.
+def read_json(path: str | os.PathLike[str], takes_infinity: bool = False) -> Any:
+    """The value in a JSON file; NaN and Infinity, which JSON does not have, are refused unless the tool writes them.
 
     Raises:
         GraphFileError: the file is not JSON or ends too early; the message says line and column.
@@ -219,7 +221,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise GraphFileError(f"{where} holds {word}, which is not a JSON number; leave the value out.")
 
     try:
-        return json.loads(text, parse_constant=refuse)
+        return json.loads(text, parse_constant=None if takes_infinity else refuse)
     except json.JSONDecodeError as error:
         at = f"line {error.lineno}, column {error.colno}"
         if not text.strip():
@@ -233,6 +235,24 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise
     except ValueError as error:  # a number with thousands of digits
         raise GraphFileError(f"{where} holds a number that cannot be read: {plain_reason(error)}.") from None
+
+
+def too_much(text: str, characters: int = _MOST_CHARACTERS) -> str | None:
+    """Why a text of settings (TOML, JSON, YAML, a script) is not to be parsed, as ``it ...``; None where it may be.
+
+    Args:
+        characters: that it may have at most.
+    """
+    if len(text) > characters:
+        return f"it has more than {characters:,} characters"
+    if any(key.count(".") > _MOST_DEPTH for key in re.split(r"[\n,=\[\]{}#]", text)):
+        return f"a key has more than {_MOST_DEPTH} parts"
+    depth = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth += 1 if bracket in "[{" else -1
+        if depth > _MOST_DEPTH:
+            return f"it nests deeper than {_MOST_DEPTH} brackets"
+    return None
 
 
 def plain_reason(error: Exception) -> str:

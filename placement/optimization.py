@@ -346,7 +346,9 @@ def _fixed_strategy(question: Question) -> Result:
         return result
     found = question.check(graph, cluster, result)
     if found.problem:
-        raise InfeasibleError(f"strategy {strategy.text!r} is not to be taken: {found.problem}.")
+        raise InfeasibleError(
+            f"strategy {strategy.text!r} is not to be taken: {found.problem}; a search leaves such strategies out."
+        )
     kept_to = KeptTo(question.tool.name) if question.tool.name else None
     return dataclasses.replace(result, checked=found.words, kept_to=kept_to)
 

@@ -20,10 +20,11 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from graphs.capture.again import again, draws, watched
 from graphs.capture.casting import kept_formats
 from graphs.capture.emit import emit
 from graphs.capture.export import trace_inference, trace_of
-from graphs.capture.failure import TO_MODULES, capture_failure
+from graphs.capture.failure import TO_MODULES, Untraceable, capture_failure
 from graphs.capture.fake import Faker, borrowed
 from graphs.capture.lower import lower
 from graphs.capture.modules import capture_modules
@@ -41,6 +42,10 @@ from graphs.origin import ModelCall
 from graphs.recipes import OPTIMIZERS, Optimizer, Precision
 
 GRANULARITIES = ("op", "module", "auto")
+_WAY_OUT = (
+    "make what changes a buffer that is written in place, or a tensor among forward's arguments, and draw from a "
+    "torch.Generator instead of seeding"
+)
 _SUM = 2  # of torch's enumeration of reductions
 
 
@@ -127,12 +132,14 @@ def capture_program(
     with quiet_loggers(), _disable_current_modes():
         converted = None if formats is None else kept_formats(model, formats)
         fake = Faker(FakeTensorMode(allow_non_fake_inputs=True), converted)
-        trace = _trace(model, positional, keywords, train, loss, fake, formats, is_compiled)
+        trace, said = _trace(model, positional, keywords, train, loss, fake, formats, is_compiled)
         drafts = lower(trace, chosen, formats)
         add_rows(drafts)
         origin = replace(_origin(train, "op", chosen, positional, keywords), summed_loss=_summed_loss(trace))
         origin = replace(origin, precision=precision)
         graph = emit(drafts, name or type(model).__name__, origin)
+    if said:
+        warnings.warn(f"{said}; what is captured is one step: {_WAY_OUT}", stacklevel=2)
     leaves = argument_leaves(model, positional, keywords)
     settings = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, torch.Tensor)}
     return program_of(trace, drafts, graph, train, fake.originals(), settings)
@@ -231,20 +238,22 @@ def _trace(
     fake: Faker,
     precision: Precision | None,
     is_compiled: bool,
-) -> Trace:
+) -> tuple[Trace, str]:
+    """The trace, and what `again` says of it."""
     fake_args, fake_kwargs = fake.arguments(args), fake.arguments(kwargs)
+    is_lost = True
     try:
         with as_untraced(is_compiled, fake_args, fake_kwargs), borrowed(model, train, fake):
             if train:
                 with fake.mode:
-                    return trace_training(model, fake_args, fake_kwargs, loss, precision)
+                    return again(model, lambda: trace_training(model, fake_args, fake_kwargs, loss, precision))
             if precision is not None:  # casts are made while the model runs, which torch.export does not follow
                 with fake.mode:
-                    return trace_forward(model, fake_args, fake_kwargs, precision=precision)
-            trace = trace_inference(model, fake_args, fake_kwargs)
-            if not _lost(trace, fake):
-                return trace
-            error: Exception = RuntimeError("torch.export loses a tensor that the model makes")
+                    return again(model, lambda: trace_forward(model, fake_args, fake_kwargs, precision=precision))
+            exported, changed = watched(model, lambda: trace_inference(model, fake_args, fake_kwargs))
+            if not (is_lost := _lost(exported, fake)) and not changed and not any(map(draws, exported.graph.nodes)):
+                return exported, ""
+            error: Exception = RuntimeError("torch.export loses a tensor that the model makes, or a seed")
     except PlacementError:
         raise
     except Exception as raised:
@@ -255,15 +264,21 @@ def _trace(
     try:
         # The recorder stands lower than torch.export, which does not see through torch.func and ``.data``.
         with borrowed(model, train, fake), fake.mode:
-            return trace_forward(model, fake_args, fake_kwargs)
-    except Exception:
-        raise capture_failure(model, error, TO_MODULES) from error
+            trace, said = again(model, lambda: trace_forward(model, fake_args, fake_kwargs))
+        is_as_exported = not is_lost and not trace.unlike and not any(map(draws, trace.graph.nodes))
+        return (exported if is_as_exported else trace), said
+    except Exception as raised:
+        if not is_lost:
+            return exported, ""
+        raise capture_failure(model, raised if isinstance(raised, Untraceable) else error, TO_MODULES) from error
 
 
 def _lost(trace: Trace, fake: Faker) -> bool:
     """Whether torch.export takes a tensor that the model makes for a constant, or a batch of ``vmap`` for a sample."""
     tensors = [state.tensor for state in trace.states.values() if isinstance(state.tensor, FakeTensor)]
     known = fake.originals()
+    if any(node.op == "placeholder" for _, node in trace.writes):  # a buffer has become another one
+        return True
     if any(id(tensor) not in known and tensor.constant is None for tensor in tensors):
         return True
     values = (leaf for node in trace.graph.nodes for leaf in flat(node.meta.get("val")))

@@ -30,6 +30,8 @@ _MISFIT = re.compile(
     re.IGNORECASE,
 )
 _TRACER = re.compile(r"fake|meta|data.dependent|symbolic|subclass|unbacked|symint|proxy|storage", re.IGNORECASE)
+_HIGHER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
+_ADDRESS = re.compile(r"(?<=object) at 0x[0-9a-f]+")
 _OWN_CHECKS = (
     *(ValueError, AssertionError, LookupError, NameError, AttributeError, TypeError, ArithmeticError),
     *(ImportError, OSError),
@@ -59,6 +61,12 @@ def capture_failure(model: nn.Module, error: BaseException, way_out: str) -> Cap
     at = f" at {place}" if place else ""
     if isinstance(error, Untraceable):
         return CaptureError(f"tracing failed {where}{at}: {error}", error.way_out)
+    higher = next((found[1] for cause in _causes(error) if (found := _HIGHER.search(str(cause)))), None)
+    if higher is not None:
+        return CaptureError(
+            f"tracing failed {where}{at}: torch.{higher} is followed in inference alone, and this is a training step",
+            "write it without (torch.where for cond, a Python loop for map and scan)",
+        )
     advice = _ON_INPUTS if does_not_fit(error) else way_out
     return CaptureError(f"tracing failed {where}{at}: {reason_of(error)}", advice)
 
@@ -141,7 +149,7 @@ def reason_of(error: BaseException) -> str:
         return f"control flow or a shape depends on the data in a tensor ({kind})"
     lines = [line.strip() for line in _text(error).splitlines() if line.strip()]
     text = f"{kind}: {lines[0]}" if lines else kind
-    text = text.rstrip(".;:")
+    text = _ADDRESS.sub("", text).rstrip(".;:")
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 3] + "..."
 
 

@@ -198,13 +198,13 @@ def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
                 "run the model once before capturing it."
             )
     saved = [(module, dict(module.__dict__)) for module in modules.values()]
-    held = _held(value for _, attributes in saved for value in attributes.values())
+    held = containers(value for _, attributes in saved for value in attributes.values())
     random_state = torch.get_rng_state()
     pythons, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         for module, _ in saved:
             _replace_tensors(module, replace)
-            module.training = train
+        set_mode(model, train)
         with _autocast_on_cpu(), _DevicesOnCpu():
             yield
     finally:
@@ -223,6 +223,12 @@ def borrowed(model: nn.Module, train: bool, replace: Replace) -> Iterator[None]:
             "runs that one in every step (with LayerDrop always the same layers): draw by torch.rand, or leave it out",
             stacklevel=2,
         )
+
+
+def set_mode(model: nn.Module, train: bool) -> None:
+    """Bring a model into training or evaluation mode; one that trains already keeps parts of it in evaluation mode."""
+    if not train or not model.training:
+        model.train(train)
 
 
 def _drawn_since(pythons: Any, numpys: Any) -> str:
@@ -293,7 +299,7 @@ def _replace_tensors(module: nn.Module, replace: Replace) -> None:
 _Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 
-def _held(values: Iterable[Any]) -> list[tuple[_Container, Any]]:
+def containers(values: Iterable[Any]) -> list[tuple[_Container, Any]]:
     """Mutable containers among values and in them, each with a copy of its content; `_MOST_HELD` at most."""
     found: list[tuple[_Container, Any]] = []
     seen: set[int] = set()
@@ -304,7 +310,7 @@ def _held(values: Iterable[Any]) -> list[tuple[_Container, Any]]:
             continue
         seen.add(id(value))
         if isinstance(value, (dict, list, set, deque)):
-            content = dict(value) if isinstance(value, dict) else list(value)
+            content = content_of(value)
             found.append((value, content))
             stack += content.values() if isinstance(content, dict) else content
         elif isinstance(value, tuple):
@@ -316,6 +322,11 @@ def _held(values: Iterable[Any]) -> list[tuple[_Container, Any]]:
         elif hasattr(value, "__dict__"):
             stack.append(vars(value))
     return found
+
+
+def content_of(container: _Container) -> Any:
+    """A copy of what a container holds."""
+    return dict(container) if isinstance(container, dict) else list(container)
 
 
 def _refill(container: _Container, content: Any) -> None:

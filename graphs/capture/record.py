@@ -20,10 +20,12 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphs.capture.again import FIRST_DRAW, state_of
 from graphs.capture.casting import cast, dtype_of, follow, in_precision
 from graphs.capture.costs import general_kernels, out_of_place, shows_other_memory
 from graphs.capture.failure import does_not_fit, reason_of
 from graphs.capture.fake import InPlaceViews, is_expanded, run_fake
+from graphs.capture.reassigned import reassigned, write_back
 from graphs.capture.trace import (
     BUFFER,
     CONSTANT,
@@ -72,6 +74,7 @@ def trace_training(
         output = call(*args, **kwargs)
         tensors = output_tensors(output)
         nodes = tuple(recorder.node_of(tensor) for tensor in tensors)
+        moved = reassigned(recorder, model)
         tangents: dict[int, fx.Node] = {}
         crossed = [
             _Boundary.apply(tensor, recorder, i, tangents)  # type: ignore[no-untyped-call]
@@ -91,6 +94,7 @@ def trace_training(
             for node, gradient in zip(placeholders, gradients, strict=True)
             if gradient is not None
         ]
+    write_back(recorder, moved)
     outputs = Outputs.of(output, tensors, nodes, tangents)
     results = (recorder.node_of(value),)
     return Trace(
@@ -121,6 +125,7 @@ def trace_forward(
         output = call(*args, **kwargs)
     tensors = tuple(output_tensors(output))
     results = tuple(recorder.node_of(tensor) for tensor in tensors)
+    write_back(recorder, reassigned(recorder, model))
     arguments = {name: recorder.node_of(tensor) for name, tensor in argument_tensors(model, args, kwargs)}
     for node in recorder.graph.nodes:
         node.meta["phase"] = Phase.FORWARD  # derivatives in the forward pass (physics-informed networks), too
@@ -340,6 +345,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._in_place = InPlaceViews()
         self._last_placeholder: fx.Node | None = None
         self._first_sequence = _get_sequence_nr()
+        torch.default_generator.manual_seed(FIRST_DRAW)
         for kind, tensors in ((PARAMETER, model.named_parameters), (BUFFER, model.named_buffers)):
             for name, tensor in tensors(remove_duplicate=False):
                 self._add_state(name, kind, tensor)
@@ -386,6 +392,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node.meta["phase"] = self.phase
         if torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
             node.meta["draw"] = _next_draw()
+            if isinstance(generator := node.kwargs.get("generator"), torch.Generator):
+                node.meta["generator"] = state_of(generator)
         gradient_function = torch._C._current_autograd_node()
         if gradient_function is not None:
             node.meta["phase"] = Phase.BACKWARD

@@ -87,6 +87,8 @@ class Trace:
         leaves: class name of each called leaf module, by the number of its call (module granularity).
         outputs: what the model returns; None for a program that was exported elsewhere.
         arguments: placeholder of each tensor among the arguments, by its path from ``forward``'s parameter on.
+        unlike: what the model does by which its next step is another one, a sentence without its end; "" for nothing.
+        evaluated: paths of the modules that are in evaluation mode.
     """
 
     graph: fx.Graph
@@ -98,6 +100,8 @@ class Trace:
     leaves: Mapping[int, str] = field(default_factory=dict)
     outputs: Outputs | None = None
     arguments: Mapping[str, fx.Node] = field(default_factory=dict)
+    unlike: str = ""
+    evaluated: frozenset[str] = frozenset()
 
 
 # -- values ----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ _DTYPES = {
     **{"half": "float16", "fp16": "float16", "bf16": "bfloat16"},
     **dict.fromkeys(("fp8", "float8", "fp8_e4m3"), "float8_e4m3fn"),
 }
+_LARGEST = 1e9  # extent of a matrix
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 _WEIGHT_GRADIENT = "NT"  # in a column ``layout``: the left operand is turned over, as in a gradient of a weight
 
@@ -45,8 +46,11 @@ def read_products(path: str | Path, device: Device) -> list[MeasuredKernel]:
     except ValueError:
         raise ClusterError(f"cannot read products from {path}: it is no text; give a CSV file.") from None
     reader = csv.DictReader(text.splitlines())
-    reader.fieldnames = columns = [name.strip().casefold() for name in reader.fieldnames or ()]
-    rows = list(reader)
+    try:
+        reader.fieldnames = columns = [name.strip().casefold() for name in reader.fieldnames or ()]
+        rows = list(reader)
+    except csv.Error as error:
+        raise ClusterError(f"{path} is no CSV file: {error}; expected one row for each product.") from None
     missing = [name for name in _NEEDED if name not in columns]
     time_column = next((name for name in _TIMES if name in columns), None)
     if missing or time_column is None:
@@ -95,8 +99,10 @@ def _kernel(row: Mapping[str, str], time_column: str, where: str) -> MeasuredKer
 
 def _count(row: Mapping[str, str], column: str, where: str) -> float:
     value = _number(row, column, where, "a whole number above 0")
-    if not value.is_integer():
-        raise ClusterError(f"{where} has {column} = {row[column]!r}; expected a whole number above 0.")
+    if not value.is_integer() or value > _LARGEST:
+        raise ClusterError(
+            f"{where} has {column} = {row[column]!r:.60}; expected a whole number above 0, at most {_LARGEST:.0e}."
+        )
     return value
 
 

@@ -275,9 +275,9 @@ def parse_dims(values: list[str] | None) -> dict[str, int]:
     for value in values or ():
         name, _, size = value.partition("=")
         # The length first: Python refuses to read numbers of thousands of digits.
-        if not name or not size.isdecimal() or len(size) > _MOST_DIGITS or int(size) < 1:
+        if not name or not size.isdecimal() or len(size) > _MOST_DIGITS:
             raise typer.BadParameter(
-                f"--dim takes NAME=SIZE with a whole number, 1 or more, of at most {_MOST_DIGITS} digits, for example "
+                f"--dim takes NAME=SIZE with a whole number, 0 or more, of at most {_MOST_DIGITS} digits, for example "
                 f"batch=8, got {value!r:.80}."
             )
         if name in result:

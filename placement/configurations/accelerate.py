@@ -51,6 +51,7 @@ _NUMBERED = dict(enumerate(_SHARDINGS, 1))
 _AS_FSDP2 = "FSDP of version 1 is predicted as version 2 gathers and scatters"
 DEEPSPEED_FILE = f"{_D}deepspeed_config_file"
 
+_OWN_KEYS = ("fsdp", "deepspeed", "megatron_lm", "parallelism")
 _KEYS: dict[str, Key] = {
     "compute_environment": only("LOCAL_MACHINE", why="other environments have other keys"),
     _TYPE: read(str, "NO", *_KINDS),
@@ -66,9 +67,9 @@ _KEYS: dict[str, Key] = {
     **inert_keys(
         "debug downcast_bf16 machine_rank main_training_function main_process_ip gpu_ids "
         "main_process_port rdzv_backend same_network enable_cpu_affinity tpu_env tpu_name "
-        "tpu_use_cluster tpu_use_sudo tpu_zone command_file commands tpu_vm mpirun_config fsdp_config "
-        "deepspeed_config megatron_lm_config parallelism_config"  # where they are empty
+        "tpu_use_cluster tpu_use_sudo tpu_zone command_file commands tpu_vm mpirun_config"
     ),
+    **{f"{name}_config": only({}, None, why="it has keys of its own") for name in _OWN_KEYS},
     "mpirun_config.*": inert,
     _VERSION: read(int, 1, 1, 2),
     _SHARDING: read(str, "FULL_SHARD", *_SHARDINGS),

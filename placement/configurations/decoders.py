@@ -6,12 +6,14 @@ megatron/training/arguments.py of core 0.15.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphs.errors import ConfigurationError
 from placement.configurations.documents import Entries, read_toml
+from placement.configurations.keys import LARGEST_NUMBER
 from placement.configurations.megatron import entries as megatron_entries
 
 if TYPE_CHECKING:
@@ -198,9 +200,12 @@ class _Arguments:
     def number(self, flag: str, default: float) -> float:
         word = self.word(flag, str(default))
         try:
-            return float(word)
+            value = float(word)
         except ValueError:
-            raise self.error(flag, f"is {word!r}; expected a number") from None
+            value = math.nan
+        if not abs(value) <= LARGEST_NUMBER:
+            raise self.error(flag, f"is {word!r:.60}; expected a number of at most {LARGEST_NUMBER:g}")
+        return value
 
     def size(self, flag: str, default: int | None = None) -> int:
         if flag not in self.values and default is None:

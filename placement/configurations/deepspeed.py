@@ -76,6 +76,8 @@ _KEYS: dict[str, Key] = {
     f"{_Z}mics_hierarchical_params_gather": only(False, why="groups of MiCS are not read"),
     **inert_keys(
         "round_robin_gradients sub_group_size ignore_unused_parameters legacy_stage1 "
+        "max_live_parameters max_reuse_distance model_persistence_threshold "
+        "gather_16bit_weights_on_model_save "
         "stage3_max_live_parameters stage3_max_reuse_distance stage3_param_persistence_threshold "
         "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save "
         "load_from_fp32_weights elastic_checkpoint memory_efficient_linear param_persistence_threshold "
@@ -122,7 +124,10 @@ def read_deepspeed(text: str) -> Configuration:
     Raises:
         ConfigurationError: no JSON, or a key or value that is not understood.
     """
-    values = FORMAT.values(read_json(text))
+    given = read_json(text)
+    # The field's own name, which DeepSpeed takes beside its alias.
+    short = _PREFETCHED.replace("stage3_", "")
+    values = FORMAT.values({_PREFETCHED if name == short else name: each for name, each in given.items()})
     for name in (_BATCH, _MICRO, _STEPS, "tensor_parallel.autotp_size", "sequence_parallel_size", _REDUCED):
         values.at_least(name)
     is_float16, is_bfloat16 = values["fp16.enabled"], values["bf16.enabled"]

@@ -5,16 +5,30 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from graphs.disk import plain_reason
+from graphs.disk import plain_reason, too_much
 from graphs.errors import ConfigurationError, MissingPackageError
 
 Entries = dict[str, tuple[Any, int]]
 _TOML_TABLE = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?$")
 _TOML_KEY = re.compile(r"\s*([\w.\-\"' ]+?)\s*=")
+_OTHER_NUMBER = re.compile(r"[-+]?(?:0[0-9_]+|0[bx][0-9a-fA-F_]+|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)")
 _JSON_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\]:,\n]')
+
+
+_LARGEST = 1 << 18  # characters of a configuration
+
+
+def check_text(text: str) -> None:
+    """Refuse a text that would keep a parser busy.
+
+    Raises:
+        ConfigurationError: it is too long, or nests too deeply.
+    """
+    if (reason := too_much(text, _LARGEST)) is not None:
+        raise ConfigurationError(f"the configuration is not read: {reason}; expected the settings of one run.")
 
 
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -50,9 +64,10 @@ def read_toml(text: str) -> Entries:
     Raises:
         ConfigurationError: it is none.
     """
+    check_text(text)
     try:
         values = flat(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # no TOML, or a number of thousands of digits
         raise ConfigurationError(f"the configuration is not TOML: {plain_reason(error)}.") from None
     lines: dict[str, int] = {}
     section = ""
@@ -108,14 +123,29 @@ def read_json(text: str) -> Entries:
     Raises:
         ConfigurationError: it is none.
     """
+    check_text(text)
     try:
-        values = json.loads(text)
+        values = json.loads(text, object_pairs_hook=_distinct, parse_constant=_refused)
     except ValueError as error:
         raise ConfigurationError(f"the configuration is not JSON: {plain_reason(error)}.") from None
     if not isinstance(values, dict):
         raise ConfigurationError(f"the configuration is {type(values).__name__} in JSON; expected an object.")
     lines = _json_lines(text)
     return {name: (value, _line_of(name, lines)) for name, value in flat(values).items()}
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, in which no key may stand twice."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r:.60} stands twice in one object")
+        found[key] = value
+    return found
+
+
+def _refused(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def _json_lines(text: str) -> dict[str, int]:
@@ -151,19 +181,27 @@ def read_yaml(text: str) -> Entries:
     """
     if text.lstrip().startswith("{"):
         return read_json(text)
+    check_text(text)
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
         raise MissingPackageError("a configuration in YAML", "pyyaml") from None
     try:
         loader = yaml.SafeLoader(text)
+        _check_yaml(yaml.parse(text, yaml.SafeLoader))
         root = loader.get_single_node()
         values = None if root is None else loader.construct_document(root)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f"line {mark.line + 1}: "
-        reason = getattr(error, "problem", None) or plain_reason(error)
+        reason = getattr(error, "problem", None) or getattr(error, "reason", None) or plain_reason(error)
         raise ConfigurationError(f"{where}the configuration is not YAML: {reason}.") from None
+    except ConfigurationError:
+        raise
+    except RecursionError:
+        raise ConfigurationError("the configuration is not read: it nests too deeply.") from None
+    except ValueError as error:  # a number of thousands of digits, a date that is none
+        raise ConfigurationError(f"the configuration is not YAML: {plain_reason(error)}.") from None
     if not isinstance(values, dict):
         raise ConfigurationError(f"the configuration is {type(values).__name__} in YAML; expected keys with values.")
     lines: dict[str, int] = {}
@@ -171,9 +209,27 @@ def read_yaml(text: str) -> Entries:
     return {name: (value, _line_of(name, lines)) for name, value in flat(values).items()}
 
 
+def _check_yaml(events: Iterable[Any]) -> None:
+    """Refuse values that stand for others, which may double again and again, and numbers that YAML reads otherwise.
+
+    Raises:
+        ConfigurationError: an alias, a merge key, ``010`` (8 in YAML 1.1) or ``1:30`` (90).
+    """
+    for event in events:
+        value, line = getattr(event, "value", ""), event.start_mark.line + 1
+        if type(event).__name__ == "AliasEvent":
+            raise ConfigurationError(f"line {line}: *{event.anchor} stands for other values; write these out.")
+        if value == "<<":
+            raise ConfigurationError(f"line {line}: a merge key << stands for other values; write these out.")
+        if event.__class__.__name__ == "ScalarEvent" and event.style is None and _OTHER_NUMBER.fullmatch(value):
+            raise ConfigurationError(f"line {line}: YAML reads {value!r:.60} as another number; expected it in tens.")
+
+
 def _yaml_lines(node: Any, before: str, found: dict[str, int]) -> None:
     for key, value in node.value:
         name = f"{before}{key.value}"
+        if name in found:
+            raise ConfigurationError(f"line {key.start_mark.line + 1}: {name!r} stands twice; expected it once.")
         found[name] = key.start_mark.line + 1
         if hasattr(value, "flow_style") and value.id == "mapping":
             _yaml_lines(value, f"{name}.", found)

@@ -11,6 +11,7 @@ from graphs.errors import ConfigurationError, UnknownNameError
 from graphs.formatting import show
 
 READ, INERT, ONLY = "read", "inert", "only"
+LARGEST_NUMBER = 1e15  # beyond, no count or rate of a run
 _NEAR = 0.85  # of 1, that an unknown key is like a known one for which it may be meant
 _WORDS = {int: "a whole number", bool: "true or false", str: "a text", list: "a list"}
 
@@ -198,6 +199,8 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def _of_kind(label: str, key: Key, name: str, value: Any, line: int) -> Any:
+    if isinstance(value, int | float) and not abs(value) <= LARGEST_NUMBER:
+        raise ConfigurationError(f"line {line}: {name} of {label} is no number below {LARGEST_NUMBER:g}.")
     is_whole = isinstance(value, float) and value.is_integer() and key.kind is int  # 5e8, as JSON writes it
     value = int(value) if is_whole else value
     is_number = isinstance(value, int) and not isinstance(value, bool)

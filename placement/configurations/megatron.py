@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -155,8 +156,9 @@ def _value(name: str, key: Key | None, given: list[str], line: int) -> Any:
         raise ConfigurationError(f"line {line}: {name} is {given[0]}, which the script does not set; give the value.")
     if key.kind is int or any(isinstance(each, float | int) for each in key.values):
         try:
-            return int(given[0]) if re.fullmatch(r"[+-]?\d+", given[0]) else float(given[0])
-        except ValueError:
+            number = int(given[0]) if re.fullmatch(r"[+-]?\d+", given[0]) else float(given[0])
+            return number if math.isfinite(number) else float("")
+        except (ValueError, OverflowError):
             raise ConfigurationError(f"line {line}: {name} is {given[0]!r:.60}; expected a number.") from None
     return given[0] if key.use == "read" else " ".join(given)
 

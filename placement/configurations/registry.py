@@ -119,7 +119,7 @@ def tool_of(text: str) -> str:
     if text.lstrip().startswith("{"):
         try:
             values = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return "deepspeed"  # whose reader says what is wrong
         return "accelerate" if isinstance(values, dict) and "distributed_type" in values else "deepspeed"
     if re.search(r"^\s*\[[\w.]+\]\s*(#.*)?$", text, re.MULTILINE) and re.search(r"^\s*\w+\s*=", text, re.MULTILINE):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from graphs.errors import ConfigurationError
+from placement.configurations.documents import check_text
 
 SCRIPT = "script"  # the entry that has the name of the Python file
 _TOKEN = re.compile(
@@ -28,7 +29,7 @@ _QUOTED = re.compile(r"\"((?:\\.|[^\"\\])*)\"|'([^']*)'|\\(.)", re.DOTALL)
 _OPENS, _CLOSES = {"if", "case", "for", "while", "until"}, {"fi", "esac", "done"}
 _LAUNCHERS = {"torchrun", "python", "python3"}
 _TESTS = {"[", "[[", "test"}
-_MOST_DEPTH = 20
+_MOST_DEPTH, _MOST_TEXT = 20, 1 << 16  # variables in each other, and characters that all of them stand for
 _SKIPPED = {"export", "declare", "local", "readonly", "then", "else", "do", "srun", "exec"}
 
 
@@ -49,6 +50,24 @@ class Word:
     ends: bool = False
 
 
+class _Variables(dict[str, list[Word]]):
+    """The words of each variable. With every use a text may double, so that all that is used is counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._characters = 0
+
+    def used(self, name: str) -> list[Word]:
+        """The words of a variable; none where nobody sets it."""
+        words = self.get(name, [])
+        self._characters += sum(len(word.text) + 1 for word in words)
+        if self._characters > _MOST_TEXT:
+            raise ConfigurationError(
+                f"the variables of the script stand for more than {_MOST_TEXT:,} characters; write their values out."
+            )
+        return words
+
+
 def flags_of(text: str) -> dict[str, tuple[Any, Word]]:
     """By flag, its values as a list of words, and the word of the flag itself; `SCRIPT` has the Python file.
 
@@ -57,7 +76,8 @@ def flags_of(text: str) -> dict[str, tuple[Any, Word]]:
     Raises:
         ConfigurationError: a flag that stands in the script twice with different values.
     """
-    variables: dict[str, list[Word]] = {}
+    check_text(text)
+    variables = _Variables()
     command = list(_command(list(_words(text, 1)), variables))
     words = [each for word in command for each in _expanded(word, variables, 0)]
     if not any(word.text.startswith("--") for word in words):
@@ -98,7 +118,7 @@ def _words(text: str, line: int) -> Iterator[Word]:
         line += found.count("\n")
 
 
-def _command(words: Sequence[Word], variables: dict[str, list[Word]]) -> Iterator[Word]:
+def _command(words: Sequence[Word], variables: _Variables) -> Iterator[Word]:
     """The words of commands; assignments go to `variables`."""
     k, first = 0, True
     while k < len(words):
@@ -120,7 +140,7 @@ def _command(words: Sequence[Word], variables: dict[str, list[Word]]) -> Iterato
             k += 1
 
 
-def _expanded(word: Word, variables: dict[str, list[Word]], depth: int) -> Iterator[Word]:
+def _expanded(word: Word, variables: _Variables, depth: int) -> Iterator[Word]:
     """A word with its variables in their places, cut at spaces where it is one variable or a quoted text of flags."""
     if word.ends or depth > _MOST_DEPTH:
         yield word
@@ -128,7 +148,7 @@ def _expanded(word: Word, variables: dict[str, list[Word]], depth: int) -> Itera
     bare = word.text[1:-1] if re.fullmatch(r'"\$\{?\w+(?:\[[@*]\])?\}?"', word.text) else word.text
     whole = re.fullmatch(r"\$\{?(\w+)(?:\[[@*]\])?\}?", bare)
     if whole is not None and whole[1] in variables:
-        for each in variables[whole[1]]:
+        for each in variables.used(whole[1]):
             yield from _expanded(replace(each, branch=each.branch or word.branch), variables, depth + 1)
         return
     text = _unquoted(word.text)
@@ -145,32 +165,33 @@ def _unquoted(text: str) -> str:
     return _QUOTED.sub(lambda found: next(group for group in found.groups() if group is not None), text)
 
 
-def _filled(text: str, variables: dict[str, list[Word]], depth: int) -> str:
-    """Variables and sums in a word by their values; those that nobody sets stay."""
+def _filled(text: str, variables: _Variables, depth: int, own: frozenset[str] = frozenset()) -> str:
+    """Variables and sums in a word by their values; ``own``, in whose values it stands, and those nobody sets stay."""
     if "$" not in text or depth > _MOST_DEPTH:
         return text
 
     def value(found: re.Match[str]) -> str:
         if found["sum"] is not None:
             names = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", r"${\1}", found["sum"])
-            total = _sum(_filled(names, variables, depth + 1))
+            total = _sum(_filled(names, variables, depth + 1, own))
             return found[0] if total is None else str(total)
         name, _, default = (found["braced"] or found["plain"]).partition(":-")
-        if name in variables and len(variables[name]) == 1:
-            others = {each: words for each, words in variables.items() if each != name}  # as of NAME=${NAME:-2}
-            return _filled(_unquoted(variables[name][0].text), others, depth + 1)
-        return _filled(_unquoted(default), variables, depth + 1) if default else found[0]
+        words = [] if name in own else variables.used(name)  # as of NAME=${NAME:-2}
+        if len(words) == 1:
+            return _filled(_unquoted(words[0].text), variables, depth + 1, own | {name})
+        return _filled(_unquoted(default), variables, depth + 1, own) if default else found[0]
 
     return _USED.sub(value, text)
 
 
-def _branch(text: str, variables: dict[str, list[Word]], depth: int) -> int:
+def _branch(text: str, variables: _Variables, depth: int, own: frozenset[str] = frozenset()) -> int:
     """The line of a branch in which a variable of a word, or one in its value, is set; 0 where none is."""
     names = re.findall(r"\$\{?([A-Za-z_]\w*)", text) if depth <= _MOST_DEPTH else []
     names += [name for each in re.findall(r"\$\(\((.*?)\)\)", text) for name in re.findall(r"[A-Za-z_]\w*", each)]
-    words = [word for name in names for word in variables.get(name, ())]
-    others = {name: value for name, value in variables.items() if name not in names}
-    return next((line for word in words if (line := word.branch or _branch(word.text, others, depth + 1))), 0)
+    names = [name for name in dict.fromkeys(names) if name not in own]
+    words = [word for name in names for word in variables.used(name)]
+    own |= {*names}
+    return next((line for word in words if (line := word.branch or _branch(word.text, variables, depth + 1, own))), 0)
 
 
 def _sum(text: str) -> int | None:
@@ -199,6 +220,7 @@ def _number(node: ast.expr) -> int:
 
 def _collected(words: Sequence[Word]) -> dict[str, tuple[Any, Word]]:
     found: dict[str, tuple[list[str], Word]] = {}
+    before: list[tuple[str, list[str], Word]] = []  # flags that stand again
     values: list[str] | None = None
     name: str | None = None
     for word in words:
@@ -207,10 +229,10 @@ def _collected(words: Sequence[Word]) -> dict[str, tuple[Any, Word]]:
         elif re.match(r"--[A-Za-z]", word.text):
             name, has_value, value = word.text.partition("=")
             name = name.replace("_", "-")
-            before, values = found.get(name), ([value] if has_value else [])
+            if name in found:
+                before.append((name, *found[name]))
+            values = [value] if has_value else []
             found[name] = (values, word)
-            if before is not None:
-                found[f"{name}#{before[1].line}"] = before
         elif word.text.endswith(".py"):
             found.setdefault(SCRIPT, ([word.text], word))
             values = None
@@ -218,14 +240,11 @@ def _collected(words: Sequence[Word]) -> dict[str, tuple[Any, Word]]:
             values.append(word.text)
             if word.branch and not found[name][1].branch:
                 found[name] = (values, replace(found[name][1], branch=word.branch))
-    for name, (given, word) in list(found.items()):
-        if "#" in name:
-            flag = name.partition("#")[0]
-            now, last = found[flag]
-            if now != given:
-                raise ConfigurationError(
-                    f"line {last.line}: {flag} is {' '.join(now) or 'given'}, and on line {word.line} it is "
-                    f"{' '.join(given) or 'given'}; expected one value."
-                )
-            del found[name]
+    for flag, given, word in before:
+        now, last = found[flag]
+        if now != given:
+            raise ConfigurationError(
+                f"line {last.line}: {flag} is {' '.join(now) or 'given'}, and on line {word.line} it is "
+                f"{' '.join(given) or 'given'}; expected one value."
+            )
     return dict(found)

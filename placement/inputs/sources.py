@@ -61,6 +61,9 @@ def read_source(
         GraphFileError: a file that is not what it says, or an option that does not suit it.
         CaptureError: the model cannot be traced, or the user's function failed.
     """
+    for name, size in (dims or {}).items():
+        if size < 1 and not is_function(argument):  # whose switch may be 0
+            raise GraphFileError(f"got --dim {name}={size}; expected 1 or more.")
     if argument in MODELS:
         return Source(model_graph(argument, train, granularity, batch_of(argument, dims or {}), precision))
     if is_model(argument):

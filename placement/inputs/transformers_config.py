@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Building = contextlib.AbstractContextManager[Any]  # how tensors are made while a model is
 BATCH, LONGEST = 8, 4096  # samples, and words of each at most, where --dim does not say
+_MOST_LAYERS, _MOST_SIZE = 2000, 10**9
 _LARGEST = 1 << 22  # bytes of a configuration; graphs may have more
 _OF_WORDS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "WithLMHeadModel", "ForTokenClassification")
 _OF_SAMPLES = (
@@ -55,7 +56,7 @@ def is_configuration(argument: str) -> bool:
 def key_of(argument: str, dims: Mapping[str, int]) -> str | None:
     """A key of all that a graph of a configuration depends on, for the cache; None where capturing says something."""
     path = configuration_file(argument) or argument
-    document = read_json(path)
+    document = read_json(path, takes_infinity=True)
     if {"quantization_config", "vision_config", "audio_config"} & document.keys():
         return None
     parts = [json.dumps(document, sort_keys=True), repr(sorted(dims.items())), Path(__file__).read_text("utf-8")]
@@ -133,7 +134,9 @@ def _read(path: str) -> tuple[Any, Any]:
             f"{path} is a configuration of transformers, which is not installed; install it (pip install "
             "transformers), or write the model as file.py:function."
         ) from None
-    document = read_json(path)
+    read_json(path, takes_infinity=True)  # says where a file that is no JSON goes wrong
+    with _quiet():
+        document, _ = transformers.PretrainedConfig.get_config_dict(path)  # decodes infinite numbers
     known, names = f"transformers {transformers.__version__}", document.get("architectures") or []
     kind = _class(transformers, document, names[0] if names else None)
     if kind is None:
@@ -150,9 +153,15 @@ def _read(path: str) -> tuple[Any, Any]:
         )
     try:
         with _quiet():
-            return kind.config_class.from_dict(_plain(document)), kind
+            config = kind.config_class.from_dict(_plain(document))
     except Exception as error:
         raise CaptureError(f"{path} is no configuration of {kind.__name__}: {_first_line(error)}.") from error
+    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
+        size = getattr(config.get_text_config(), name, None)
+        most = _MOST_LAYERS if name == "num_hidden_layers" else _MOST_SIZE
+        if isinstance(size, int) and not 1 <= size <= most:
+            raise GraphFileError(f"{path} has {name} = {size}; expected 1 to {most:,}.")
+    return config, kind
 
 
 def _plain(value: Any) -> Any:

@@ -347,9 +347,9 @@ def test_a_short_file_with_a_link_both_ways(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("devices = [", "is not a TOML cluster file"),
-        ("x = " + "[" * 3000 + "]" * 3000, "is not a TOML cluster file: it nests too deeply"),
+        ("x = " + "[" * 3000 + "]" * 3000, "is not a TOML cluster file: it nests deeper than 200 brackets"),
         ("x = " + "9" * 5000, "is not a TOML cluster file"),
-        ("x = { " + "a." * 200_000 + "a = 1 }", "a line has more than 10,000 dots"),
+        ("x = { " + "a." * 200_000 + "a = 1 }", "a key has more than 200 parts"),
         (DEVICE_TOML % "a" + f"launch_overhead_s = {'9' * 400}\n", "launch_overhead_s = .* expected a finite number"),
         (
             (DEVICE_TOML % "a").replace("memory_bytes =", f"memory_bytes = {'9' * 30} #", 1),

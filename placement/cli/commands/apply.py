@@ -180,9 +180,9 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         machine = named or read_cluster(LOCAL)
         report = partial(_told(bar, given.model, dims), f"{given.model} op by op")
         graph = _graph_of(example, machine, given, report)
-    del example
     with progress(f"placing with {method}"):
         result = optimize(graph, machine, method, seed=given.seed, budget_s=given.budget_s, strategy=strategy)
+    del example  # of which a strategy is checked on a smaller one
     if not result.feasible:
         raise InfeasibleError(f"{method} found no placement that fits: {result.reason}")
     return result

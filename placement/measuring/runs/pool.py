@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import fx, nn
 
+from graphs.capture.fake import set_mode
 from graphs.capture.record import Loss, default_loss
 from graphs.disk import temporary_folder
 from graphs.errors import MismatchError, PlacementError, RankError
@@ -181,7 +182,7 @@ def _live(model: TimedModel, rank: int, size: int, core: int, parent: Parent) ->
         keep_to_loopback()
         dist.init_process_group("gloo", store=met_store(parent.hear()), rank=rank, world_size=size)
         everybody = RankGroup.of()
-        model.module.train(model.step.program.train)
+        set_mode(model.module, model.step.program.train)
         parent.answer(None)
         while True:
             parent.answer(timed(model, parent.hear(), everybody))

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from graphs.capture import Program, capture_program
 from graphs.capture.failure import reason_of
+from graphs.capture.fake import set_mode
 from graphs.capture.record import default_loss
 from graphs.errors import MismatchError
 from graphs.kept import precision_named
@@ -196,7 +197,7 @@ def _kept_bytes(task: TrialTask, model: nn.Module, result: Result) -> dict[str, 
 def _example(task: TrialTask, result: Result) -> Example:
     """The model with its inputs, in the formats of the precision that the result was captured in."""
     example = read_example(task.model, train=task.train, dims=task.dims, seed=task.seed)
-    example.model.train(task.train)
+    set_mode(example.model, task.train)
     if result.graph.origin.precision is not None:
         precision = precision_named(result.graph.origin.precision)
         convert(example.model, precision)

@@ -219,6 +219,8 @@ class CutCall:
             values[root] = copies[0] if isinstance(nested, TensorInfo) else type(nested)(copies)
         for node in self._chain:
             args, kwargs = fx.map_arg((_resized(node.args, sizes), _resized(node.kwargs, sizes)), values.__getitem__)
+            if node.target in _MEANS_BY_LABELS:  # the sum, which the runner divides by the weights of all labels
+                args = (*args[:3], _SUM, *args[4:])
             if is_local and node is self.node:
                 args, kwargs = pytree.tree_map_only(DTensor, DTensor.to_local, (args, kwargs))
             values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
@@ -251,6 +253,10 @@ class CutCall:
             return [2]
         found = {sizes.get(size, size) for info in infos for size in info.layout.shape}
         return sorted({min(found, default=2), 2}, reverse=True)
+
+
+_SUM = 2  # of torch's enumeration of reductions
+_MEANS_BY_LABELS = (torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss2d_forward.default)
 
 
 class NotComputedError(Exception):

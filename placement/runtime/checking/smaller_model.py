@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from graphs.capture.fake import set_mode
 from graphs.origin import ModelCall
 from placement.runtime.checking.smaller_config import is_of_transformers, rebuilt, sizes_of
 
@@ -86,7 +87,7 @@ def _small(
     torch.manual_seed(0)
     model = with_values(make(call.model))
     if model.training is not train:  # else some of its modules may be meant to be in another mode
-        model.train(train)
+        set_mode(model, train)
     calm(model, fixes_norms)
     highest = min((len(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)), default=0)
     args, kwargs = _cut((call.args, dict(call.kwargs)), batch, samples, length, highest)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,10 @@ def load_run(
     def read() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         known = _metadata(at)
         _check_groups(run["groups"], optimizer, folder)
+        slots = {key.rpartition(".")[2] for key in known.state_dict_metadata}
+        is_amsgrad = optimizer is not None and any(group.get("amsgrad") for group in run["groups"])
+        if is_amsgrad and "exp_avg_sq" in slots and "max_exp_avg_sq" not in slots:
+            raise MismatchError(f"the run in {folder} has amsgrad = True without its state; save the run again.")
         return _memory(known, own, optimizer, at), _random(run["random"], folder)
 
     # All is read and found right before anything is changed.
@@ -298,12 +303,18 @@ def _check_groups(groups: Any, optimizer: Optimizer, folder: Path) -> None:
             f"the run in {folder} has other groups of parameters; make the optimizer with the same ones."
         )
     for saved, settings in zip(groups, own, strict=True):
-        missing = sorted(set(settings) - set(saved))
+        missing = sorted(set(settings) - set(saved if isinstance(saved, dict) else ()))
         if missing:
             raise MismatchError(
                 f"the run in {folder} has no {missing[0]!r} for a group of parameters; expected a run of "
                 f"{type(optimizer).__name__}."
             )
+        for name, known in settings.items():
+            is_number = isinstance(saved[name], float | int) and abs(saved[name]) <= sys.float_info.max
+            if isinstance(known, float | int) and (
+                not is_number or isinstance(saved[name], bool) != isinstance(known, bool)
+            ):
+                raise MismatchError(f"the run in {folder} has {name} = {saved[name]!r:.60}; save the run again.")
 
 
 def _settings(optimizer: Optimizer) -> list[dict[str, Any]] | None:

@@ -118,6 +118,16 @@ class StrategyModule(SharedModule, nn.Module):
                 raise
             return getattr(self._states.models()[0][0], name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        outline = self.__dict__.get("_outline")
+        is_own = outline is not None and type(vars(outline).get(name)) in (bool, int, float) and name != "training"
+        if not is_own or "_states" not in self.__dict__:
+            super().__setattr__(name, value)
+        elif self._setup.stages:
+            raise MismatchError(f"stages have {name!r} of the model in their code; place the model with its new value.")
+        else:
+            setattr(self._states.models()[0][0], name, value)
+
     def __deepcopy__(self, memo: Any) -> Any:
         return self.__reduce_ex__(4)
 

@@ -44,6 +44,14 @@ class ModelWrapper(nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self._model.load_state_dict(*args, **kwargs)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A number of the model's, which its code reads.
+        model = self.__dict__.get("_model")
+        if model is not None and type(vars(model).get(name)) in (bool, int, float) and name != "training":
+            setattr(model, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
@@ -60,7 +68,7 @@ class OpByOpWrapper(ModelWrapper):
         program: as the model was captured.
 
     Raises:
-        MismatchError: two parameters share their memory.
+        MismatchError: two parameters share their memory, or the model's next step is another one than that captured.
     """
 
     _tensors: NamedTensors
@@ -97,6 +105,12 @@ class OpByOpWrapper(ModelWrapper):
 
 
 def _check_parameters(model: nn.Module, program: Program) -> None:
+    if program.trace.unlike:
+        raise MismatchError(
+            f"{program.trace.unlike}, and a placement of ops repeats one step; place it on one device or under a "
+            "strategy, which run the model itself, or make that a buffer that is written in place, or a tensor among "
+            "forward's arguments."
+        )
     known = {state.name for state in program.trace.states.values()}
     for name, parameter in model.named_parameters():
         if program.trace.gradients and parameter.requires_grad and name not in known:

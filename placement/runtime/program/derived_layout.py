@@ -42,7 +42,7 @@ def _check_same_ops(program: Program, known: Program) -> None:
     mine, theirs = program.graph.op_names, known.graph.op_names
     if mine != theirs:
         name = next(iter(set(mine) ^ set(theirs)), "in another order")
-        raise MismatchError(f"the model runs other ops than placed (op {name!r}); place it for these shapes.")
+        raise MismatchError(f"the model runs other ops than placed (op {name!r}); place it as it is called now.")
 
 
 def _nearest_devices(program: Program, known: Program, device: Sequence[int], homes: Mapping[str, int]) -> list[int]:

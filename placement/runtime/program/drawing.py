@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
 
+from graphs.capture.again import set_state
 from graphs.capture.trace import value_of
 from placement.runtime.program.functional import Functional, uninitialised
 
@@ -21,6 +22,8 @@ def draw(step: Functional, place: torch.device) -> dict[int, torch.Tensor]:
     numbered = {}
     for number, node in step.draws:
         first = step.redraws.get(node)
+        if "reset" in node.meta:
+            set_state(cast("torch.Generator", node.kwargs["generator"]), node.meta["reset"])
         found[node] = numbered[number] = _drawn(node, place) if first is None else found[first].clone()
     return numbered
 

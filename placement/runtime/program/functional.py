@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from graphs.capture.again import draws
 from graphs.capture.costs import signature
 from graphs.capture.trace import TensorInfo, flat, value_of
 
@@ -360,13 +361,7 @@ def _draws(node: fx.Node) -> bool:
 
 def draws_by_data(node: fx.Node) -> bool:
     """Whether a node draws random numbers in a way that depends on data, such as from given probabilities."""
-    if not _draws(node) or _is_random(node):
-        return False
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    given = {one.name: one.default_value for one in schema if one.has_default_value()}
-    given |= dict(zip((one.name for one in schema), node.args, strict=False)) | dict(node.kwargs)
-    is_off = given.get("train") is False or given.get("training") is False
-    return not is_off and not any(given.get(name) == 0 for name in ("p", "dropout_p", "dropout"))
+    return draws(node) and not _is_random(node)
 
 
 def _is_random(node: fx.Node) -> bool:

@@ -45,6 +45,13 @@ class Variants(Generic[Planned]):
         self._same_ops, self._nearest = same_ops, nearest
         self._loss, self._lent = loss, lent
         self._known: dict[Any, tuple[Program, Planned]] = {}
+        # What a trainer may set between steps, such as the share that a dropout drops, as it was captured.
+        self._numbers = [
+            (vars(module), f"{path}.{name}" if path else name, name, value)
+            for path, module in model.named_modules()
+            for name, value in vars(module).items()
+            if type(value) in (bool, int, float) and name != "training"
+        ]
         used = set(program.graph.modules)
         self._used = [(path, module) for path, module in model.named_modules() if path and path in used]
 
@@ -56,25 +63,37 @@ class Variants(Generic[Planned]):
         Raises:
             MismatchError: arguments that do not go with those captured, or modules in different modes.
         """
-        for path, module in self._used:
-            if module.training != is_training:
-                raise MismatchError(
-                    f"module {path!r} is in {_MODES[module.training]} mode while the model is in "
-                    f"{_MODES[is_training]} mode; a placed model has one mode, set by its own train() or eval()."
-                )
         is_other_mode = is_training != self._program.train
+        others = frozenset(path for path, module in self._used if module.training != is_training)
+        if others and not is_training:
+            raise MismatchError(
+                f"module {min(others)!r} is in training mode while the model is in evaluation mode; a placed model is "
+                "evaluated as a whole, set its mode by its own train() or eval()."
+            )
+        modes = others if is_training and others != self._program.trace.evaluated & {p for p, _ in self._used} else None
+        changed = tuple(
+            (path, own[name]) for own, path, name, value in self._numbers if name in own and own[name] != value
+        )
         shapes = tuple((path, leaf.shape) for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor))
         settings = tuple((path, repr(leaf)) for path, leaf in leaves.items() if not isinstance(leaf, torch.Tensor))
-        key = (is_other_mode, shapes, settings if is_other_mode else ())
+        key = (is_other_mode, shapes, settings if is_other_mode else (), modes, changed)
         if key not in self._known:
-            self._known[key] = self._captured(args, kwargs, leaves, is_other_mode)
+            what = [f"{path} is {now}" for path, now in changed]
+            what += [] if modes is None else ["other modules than then are in evaluation mode"]
+            self._known[key] = self._captured(args, kwargs, leaves, is_other_mode, " and ".join(what))
         program, found = self._known[key]
         check_kinds(program, leaves)
         return found
 
     def _captured(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Mapping[str, Any], is_other_mode: bool
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        leaves: Mapping[str, Any],
+        is_other_mode: bool,
+        what: str,
     ) -> tuple[Program, Planned]:
+        """A step for these arguments; ``what``: the model has of Python's numbers that it had not when captured."""
         check_call(self._model, args, kwargs)
         program = self._program
         name, precision = program.graph.name, program.graph.origin.precision
@@ -84,7 +103,9 @@ class Variants(Generic[Planned]):
             return captured, self._nearest(captured, self._planned)
         check_kinds(program, leaves)
         check_batch(program, leaves)
-        if all(leaves[path].shape == value_of(node).layout.shape for path, node in program.trace.arguments.items()):
+        if not what and all(
+            leaves[path].shape == value_of(node).layout.shape for path, node in program.trace.arguments.items()
+        ):
             return program, self._planned
         try:
             with self._lent():
@@ -94,4 +115,6 @@ class Variants(Generic[Planned]):
             return captured, self._same_ops(captured, self._planned)
         except (CaptureError, MismatchError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
+            if what:
+                raise MismatchError(f"{what}, unlike when the model was placed, and with that {reason}.") from error
             raise MismatchError(f"{other_shape(program, leaves)}, and for these shapes {reason}.") from error

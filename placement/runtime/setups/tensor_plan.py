@@ -181,7 +181,8 @@ class _Layers:
             self.ops_of[path].append(op)
         self.before_loss: set[str] = set()  # layers that hand what they write, cut, to a cross-entropy
         self.cut_losses: set[int] = set()  # the cross-entropies that read it
-        is_loss = {kind: op_kind(kind).is_label_loss for kind in set(graph.kinds)}
+        # Of scores [N, C, height, width] torch's loss_parallel gives wrong gradients where these are permuted.
+        is_loss = {kind: op_kind(kind).is_label_loss and "2d" not in kind for kind in set(graph.kinds)}
         self.losses = {op for op in forward if is_loss[graph.kinds[op]] and not sharding.axis.words}
         self.between = {op for op in forward if op not in self.layer_of and sharding.row[op] is not None}
         # Whether the side of a layer that is cut meets the other layers'.

@@ -162,6 +162,7 @@ class Hooked(nn.Module):
         return self.kept, self.outside["out"] * 2
 
 
+@pytest.mark.filterwarnings("ignore:Hooked changes its attribute")
 @pytest.mark.parametrize("granularity", ["op", "module"])
 @pytest.mark.parametrize("train", [False, True])
 def test_what_hooks_keep_is_as_it_was(train: bool, granularity: str) -> None:

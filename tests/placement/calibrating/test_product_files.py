@@ -53,6 +53,11 @@ def test_batches_layouts_and_other_ops(tmp_path: Path) -> None:
         ("dtype,m,n,k,time_us\nbf17,1,2,3,4\n", "product 1 has dtype 'bf17'; expected one of float64, float32"),
         ("dtype,m,n,k,time_us\nbf16,1,2,3,4\nbf16,1,two,3,4\n", "product 2 has n = 'two'; expected a whole number"),
         ("dtype,m,n,k,time_us\nbf16,1,2,3,0\n", "product 1 has time_us = '0'; expected a number above 0"),
+        (f"dtype,m,n,k,time_us\nbf16,{'1' * 200_000},2,3,4\n", "is no CSV file: field larger than field limit"),
+        (
+            "dtype,m,n,k,time_us\nbf16,1e300,2,3,4\n",
+            "product 1 has m = '1e300'; expected a whole number above 0, at most",
+        ),
         ("dtype,m,n,k,time_us\nbf16,1,2\n", "product 1 has no k; expected a whole number above 0"),
     ],
 )

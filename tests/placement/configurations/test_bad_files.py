@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -106,6 +108,27 @@ FSDP = "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_auto_wrap
         ("accelerate", "distributed_type: MULTI_GPU\nfsdp_config:\n  fsdp_version: 2", "line 3: .* is for FSDP"),
         ("accelerate", "distributed_type: [", "line 1: the configuration is not YAML"),
         ("accelerate", "- 1", "is list in YAML; expected keys"),
+        ("accelerate", f"{FSDP}a: &a [1]\nb: *a", r"line 6: \*a stands for other values; write these out"),
+        ("accelerate", f"{FSDP}a: &a {{x: 1}}\nb: {{<<: [*a, *a]}}", "line 6: a merge key << stands for other values"),
+        ("accelerate", "num_processes: 010", "line 1: YAML reads '010' as another number"),
+        ("accelerate", "num_processes: 1:30", "line 1: YAML reads '1:30' as another number"),
+        ("accelerate", f"{FSDP}num_processes: 4", "line 5: 'num_processes' stands twice"),
+        ("accelerate", "distributed_type: MEGATRON_LM\nmegatron_lm_config: megat", "line 2: .* has keys of its own"),
+        ("accelerate", f"{FSDP}x: {'[' * 5000}", "nests deeper than 200 brackets"),
+        ("accelerate", f"x: {'a' * 300_000}", "more than 262,144 characters"),
+        ("deepspeed", '{"train_batch_size": NaN}', "NaN is no number of JSON"),
+        ("deepspeed", '{"train_batch_size": 8, "train_batch_size": 4}', "'train_batch_size' stands twice"),
+        ("deepspeed", f'{{"train_batch_size": {"9" * 400}}}', "is no number below 1e\\+15"),
+        ("deepspeed", f'{{"a": {"[" * 5000}', "nests deeper than 200 brackets"),
+        ("torchtitan", f"{P}{'a.' * 4000}a = 1", "a key has more than 200 parts"),
+        ("torchtitan", f"{P}steps = {'9' * 5000}", "is not TOML: Exceeds the limit"),
+        ("megatron", "--untie-#x", "line 1: unknown key of Megatron-LM '--untie-#x'"),
+        ("megatron", "--num-layers 1e999", "line 1: --num-layers is '1e999'; expected a number"),
+        (
+            "megatron",
+            "".join(f'A{k}="$A{k + 1}$A{k + 1}"\n' for k in range(25)) + "A25=1\ntorchrun x.py --seed $A0",
+            "variables of the script stand for more than",
+        ),
     ],
 )
 def test_one_sentence_with_the_line(tool: str, text: str, sentence: str) -> None:
@@ -113,6 +136,15 @@ def test_one_sentence_with_the_line(tool: str, text: str, sentence: str) -> None
         read_configuration(text, tool)
     assert re.search(sentence.replace("expected 'no'", "expected '?no'?"), str(raised.value)), str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_fields_of_deepspeed_have_two_names() -> None:
+    fields = {"prefetch_bucket_size": 7, "max_live_parameters": 3, "gather_16bit_weights_on_model_save": True}
+    long, short = (
+        read_configuration(json.dumps({"zero_optimization": {"stage": 3, **{f"{p}{k}": v for k, v in fields.items()}}}))
+        for p in ("stage3_", "")
+    )
+    assert replace(long, others={}, lines={}) == replace(short, others={}, lines={})
 
 
 def test_flags_of_the_launcher_s_launcher_are_none_of_the_tool() -> None:

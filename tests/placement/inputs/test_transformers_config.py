@@ -172,11 +172,24 @@ def test_without_architectures_the_model_type_says_which(tmp_path: Path) -> None
             )
 
 
+@pytest.mark.parametrize("infinite", ['{"__float__": "Infinity"}', "Infinity"])
+def test_infinity_is_what_transformers_takes_it_for(tmp_path: Path, infinite: str) -> None:
+    bamba = {"architectures": ["BambaForCausalLM"], "model_type": "bamba", "time_step_limit": [0.0, "LIMIT"], **WORDS}
+    small = {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(bamba | small).replace('"LIMIT"', infinite), encoding="utf-8")
+    with torch.device("meta"):
+        model = make_model(str(path), {"sequence": 8})[0]
+    assert model.config.time_step_limit == (0.0, float("inf"))
+
+
 REFUSED: dict[str, tuple[dict[str, Any], type[PlacementError], str]] = {
     "an unknown class": ({"architectures": ["FooForCausalLM"]}, GraphFileError, "FooForCausalLM.*does not have"),
     "an unknown type": ({"model_type": "foo"}, GraphFileError, "model_type 'foo'.*does not have"),
     "no model": ({"architectures": ["BertTokenizer"], **BERT}, GraphFileError, "BertTokenizer"),
     "sizes that do not fit": ({**LLAMA, "num_attention_heads": 5}, CaptureError, "LlamaForCausalLM"),
+    "layers below none": ({**LLAMA, "num_hidden_layers": -3}, GraphFileError, "num_hidden_layers = -3; expected 1 to"),
+    "too many layers": ({**LLAMA, "num_hidden_layers": 200_000}, GraphFileError, "= 200000; expected 1 to 2,000"),
     "choices": ({"architectures": ["BertForMultipleChoice"], **BERT}, CaptureError, "labels is not known here"),
 }
 

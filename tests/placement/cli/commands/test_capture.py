@@ -109,9 +109,9 @@ def test_bad_graphs(call: Call, graph_file: Path, tmp_path: Path) -> None:
         f"{graph_file} --granularity module": ["--granularity is for models"],
         f"{graph_file} --dim batch=3": ["--dim gives sizes to ONNX models, built-in models, file.py:function and"],
         "alexnet --dim batch": ["--dim takes NAME=SIZE"],
-        "alexnet --dim batch=-2": ["--dim takes NAME=SIZE with a whole number, 1 or more"],
+        "alexnet --dim batch=-2": ["--dim takes NAME=SIZE with a whole number, 0 or more"],
         f"alexnet --dim batch={10**30}": ["of at most 15 digits"],
-        "alexnet --dim batch=0": ["--dim takes NAME=SIZE with a whole number, 1 or more"],
+        "alexnet --dim batch=0": ["got --dim batch=0; expected 1 or more"],
         "alexnet --dim batch=4 --dim batch=8": ["--dim batch is given twice, 4 and 8"],
         "alexnet --granularity layer": ["unknown granularity 'layer'"],
     }.items():

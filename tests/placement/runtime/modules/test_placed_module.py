@@ -446,8 +446,9 @@ def test_batches_of_two_sizes() -> None:
 
 def test_one_mode_for_the_whole_model() -> None:
     placed = placed_at_random(Model(), (X,))
-    placed.norm.eval()
-    with pytest.raises(MismatchError, match="module 'norm' is in evaluation mode while the model is in training mode"):
+    placed.eval()
+    placed.norm.train()
+    with pytest.raises(MismatchError, match="module 'norm' is in training mode while the model is in evaluation mode"):
         placed(X)
 
 

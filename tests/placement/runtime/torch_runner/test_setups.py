@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,11 +10,15 @@ import torch
 from torch import Tensor, nn
 
 import placement
+from graphs.capture import capture_program
 from graphs.errors import MismatchError, PlacementError
+from placement.runtime.checking.ops_in_parts import ops_in_parts
 from placement.runtime.setups.context_plan import context_plan
 from placement.runtime.setups.expert_plan import expert_plan
 from placement.runtime.setups.facts_of import facts_of
+from placement.runtime.setups.setup_of import setup_of
 from placement.runtime.setups.tensor_plan import tensor_plan
+from placement.solving.strategy_row import strategy_row
 
 CLUSTER = placement.Cluster.preset("4xV100-pcie")
 WORDS = torch.arange(32).reshape(4, 8)
@@ -89,3 +94,27 @@ def test_experts_that_are_not_stacked_are_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     with pytest.raises(PlacementError):
         expert_plan(placement.capture(model, (torch.randn(4, 4),), train=True), strategy("ep2"), model)
+
+
+class Head(nn.Module):
+    """A linear head on [batch, height, width, features]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 20)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        weight = torch.linspace(0.5, 2, 20)
+        return nn.functional.cross_entropy(self.head(x).permute(0, 3, 1, 2), labels, weight=weight)
+
+
+def test_a_loss_of_images_reads_whole_scores() -> None:
+    model, args = Head(), (torch.randn(8, 6, 6, 16), torch.randint(20, (8, 6, 6)))
+    graph = placement.capture(model, args, train=True)
+    row = strategy_row(graph, placement.Cluster.preset("4xV100-pcie"), placement.Strategy.parse("tp2"))
+    assert not setup_of(row.result, graph, model).cuts_loss
+
+
+def test_a_weighted_loss_is_right_in_parts() -> None:
+    program = capture_program(Head(), (torch.randn(8, 6, 6, 16), torch.randint(20, (8, 6, 6))), train=True)
+    assert not ops_in_parts(program, placement.Strategy.parse("dp2"), math.inf).problem
