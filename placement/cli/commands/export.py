@@ -154,7 +154,7 @@ def _model_graph(argument: str, sizes: dict[str, int], result: Result) -> OpGrap
     """The graph of the model as it was captured for the result."""
     from graphs.transforms.stacks import on_stack
     from placement.inputs.sources import read_source
-    from placement.results.experts import with_load_of
+    from placement.results.same_model import with_recipe_of
 
     origin = result.graph.origin
     found = read_source(
@@ -164,7 +164,7 @@ def _model_graph(argument: str, sizes: dict[str, int], result: Result) -> OpGrap
         dims=sizes,
         precision=origin.precision,
     )
-    return on_stack(with_load_of(result, found.graph), result.stack)
+    return on_stack(with_recipe_of(result, found.graph), result.stack)
 
 
 def _described(found: dict[str, Any]) -> str:
