@@ -225,8 +225,9 @@ def _check_names(result: Result) -> None:
     if not result.strategy.is_none:
         _check_prescribed(result)
         return
-    check_options([result.method], result.seed, result.objective, Priority.LONGEST_PATH.value)
-    if not is_method(result.chosen):
+    is_own = result.chosen == result.method and not is_method(result.method)  # a user's, or an agent
+    check_options([AUTO if is_own else result.method], result.seed, result.objective, Priority.LONGEST_PATH.value)
+    if not is_own and not is_method(result.chosen):
         raise UnknownNameError("chosen method", result.chosen, METHODS)
     _check_priority(result)
 

@@ -90,7 +90,7 @@ class SeedComparison(AsJson):
 def compare_seeds(
     graph: OpGraph,
     cluster: Cluster,
-    methods: Sequence[str] | Mapping[str, Method] | None = None,
+    methods: Sequence[str] | Mapping[str, Method | str] | None = None,
     *,
     seeds: Sequence[int],
     progress: Callable[[str, int, int], None] | None = None,
