@@ -43,7 +43,7 @@ def test_group_scores_what_the_simulator_scores() -> None:
         env.reset()
         observation, reward, terminated, truncated, info = env.step(action)
         score = Simulator(Problem(graph, FOUR)).score(Plan(action))
-        assert info == {"step_time_s": score.step_time_s, "feasible": True}
+        assert (info["step_time_s"], info["feasible"]) == (score.step_time_s, True)
         assert reward == -np.sqrt(score.step_time_s)
         assert (terminated, truncated) == (True, False)
         assert observation in env.observation_space
@@ -106,7 +106,7 @@ def test_sequential_scores_the_whole_placement_at_the_end(order: Any) -> None:
     rewards, info = play(env, [device[unit] for unit in task.sequence.tolist()])
     score = Simulator(Problem(graph, cluster)).score(Plan([0, 1, 1, 2]))
     assert rewards == [0.0, 0.0, -np.sqrt(score.step_time_s)]
-    assert info == {"step_time_s": score.step_time_s, "feasible": True}
+    assert (info["step_time_s"], info["feasible"]) == (score.step_time_s, True)
 
 
 def test_sequential_shows_what_is_placed_and_what_comes_next() -> None:

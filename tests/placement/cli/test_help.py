@@ -105,7 +105,7 @@ OPTIONS = {
         *["--base", "--devices", "--help", "--json", "--minutes", "--nccl-tests", "--output", "--products", "--seed"],
         *["--step", "-o"],
     ],
-    "profile": ["--cluster", "--dim", "--help", "--json", "--output", "--precision", "--train", "-o", "MODEL"],
+    "profile": ["--cluster", "--dim", "--help", "--json", "--optimizer", "--output", "--precision", "--train", "-o", "MODEL"],
     "verify": [*COMMON, "--cluster", "--graph", "FILE"],
     "export": ["--dim", "--help", "--json", "--model", "--no-split", "--output", "--to", "-o", "FILE"],
     "fit": [
