@@ -96,6 +96,15 @@ Dims = Annotated[
         "file.py:function, or batch and sequence of a configuration; repeatable.",
     ),
 ]
+PlanNumber = Annotated[
+    int | None,
+    typer.Option(
+        "--plan",
+        metavar="NUMBER",
+        min=1,
+        help="Another plan of the result than its answer, by the number that `placement optimize` shows it under.",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="NUMBER", min=0, help="Random seed.")]
 Stack = Annotated[
     str | None,

@@ -206,19 +206,37 @@ def ties(result: Result) -> str:
     if not near or off is None:
         return ""
     answer_s = result.answered().objective_s
-    told = ", ".join(f"{one.strategy.text} {format_seconds(one.step_time_s or 0.0)}" for one in near)
+    told = ", ".join(
+        f"{_numbered(result, one)} {format_seconds(one.step_time_s or 0.0)}"
+        for one in near
+    )
     seconds = _STEPS * (answer_s + (near[0].step_time_s or 0.0))
     tell = f"{_STEPS} steps of it and of {'the first' if near[1:] else 'this'} tell, {format_seconds(seconds)} in all"
     return f"within {off:.0%} of the answer: {told}; {tell}"
 
 
 def beside(result: Result) -> list[str]:
-    """The best of each family, a line each: its name, its strategy, step time, speed-up and memory."""
+    """The best of each family, a line each: its number, name, strategy, step time, speed-up and memory."""
     one_s = single_s(result.alternatives)
-    rows = [_row(one, one_s) for one in best_of_each(result.alternatives)]
+    rows = [
+        (f"{plan_number(result, one)} {name}", *rest)
+        for one in best_of_each(result.alternatives)
+        for name, *rest in [_row(one, one_s)]
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join([*map(str.ljust, row[:2], widths), *map(str.rjust, row[2:], widths[2:])]) for row in rows)
     return [line.rstrip() for line in lines]
+
+
+def plan_number(result: Result, one: Alternative) -> int:
+    """The number of an alternative, from 1, which ``--plan`` takes."""
+    return list(result.alternatives).index(one) + 1
+
+
+def _numbered(result: Result, one: Alternative) -> str:
+    """``plan 3 (dp8 zero3)``, which nobody has to type."""
+    what = family_in_words(one.name) if one.strategy.is_none else _short(one.strategy.text)
+    return f"plan {plan_number(result, one)} ({what})"
 
 
 def ladder_rows(result: Result) -> list[str]:
@@ -294,7 +312,7 @@ def safer(result: Result) -> str:
     one = min(enough, key=lambda one: one.step_time_s or 0.0, default=None)
     if one is None:
         return f"nothing scored needs {_SAFER:.0%} less; --memory-fraction 0.8 looks for what does"
-    what = family_in_words(one.name) if one.strategy.is_none else one.strategy.text
+    what = _numbered(result, one)
     cost = (one.step_time_s or 0.0) / answer.objective_s - 1
     much = f"{cost:.0%} slower" if cost >= _SAME - 1 else "as fast"
     return f"{what} needs {format_bytes(one.peak_bytes or 0)}, {much}"

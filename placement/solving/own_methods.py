@@ -29,8 +29,8 @@ def own_methods(methods: Mapping[str, Method | str]) -> dict[str, Callable[[Prob
             continue
         if not callable(method):
             raise MethodError(
-                f"method {show(name)} is {method!r:.60}; expected a function from a problem and a seed to a plan, or the "
-                "name of a method under that same name."
+                f"method {show(name)} is {method!r:.60}; expected a function from a problem and a seed to a plan, or "
+                "the name of a method under that same name."
             )
         if is_method(name):
             if baselines.METHODS.get(name) is not method:

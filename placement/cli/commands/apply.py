@@ -14,6 +14,7 @@ import typer
 
 from placement.cli import options
 from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress, reason_as_json, usage_errors
+from placement.cli.reading import model_graph
 from placement.cli.steps import tell_steps
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class ApplyOptions:
             help="Result, as `placement optimize -o` writes it; by default the model is profiled and placed first.",
         ),
     ] = None
+    plan: options.PlanNumber = None
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -91,11 +93,17 @@ def apply(given: ApplyOptions) -> None:
     """Run a model the way a placement says, one process for each device, beside the plain model on one of them."""
     check_outputs(given.trace, given.output, inputs=[given.model, given.placement, given.cluster])
     sizes = options.parse_dims(given.dim)
+    if given.placement is None and given.plan is not None:
+        raise typer.BadParameter("--plan counts the plans of a result; give PLACEMENT, too.")
     if given.placement is None:
         with reason_as_json(given.as_json):
             result = _placed(given, sizes)
     else:
         result = _loaded(given, given.placement)
+        if given.plan is not None:
+            from placement.solving.numbered import numbered_plan
+
+            result = numbered_plan(result, given.plan, model_graph(given.model, sizes, result))
     if given.output is not None:
         result.save(given.output)
     trial = _tried(given, result, sizes)

@@ -97,8 +97,8 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
         raise PolicyFileError(f"{where} lacks part of its description of the policy; train it again.") from None
     if policy_kind(name) is None:
         raise PolicyFileError(
-            f"{where} holds a policy {name!r}, which this version does not have; it has {', '.join(POLICIES)}. Import its "
-            f"class first, or name it among the entry points {GROUP} of its package."
+            f"{where} holds a policy {name!r}, which this version does not have; it has {', '.join(POLICIES)}. Import "
+            f"its class first, or name it among the entry points {GROUP} of its package."
         )
     return LoadedPolicy(_policy(name, config, weights, where), origin)
 
