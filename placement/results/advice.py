@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from baselines.registry import AUTO
 from env.cluster import UNLIMITED_BYTES
 from env.objectives import THROUGHPUT
 from graphs.formatting import format_bytes, format_seconds, show_line
 from graphs.records import HOST
 from placement.results.alternatives import (
+    DDP,
+    FSDP,
     ONE_DEVICE,
     PLACEMENT,
     Alternative,
@@ -28,6 +32,7 @@ _WIDE = 72  # characters of a strategy in a table
 _STEPS = 5  # that tell which of two ways is faster
 _SAME = 1.01  # speed-ups below are none, for a reader: the plainest way within 1 % is the advice
 FIRST_LINE = 100  # characters of an answer's first line at most
+_ON_DEVICES = re.compile(r"(parallel|parallelism) on \d|pipeline of \d|placed on \d")  # of `in_words`
 _BREAKS = (". ", "; ", ", ", ": ", " ")  # the best place to break it first
 
 
@@ -69,6 +74,7 @@ def _advice(result: Result) -> str:
     answer = result.answer
     if answer is None:
         return f"found nothing that fits: {result.reason}"
+    ways = [one for one in ways if one.name not in (DDP, FSDP)]
     others = [one for one in ways if _is_another(one, answer.objective_s, one_s)]
     if one_s is not None and prefers_one_device(result):
         held = next(one.peak_bytes for one in ways if one.name == ONE_DEVICE)
@@ -80,20 +86,34 @@ def _advice(result: Result) -> str:
     is_alone = alone is not None and alone.strategy == result.strategy and not result.strategy.is_none
     beside = which if alone is not None and _is_host(result, alone.device) else ""
     gain = _gain(None if is_alone else answer.speedup(one_s), beside, _time(result, answer.objective_s))
-    head = f"{_within(_best(result), FIRST_LINE - len(f': {gain}'))}: {gain}, fits in {peak}"
+    few = _few_devices(result)
+    head = f"{few}{_within(_best(result), FIRST_LINE - len(f'{few}: {gain}'))}: {gain}, fits in {peak}"
     rest = [one for one in others if not _is_same(one, result)]
     return "; ".join(
         [head, *(_told(one, one_s) for one in rest[:_OTHERS]), *([] if is_alone else [_one_device(result, which)])]
     )
 
 
+def _few_devices(result: Result) -> str:
+    """Words before a strategy that leaves devices out: none with more is faster by what predictions can tell."""
+    n, strategy = len(result.cluster.compute_devices), result.strategy
+    if strategy.is_none or not _is_searched(result) or not 1 < strategy.devices < n:
+        return ""
+    return f"{strategy.devices} of {n} devices do as well as more: "
+
+
 def _within(words: str, room: int) -> str:
-    """The first of several words with commas between them, so that what follows stands on the first line."""
+    """The first of several words with commas between them, so that what follows stands on the first line.
+
+    Words about the axes of the mesh and the stages of a pipeline say how many processes there are, and all stay.
+    """
     if len(words) <= room:
         return words
-    commas = [at for at in range(max(room - len(", ..."), 0)) if words.startswith(", ", at)]
+    commas = [at for at in range(len(words)) if words.startswith(", ", at)]
     outside = [at for at in commas if words.count("(", 0, at) == words.count(")", 0, at)]
-    return f"{words[: outside[-1]]}, ..." if outside else words
+    keeps = [at for at in outside if not _ON_DEVICES.search(words, at)]
+    shown = [at for at in keeps if at <= room - len(", ...")] or keeps[:1]
+    return f"{words[: shown[-1]]}, ..." if shown else words
 
 
 def _is_same(one: Alternative, result: Result) -> bool:
@@ -118,7 +138,7 @@ def prefers_one_device(result: Result) -> bool:
     one = on_one_device(result.alternatives)
     if one is None or one.name != ONE_DEVICE or one.step_time_s is None or result.answer is None:
         return False
-    return one.step_time_s < result.answer.objective_s * _SAME
+    return one.step_time_s < result.answer.objective_s * max(_SAME, 1 + (result.uncertainty or 0.0))
 
 
 def _is_searched(result: Result) -> bool:
@@ -206,10 +226,7 @@ def ties(result: Result) -> str:
     if not near or off is None:
         return ""
     answer_s = result.answered().objective_s
-    told = ", ".join(
-        f"{_numbered(result, one)} {format_seconds(one.step_time_s or 0.0)}"
-        for one in near
-    )
+    told = ", ".join(f"{_numbered(result, one)} {format_seconds(one.step_time_s or 0.0)}" for one in near)
     seconds = _STEPS * (answer_s + (near[0].step_time_s or 0.0))
     tell = f"{_STEPS} steps of it and of {'the first' if near[1:] else 'this'} tell, {format_seconds(seconds)} in all"
     return f"within {off:.0%} of the answer: {told}; {tell}"
