@@ -103,7 +103,8 @@ def train(
         policy: a name in `placement.learning.learners.registry.TRAINABLE`, a `PlacementPolicy` of your own, or the name
             of one that another package brings (docs/training.md).
         output: the policy file, ``policy.zip``; beside it ``policy.best.json``, the best placement so far, with a
-            number for each of several problems, and, until the run is complete, ``policy.checkpoint``.
+            number for each of several problems, ``policy.curve.csv``, every update, and, until the run is complete,
+            ``policy.checkpoint``.
         seed: of everything random, 0 or more.
         evaluations: placements to score, rounded up to whole updates; with this and without `budget_s` the outcome
             depends on the seed only.
@@ -211,7 +212,7 @@ def _files_of(output: str | os.PathLike[str], count: int, log_dir: str | os.Path
     if not isinstance(output, str | os.PathLike):
         raise ValueError(f"output is the name of the policy file, for example policy.zip, got {output!r}.")
     files = Files.beside(Path(output), count)
-    for path in (files.policy, files.checkpoint, *files.results):
+    for path in (files.policy, files.checkpoint, files.curve, *files.results):
         check_target(path)
         remove_leftovers(path)
     return files
@@ -247,6 +248,7 @@ def _listed(value: Any) -> list[Any]:
 def _finished(session: Session) -> Training:
     """Write what a session has made; its checkpoint goes, unless it is to be gone on with."""
     results = session.save_best(rewrite=True)
+    session.save_curve()
     origin = PolicyOrigin(
         preset=session.run["preset"],
         warm_start=session.run["warm start"],
