@@ -22,7 +22,7 @@ from placement.results.alternatives import (
 )
 from placement.results.result import Result
 from placement.results.stacks import how_words
-from placement.results.strategy_words import family_in_words, in_words
+from placement.results.strategy_words import family_in_words, in_brief, in_words
 
 _OTHERS = 2  # next best ways that are told
 _FAR = 4.0  # times the answer: slower ways are none to choose from
@@ -87,7 +87,7 @@ def _advice(result: Result) -> str:
     beside = which if alone is not None and _is_host(result, alone.device) else ""
     gain = _gain(None if is_alone else answer.speedup(one_s), beside, _time(result, answer.objective_s))
     few = _few_devices(result)
-    head = f"{few}{_within(_best(result), FIRST_LINE - len(f'{few}: {gain}'))}: {gain}, fits in {peak}"
+    head = f"{few}{_within(result, FIRST_LINE - len(f'{few}: {gain}'))}: {gain}, fits in {peak}"
     rest = [one for one in others if not _is_same(one, result)]
     return "; ".join(
         [head, *(_told(one, one_s) for one in rest[:_OTHERS]), *([] if is_alone else [_one_device(result, which)])]
@@ -102,18 +102,19 @@ def _few_devices(result: Result) -> str:
     return f"{strategy.devices} of {n} devices do as well as more: "
 
 
-def _within(words: str, room: int) -> str:
-    """The first of several words with commas between them, so that what follows stands on the first line.
+def _within(result: Result, room: int) -> str:
+    """The way to run it in words, the first of them, or a strategy's text, so that what follows is on the first line.
 
-    Words about the axes of the mesh and the stages of a pipeline say how many processes there are, and all stay.
+    What says how many processes there are, the axes of the mesh and the stages of a pipeline, stays in all of these.
     """
+    words = _best(result)
     if len(words) <= room:
         return words
-    commas = [at for at in range(len(words)) if words.startswith(", ", at)]
+    commas = [at for at in range(max(room - len(", ..."), 0)) if words.startswith(", ", at)]
     outside = [at for at in commas if words.count("(", 0, at) == words.count(")", 0, at)]
-    keeps = [at for at in outside if not _ON_DEVICES.search(words, at)]
-    shown = [at for at in keeps if at <= room - len(", ...")] or keeps[:1]
-    return f"{words[: shown[-1]]}, ..." if shown else words
+    if outside and not _ON_DEVICES.search(words, outside[-1]):
+        return f"{words[: outside[-1]]}, ..."
+    return words if result.strategy.is_none else in_brief(result.strategy)
 
 
 def _is_same(one: Alternative, result: Result) -> bool:
