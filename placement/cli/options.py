@@ -240,9 +240,10 @@ Methods = Annotated[
     str | None,
     typer.Option(
         "--methods",
-        metavar="A,B,...",
+        metavar="[+]A,B,...",
         autocompletion=completion.list_of(completion.METHODS),
-        help="Methods, policy:FILE for a trained policy; every heuristic and auto by default.",
+        help="Methods, policy:FILE for a trained policy; every heuristic, the multi-objective ones among them, and auto "
+        "by default; +A,B has A and B beside these.",
     ),
 ]
 Price = Annotated[
