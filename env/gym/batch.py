@@ -197,7 +197,9 @@ class EnvBatch(ABC):
             task = self.possible[int(self.task[row])]
             assert task is not None, "an impossible task is refused at reset"
             known = {"reference_s": task.reference_s, "lower_bound_s": task.bound_s}
-            found.append({"step_time_s": time_s, "feasible": fits, "speedup": task.reference_s / (time_s or 1.0), **known})
+            found.append(
+                {"step_time_s": time_s, "feasible": fits, "speedup": task.reference_s / (time_s or 1.0), **known}
+            )
         for k in np.flatnonzero(~self.outcome.feasible[rows]).tolist():
             found[k]["reason"] = self._reason(int(rows[k]))
         return found

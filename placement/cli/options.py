@@ -242,8 +242,8 @@ Methods = Annotated[
         "--methods",
         metavar="[+]A,B,...",
         autocompletion=completion.list_of(completion.METHODS),
-        help="Methods, policy:FILE for a trained policy; every heuristic, the multi-objective ones among them, and auto "
-        "by default; +A,B has A and B beside these.",
+        help="Methods, policy:FILE for a trained policy; every heuristic, multi-objective ones among them, and auto by "
+        "default; +A,B has A and B beside these.",
     ),
 ]
 Price = Annotated[

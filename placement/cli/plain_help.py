@@ -1,4 +1,4 @@
-"""Help in panels, without the types that typer prints beside what has a name of its own: ``<bool>``, ``<list[str]>``."""
+"""Help in panels, without the types that typer prints beside a name of its own: ``<bool>``, ``<list[str]>``."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _advice(result: Result) -> str:
     answer = result.answer
     if answer is None:
         return f"found nothing that fits: {result.reason}"
-    ways = [one for one in ways if one.name not in (DDP, FSDP)]
+    ways = tuple(one for one in ways if one.name not in (DDP, FSDP))
     others = [one for one in ways if _is_another(one, answer.objective_s, one_s)]
     if one_s is not None and prefers_one_device(result):
         held = next(one.peak_bytes for one in ways if one.name == ONE_DEVICE)

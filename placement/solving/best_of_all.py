@@ -220,7 +220,8 @@ def fastest(
 ) -> Result:
     """The fastest that fits of a placement, one device, and the strategies that a search has found.
 
-    Of the strategies within the error of predictions, or `WITHIN`, the plainest on the fewest devices is taken; the note tells the fastest. A strategy that fails its check is left out, and the note says why.
+    Of the strategies within the error of predictions, or `WITHIN`, the plainest on the fewest devices is taken; the
+    note tells the fastest. A strategy that fails its check is left out, and the note says why.
 
     Args:
         placed, single: the best placement of the graph as it is, and that on a single device; either may have no

@@ -94,7 +94,9 @@ def merge_classes(graph: OpGraph, by_phase: bool = True) -> IntArray:
     numbers: dict[tuple[int, frozenset[str] | None], int] = {}
     result = [
         numbers.setdefault((phase, (allowed[group] if group >= 0 else None) or frozenset(pins) or None), len(numbers))
-        for phase, group, pins in zip((graph.phase * by_phase).tolist(), graph.colocation.tolist(), graph.pins, strict=True)
+        for phase, group, pins in zip(
+            (graph.phase * by_phase).tolist(), graph.colocation.tolist(), graph.pins, strict=True
+        )
     ]
     return np.array(result, dtype=np.int64)
 

@@ -114,7 +114,9 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["slow.py", "started"]
 
 
-def test_progress_tells_a_pipe_what_is_done(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_tells_a_pipe_what_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(output, "EVERY_S", 0.01)
     told = threading.Event()
     with output.progress("searching", 3) as say:

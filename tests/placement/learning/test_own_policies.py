@@ -1,4 +1,4 @@
-"""Policies of a user's own: by argument, by entry point, and as a method; and the threads and prices of learned ones."""
+"""Policies of a user's own, by argument, by entry point and as a method; threads and prices of learned ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def test_a_policy_that_nobody_has_is_refused(tmp_path: Path, monkeypatch: pytest
 
     file = train(fans(), PAIR, OwnPolicy, output=tmp_path / "own.zip", evaluations=32).policy_file
     monkeypatch.setattr(registry, "_subclasses", lambda: iter(()))
-    with pytest.raises(PolicyFileError, match="holds a policy 'own', which this version does not have.*Import its class"):
+    with pytest.raises(
+        PolicyFileError, match=r"holds a policy 'own', which this version does not have.*Import its class"
+    ):
         optimize(fans(), PAIR, f"policy:{file}")
     with pytest.raises(UnknownNameError, match="nobody"):
         train(fans(), PAIR, "nobody", output=tmp_path / "no.zip")

@@ -62,3 +62,20 @@ def test_steps_of_apply_have_the_optimizer_of_the_placement(call: Call, model: s
     code, out, err = call("apply", model, *words, "--cluster", "local")
     assert code == 0, err
     assert "weights equal, in 3 steps of momentum" in out
+
+
+def test_plans_of_an_answer_are_taken_by_their_numbers(call: Call, model: str) -> None:
+    words = ("--cluster", "4xV100-pcie", "--train", "--evaluations", 300, "-o", "found.json")
+    code, out, err = call("optimize", model, *words)
+    assert code == 0, err
+    plans = placement.Result.load("found.json").alternatives
+    number, plan = next((k, one) for k, one in enumerate(plans, 1) if one.strategy.text == "dp4 zero3")
+    assert f"{number} plain FSDP" in out
+    code, script, err = call("export", "found.json", "--plan", number, "--to", "torch", "--model", model)
+    assert code == 0, err
+    assert "dp4 zero3" in script
+    assert call("verify", "found.json", "--plan", number, "--graph", model, "--train")[0] == 0
+    code, _, err = call("verify", "found.json", "--plan", len(plans) + 1)
+    assert (code, f"the result has plans 1 to {len(plans)}, got {len(plans) + 1}" in err) == (2, True)
+    code, _, err = call("apply", model, "--plan", 1)
+    assert (code, "give PLACEMENT, too" in err) == (2, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 import signal
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 from command_lines import Call, process, refused
 
-from graphs.files import load_graph, save_graph
+from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
 from placement.cli import training_display
 from placement.results.result import Result
