@@ -32,7 +32,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 	@touch $@
 
 demo: .venv/.runtime
-	$(BIN)/placement compare nasnet_large --cluster 4xV100-pcie --seed 0 --html report.html
+	$(BIN)/placement compare nasnet_large --cluster 4xV100-pcie --methods +pretrained,hierarchical --seed 0 --html report.html
 
 test: .venv/.test
 	$(BIN)/python -m pytest -n 2 --dist worksteal

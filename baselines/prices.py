@@ -7,7 +7,7 @@ its budget says; the answer is the same everywhere.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from env.problem import Problem
@@ -26,8 +26,25 @@ LOAD_S, LOAD_DEVICE_S = 1.6e-6, 1.6e-8  # a change of loads, and for each device
 PLACEMENT_S, SIMULATED_S = 1e-4, 1e-7  # a placement scored from Python, and for each of its ops and edges
 SOLVER_S, INTERVAL_S = 1.6, 2e-4  # a unit of CP-SAT's deterministic time; an interval of its model, to build it
 TERM_S = 3e-6  # a coefficient of HiGHS' model, each time that its branch and bound looks whether to go on
-SAMPLE_S, SAMPLE_OP_S = 1e-3, 1e-6  # a placement that a policy draws and scores, and for each op on each device
-LEARNED_OP_S = 5e-6  # for each op: a placement that a policy draws and learns from
+SAMPLE_S, SAMPLE_OP_S = 1.5e-3, 5e-7  # a placement that a policy draws and scores, and for each op on each device
+
+
+class Learning(NamedTuple):
+    """Seconds that a policy takes to begin, and for each placement that it draws and learns from: for it, and for each
+    op on each device."""
+
+    begin_s: float
+    sample_s: float
+    sample_op_s: float
+
+
+# Of graphs of 76 to 1,225 ops on 4 and 8 devices. `hierarchical` looks at a problem anew now and then, which is in it.
+LEARNING = {
+    "hierarchical": Learning(0.7, 2.6e-3, 0.0),
+    "seq2seq": Learning(0.8, 5.5e-3, 5e-7),
+    "graph": Learning(1.0, 1.7e-3, 2e-6),
+    "ppo": Learning(0.0, 1e-2, 5e-7),
+}
 
 ESTIMATE_S, ESTIMATE_OP_S = 1e-3, 4.5e-6  # an estimate of a strategy, and for each op
 PLACED_OP_S = 1e-3  # for each op: the placement that every replica of a strategy takes
@@ -44,9 +61,10 @@ def sample_s(problem: Problem) -> float:
     return SAMPLE_S + SAMPLE_OP_S * problem.op_s.size
 
 
-def learned_s(problem: Problem) -> float:
+def learned_s(problem: Problem, policy: str) -> float:
     """Seconds of learning from a placement, drawn and scored."""
-    return LEARNED_OP_S * problem.graph.n_ops
+    price = LEARNING[policy]
+    return price.sample_s + price.sample_op_s * problem.op_s.size
 
 
 def placement_s(problem: Problem) -> float:

@@ -81,7 +81,7 @@ __all__ = [
 
 refuse_namesakes()
 # By name: what stands above could be another package of these names.
-importlib.import_module("env.gym.registration").register_environments()
+importlib.import_module("env.gym.registration").register_environments("placement.solving.given_plan:result_of")
 importlib.import_module("env.local").register_measurer("placement.measuring.machine.local_machine:local_cluster")
 # No module is called like a function here: importing the module would put itself in the function's place.
 _imported, __dir__ = importlib.import_module("graphs.entry_points").lazy(

@@ -12,7 +12,8 @@ from baselines.budget import NO_LIMITS, Limits
 from baselines.strategies.searching.records import ANY_TOOL, ScoreMany, ToolLimits
 from env.cluster import Cluster
 from env.objectives import LATENCY
-from env.plan import Priority
+from env.plan import Method, Priority
+from env.problem import Problem
 from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
@@ -35,7 +36,8 @@ from placement.solving.arguments import check_options, check_problem
 from placement.solving.best_of_all import FIRST_S, Progress, SearchAids, best_of_all, has_strategies
 from placement.solving.checked import Check, unchecked
 from placement.solving.interruption import as_keyboard_interrupt
-from placement.solving.methods import AUTO, METHODS
+from placement.solving.methods import AUTO, METHODS, Place
+from placement.solving.own_methods import own_methods
 from placement.solving.solver import Solver
 from placement.solving.strategy_row import strategy_row
 from placement.workers.runner import Shared, opened
@@ -55,7 +57,7 @@ SIMULATOR = "simulate"  # the scorer by default
 def optimize(
     graph: OpGraph,
     cluster: Cluster,
-    method: str = AUTO,
+    method: str | Method = AUTO,
     *,
     seed: int = 0,
     objective: str = LATENCY,
@@ -83,7 +85,7 @@ def optimize(
     Args:
         method: a name in `METHODS`; ``"auto"`` tries the heuristics, one device among them, and improves the best by
             local search and, where the problem is small enough, an exact solver. docs/methods.md says which to choose,
-            and how budgets are spent.
+            and how budgets are spent. Or a function of your own from a `Problem` and a seed to a `Plan`.
         seed: of everything random, 0 or more.
         objective: ``"latency"``, the makespan of one step, or ``"throughput"``, the largest load of a device or link
             in steady state; both in seconds.
@@ -142,7 +144,11 @@ def optimize(
     """
     check_problem(graph, cluster)
     limits = Limits(budget_s, evaluations, limit_s)
-    check_options([method], seed, objective, priority, limits)
+    own_place = None
+    if callable(method):
+        name = str(getattr(method, "__name__", type(method).__name__))
+        method, own_place = name, own_methods({name: method}).get(name)
+    check_options([AUTO if own_place is not None else method], seed, objective, priority, limits)
     asked = strategy if strategy is None or isinstance(strategy, Strategy) else Strategy.parse(strategy)
     placed = asked_for(graph, stack)
     tool = tool_for(target, placed, cluster, model)
@@ -163,6 +169,7 @@ def optimize(
         first,
         tuple(each if isinstance(each, Strategy) else Strategy.parse(each) for each in own),
         runner_limits(placed, cluster, model) if target == ANY else None,
+        own_place,
     )
     if question.tool.name:
         _check_target(question)
@@ -189,6 +196,7 @@ class Question:
         first: whether the first advice is enough.
         own: strategies of the user's own.
         runner: limits of `placement.apply`, where the search goes beyond these; else None.
+        own_place: makes the method of a problem, where it is the user's own function; else None.
     """
 
     graph: OpGraph
@@ -207,6 +215,7 @@ class Question:
     first: bool = False
     own: tuple[Strategy, ...] = ()
     runner: ToolLimits | None = None
+    own_place: Callable[[Problem], Place] | None = None
 
     @property
     def is_simulated(self) -> bool:
@@ -368,7 +377,7 @@ def _measured(question: Question) -> Result:
         raise MismatchError(f"a scorer gives step times; expected objective {LATENCY}, got {question.objective}.")
     solver = question.solver()
     measuring = make_scorer(solver.problem)  # says at once if it is for another model
-    placed = fastest_measured(solver, solved(solver, question.method, question.limits), measuring)
+    placed = fastest_measured(solver, _solved(question, solver), measuring)
     if question.searches_strategies and isinstance(measuring, StrategyScorer):
         found = question.best_of_all()
         return fastest_strategy(question.graph, question.cluster, found, placed, measuring)
@@ -377,7 +386,13 @@ def _measured(question: Question) -> Result:
 
 def _placement(question: Question) -> Result:
     """A placement of the graph as it is, by one method."""
-    return solved(question.solver(), question.method, question.limits)
+    return _solved(question, question.solver())
+
+
+def _solved(question: Question, solver: Solver) -> Result:
+    if question.own_place is None:
+        return solved(solver, question.method, question.limits)
+    return solver.solve(question.method, question.limits, question.own_place(solver.problem))
 
 
 # The first that fits is taken.

@@ -23,8 +23,8 @@ from graphs.formatting import format_seconds, show, show_line
 from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from placement.results.answer import Answer, relative_gap
-from placement.results.experts import with_load_of
 from placement.results.result import ALL, OWN_ORDER, THIS_GRAPH, Result
+from placement.results.same_model import with_recipe_of
 from placement.results.stacks import asked_for, how_words
 from placement.solving.arguments import check_options
 from placement.solving.methods import AUTO, HEURISTICS, METHODS, SEARCHES, STRATEGY, is_method, measure
@@ -114,9 +114,9 @@ def verify(
 
     Args:
         result: the result or its file.
-        graph, cluster: what it should be for; by default the ones it holds. An eager graph is put on the result's
-            stack. For a strategy, the graph before it was rewritten, which is then rewritten again and compared, and
-            the cluster with or without lanes.
+        graph, cluster: what it should be for; by default the ones it holds. A graph gets the result's optimizer, and an
+            eager one its stack. For a strategy, the graph before it was rewritten, which is then rewritten again and
+            compared, and the cluster with or without lanes.
 
     Raises:
         GraphFileError: the file cannot be read.
@@ -167,7 +167,7 @@ def _on_its_stack(graph: OpGraph, result: Result) -> OpGraph:
         MismatchError: it is on another one.
         GraphError: as `graphs.transforms.on_stack`.
     """
-    graph = with_load_of(result, graph)
+    graph = with_recipe_of(result, graph)
     if graph.origin.stack in (None, EAGER):
         return asked_for(graph, result.stack)
     if graph.origin.stack != result.stack:
@@ -225,8 +225,9 @@ def _check_names(result: Result) -> None:
     if not result.strategy.is_none:
         _check_prescribed(result)
         return
-    check_options([result.method], result.seed, result.objective, Priority.LONGEST_PATH.value)
-    if not is_method(result.chosen):
+    is_own = result.chosen == result.method and not is_method(result.method)  # a user's, or an agent
+    check_options([AUTO if is_own else result.method], result.seed, result.objective, Priority.LONGEST_PATH.value)
+    if not is_own and not is_method(result.chosen):
         raise UnknownNameError("chosen method", result.chosen, METHODS)
     _check_priority(result)
 

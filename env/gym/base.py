@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env.gym.observations import Observation
+from env.gym.registration import result_maker
 from env.gym.rendering import RENDER_MODES, render
+from env.plan import Plan
 from graphs.errors import MismatchError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -89,6 +91,22 @@ class PlacementEnv(gymnasium.Env[Observation, Any]):
         """bool [A]: the actions worth trying, as sb3-contrib's maskable algorithms ask for them."""
         mask: BoolArray = self._batch.masks()[0]
         return mask
+
+    def result(self) -> Any:
+        """The placement that is complete now as a `placement.Result`, to be verified, exported and run.
+
+        Raises:
+            MismatchError: units are left to be placed, or pins forbid the placement.
+        """
+        task = self._batch.possible[int(self._batch.task[0])]
+        units, order = (None, None) if task is None else self._batch.shown(0)
+        if task is None or units is None or (units[: task.n_units] < 0).any():
+            raise MismatchError("the placement is not complete; call result after the last step of an episode.")
+        units = units[: task.n_units]
+        if not task.allowed[np.arange(task.n_units), units].all():
+            raise MismatchError("the placement puts an op on a device where its pins do not let it run.")
+        plan = Plan(task.device_of_ops(units), None if order is None else order[: task.n_ops])
+        return result_maker()(task.problem, plan)
 
     def render(self) -> str | NDArray[np.uint8] | None:
         """A Gantt chart of what is placed, as the render mode says."""

@@ -189,9 +189,17 @@ class EnvBatch(ABC):
         return self._act(self._checked(actions))
 
     def describe(self, rows: IntArray) -> list[dict[str, Any]]:
-        """Infos about rows that were scored: step time, whether it is feasible, and if not, why."""
+        """Infos about rows that were scored: step time, that of the best single device, how many times faster it is,
+        the bound, whether it is feasible, and if not, why."""
         times_s, feasible = self.outcome.step_time_s[rows].tolist(), self.outcome.feasible[rows].tolist()
-        found = [{"step_time_s": time_s, "feasible": fits} for time_s, fits in zip(times_s, feasible, strict=True)]
+        found: list[dict[str, Any]] = []
+        for row, time_s, fits in zip(rows.tolist(), times_s, feasible, strict=True):
+            task = self.possible[int(self.task[row])]
+            assert task is not None, "an impossible task is refused at reset"
+            known = {"reference_s": task.reference_s, "lower_bound_s": task.bound_s}
+            found.append(
+                {"step_time_s": time_s, "feasible": fits, "speedup": task.reference_s / (time_s or 1.0), **known}
+            )
         for k in np.flatnonzero(~self.outcome.feasible[rows]).tolist():
             found[k]["reason"] = self._reason(int(rows[k]))
         return found

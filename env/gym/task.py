@@ -156,7 +156,7 @@ def make_tasks(
     Args:
         graph, cluster: one or several, each an object, a name or a file (`env.gym.named`).
         units: None for colocation groups and free ops (`Problem.units`); a number to coarsen into about that many
-            units (`graphs.transforms.coarsen.to_size`); or int [n], the unit of each op of the only graph.
+            units (`graphs.transforms.coarsen.to_units`); or int [n], the unit of each op of the only graph.
         order: ``"topological"``, ``"upward_rank"`` (longest remaining path first), or int [U], the units of the only
             task in the order in which they are placed.
 
@@ -206,10 +206,9 @@ def _unit_of(graph: OpGraph, units: UnitSpec) -> IntArray:
     if isinstance(units, int):
         if units < 1 or isinstance(units, bool):
             raise MismatchError(f"units is a number of units, 1 or more, or the unit of each op, got {units!r}.")
-        from graphs.transforms.coarsen import to_size
+        from graphs.transforms.coarsen import to_units
 
-        coarse = to_size(graph, units)
-        return numbered(_labels(coarse.graph.colocation)[coarse.group_of])[0]
+        return to_units(graph, units)
     given = np.asarray(units)
     if given.shape != (graph.n_ops,) or given.dtype.kind not in "iu":
         raise MismatchError(

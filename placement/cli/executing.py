@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -70,8 +70,9 @@ def profiled(model: str, cluster: str | None, how: HowToRead) -> tuple[OpGraph, 
     with progress(f"measuring {model}"):
         from placement.measuring.models.profiling import profile
 
-        graph = profile(example.model, example.args, example.kwargs, target, how.train, name=example.name)
-    return graph, target, _running(example, target, how.train)
+        own: dict[str, Any] = {"optimizer": how.optimizer or "adam", "name": example.name}
+        graph = profile(example.model, example.args, example.kwargs, target, how.train, **own)
+    return graph, target, _running(example, target, how)
 
 
 def executed(models: list[str], clusters: list[Cluster], how: HowToRead) -> Running:
@@ -83,7 +84,7 @@ def executed(models: list[str], clusters: list[Cluster], how: HowToRead) -> Runn
     for what, values in (("GRAPH", models), ("--cluster", clusters)):
         if len(values) != 1:
             raise typer.BadParameter(f"--scorer execute runs one model on one cluster; give one {what}.")
-    return _running(_example(models[0], how), clusters[0], how.train)
+    return _running(_example(models[0], how), clusters[0], how)
 
 
 def _example(model: str, how: HowToRead) -> Example:
@@ -94,9 +95,9 @@ def _example(model: str, how: HowToRead) -> Example:
 
 
 @contextlib.contextmanager
-def _running(example: Example, cluster: Cluster, train: bool) -> Iterator[str | ScorerFactory]:
+def _running(example: Example, cluster: Cluster, how: HowToRead) -> Iterator[str | ScorerFactory]:
     from placement.measuring.runs.executor import Executor
 
-    own = (example.model, example.args, example.kwargs)
-    with Executor(*own, cluster=cluster, train=train, name=example.name) as executor:
+    own: dict[str, Any] = {"optimizer": how.optimizer or "adam", "name": example.name}
+    with Executor(example.model, example.args, example.kwargs, cluster=cluster, train=how.train, **own) as executor:
         yield executor.scorer

@@ -96,6 +96,15 @@ Dims = Annotated[
         "file.py:function, or batch and sequence of a configuration; repeatable.",
     ),
 ]
+PlanNumber = Annotated[
+    int | None,
+    typer.Option(
+        "--plan",
+        metavar="NUMBER",
+        min=1,
+        help="Another plan of the result than its answer, by the number that `placement optimize` shows it under.",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="NUMBER", min=0, help="Random seed.")]
 Stack = Annotated[
     str | None,
@@ -231,9 +240,10 @@ Methods = Annotated[
     str | None,
     typer.Option(
         "--methods",
-        metavar="A,B,...",
+        metavar="[+]A,B,...",
         autocompletion=completion.list_of(completion.METHODS),
-        help="Methods, policy:FILE for a trained policy; every heuristic and auto by default.",
+        help="Methods, policy:FILE for a trained policy; every heuristic, multi-objective ones among them, and auto by "
+        "default; +A,B has A and B beside these.",
     ),
 ]
 Price = Annotated[

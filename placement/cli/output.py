@@ -1,4 +1,4 @@
-"""Streams of output: answers to stdout, in one piece; progress to stderr, and only when a person is watching."""
+"""Streams of output: answers to stdout, in one piece; progress to stderr, as a bar or in lines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import json
 import os
 import shlex
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -145,16 +147,42 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
+EVERY_S = 10.0  # whoever reads a pipe or a log sees what is done
+
+
+@contextmanager
+def _lines(what: str, total: int | None) -> Iterator[Callable[[str, int], None]]:
+    """A line on stderr in `EVERY_S` about what is done now, and for how long."""
+    from graphs.formatting import show_line
+
+    doing, ended, began_s = [what, ""], threading.Event(), time.monotonic()
+
+    def say(now: str, done: int) -> None:
+        doing[:] = [now, "" if total is None else f", {done} of {total}"]
+
+    def run() -> None:
+        while not ended.wait(EVERY_S):
+            print(f"{time.monotonic() - began_s:.0f} s: {show_line(doing[0])}{doing[1]}", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield say
+    finally:
+        ended.set()
+        thread.join()
+
+
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[str, int], None]]:
-    """A progress bar on stderr, a spinner where the total is not known, nothing where stderr is not a terminal.
+    """A progress bar on stderr, a spinner where the total is not known, a line in `EVERY_S` where that is no terminal.
 
     Starts by saying `what`; yields a function that takes what is being done now and how much is done. Output that a
     user's model prints meanwhile goes to stderr too: it is no part of the answer.
     """
     if not is_terminal(sys.stderr):
-        with redirect_stdout(sys.stderr):
-            yield lambda now, done: None
+        with redirect_stdout(sys.stderr), _lines(what, total) as say:
+            yield say
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -168,12 +196,12 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[str, int
     with Progress(*columns, *counted, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
         task, doing = bar.add_task(show_line(what), total=total), [show_line(what)]
 
-        def say(now: str, done: int) -> None:
+        def tell(now: str, done: int) -> None:
             doing[0] = show_line(now)
             bar.update(task, description=doing[0], completed=done)
 
         with listening(lambda what: bar.update(task, description=f"compiling, once: {what}" if what else doing[0])):
-            yield say
+            yield tell
 
 
 def check_outputs(*outputs: Path | None, inputs: Sequence[str | Path | None] = ()) -> None:

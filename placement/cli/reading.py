@@ -9,7 +9,9 @@ from placement.cli.options import parse_dims
 from placement.cli.output import progress
 
 if TYPE_CHECKING:
+    from graphs.opgraph import OpGraph
     from placement.inputs.sources import Source
+    from placement.results.result import Result
 
 
 class HowToRead:
@@ -58,6 +60,24 @@ def _source(graph: str, how: HowToRead, sizes: dict[str, int]) -> Source:
         return Source(graph_of_configuration(graph, sizes, how.precision, cluster))
     own: dict[str, Any] = {"train": how.train, "granularity": how.granularity, "dims": sizes}
     return read_source(graph, **own, precision=how.precision, stack=how.stack)
+
+
+def model_graph(argument: str, sizes: dict[str, int], result: Result) -> OpGraph:
+    """The graph of a model as it was captured for a result, in its recipe and on its stack."""
+    from graphs.transforms.stacks import on_stack
+    from placement.inputs.sources import read_source
+    from placement.results.same_model import with_recipe_of
+
+    origin = result.graph.origin
+    found = read_source(
+        argument,
+        train=bool(origin.train),
+        granularity=origin.granularity or "op",
+        dims=sizes,
+        precision=origin.precision,
+        stack=result.stack,
+    )
+    return on_stack(with_recipe_of(result, found.graph), result.stack)
 
 
 def on_given_stack(source: Source, stack: str | None) -> Source:

@@ -16,7 +16,7 @@ ANSWER_FIELDS = (
     *("seed", "objective", "budget_s", "evaluations", "communication", "memory_fraction", "priority", "granularity"),
     *("train", "optimizer", "precision", "dim", "stack", "expert_load", "rates"),
 )
-_APPLIED = ("seed", "budget_s", "train", "precision", "dim")  # of these, what `placement apply` takes, too
+_APPLIED = ("seed", "budget_s", "train", "optimizer", "precision", "dim")  # of these, what `placement apply` takes, too
 
 
 class HowToSearch:

@@ -169,7 +169,7 @@ class Comparison(AsJson):
 def compare(
     graph: OpGraph,
     cluster: Cluster,
-    methods: Sequence[str] | Mapping[str, Method] | None = None,
+    methods: Sequence[str] | Mapping[str, Method | str] | None = None,
     *,
     seed: int = 0,
     objective: str = LATENCY,
@@ -186,8 +186,8 @@ def compare(
     Args:
         methods: names in `placement.METHODS` or ``"policy:FILE"``, each run once. Those that do not serve the objective
             are left out and named in `Comparison.unsupported`. None: every heuristic that serves it, and ``"auto"``.
-            A mapping of names to functions from a `Problem` and a seed to a `Plan` brings heuristics of your own, as
-            ``{"mine": mine}``, or ``{**baselines.METHODS, "mine": mine}`` to stand beside ours.
+            A mapping of names to functions from a `Problem` and a seed to a `Plan` brings heuristics of your own, and
+            of names to themselves stands ours beside: ``{"mine": mine, "auto": "auto", **baselines.METHODS}``.
         seed, objective, priority, budget_s, evaluations: as in `placement.optimize`; the limits are for each method.
         strategies: search them, too, where `placement.optimize` would; None: where `methods` is None.
         progress: called before each method with its name, how many are done and how many there are, and once at the

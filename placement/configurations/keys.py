@@ -13,7 +13,7 @@ from graphs.formatting import show
 READ, INERT, ONLY = "read", "inert", "only"
 LARGEST_NUMBER = 1e15  # beyond, no count or rate of a run
 _NEAR = 0.85  # of 1, that an unknown key is like a known one for which it may be meant
-_WORDS = {int: "a whole number", bool: "true or false", str: "a text", list: "a list"}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list"}
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,9 @@ def _of_kind(label: str, key: Key, name: str, value: Any, line: int) -> Any:
         raise ConfigurationError(f"line {line}: {name} of {label} is no number below {LARGEST_NUMBER:g}.")
     is_whole = isinstance(value, float) and value.is_integer() and key.kind is int  # 5e8, as JSON writes it
     value = int(value) if is_whole else value
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if value is not None and not (is_number if key.kind is int else isinstance(value, key.kind)):
+    kinds = (int, float) if key.kind is float else key.kind
+    is_right = isinstance(value, kinds) and isinstance(value, bool) == (key.kind is bool)
+    if value is not None and not is_right:
         raise ConfigurationError(f"line {line}: {name} = {shown(value)} of {label}; expected {_WORDS[key.kind]}.")
     if key.values and value is not None and not any(_same(value, each) for each in key.values):
         raise ConfigurationError(

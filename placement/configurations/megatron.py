@@ -28,6 +28,7 @@ from placement.configurations.megatron_keys import (
     LOSS_COUNTS,
     METHOD,
     MICRO,
+    MOMENTUM,
     NODES,
     PP,
     PROCESSES,
@@ -99,7 +100,7 @@ def read_megatron(text: str) -> Configuration:
         precision=_precision(values),
         is_float16=values["--fp16"],
         stack="fused",
-        optimizer=values["--optimizer"],
+        optimizer="momentum" if values["--optimizer"] == "sgd" and values[MOMENTUM] else values["--optimizer"],
         recompute=_recompute(values),
         offload=("optimizer",) if values["--optimizer-cpu-offload"] else (),
         bucket_bytes=None if values["--ddp-bucket-size"] is None else values["--ddp-bucket-size"] * _bytes(values),
@@ -154,7 +155,7 @@ def _value(name: str, key: Key | None, given: list[str], line: int) -> Any:
         raise ConfigurationError(f"line {line}: {name} has no value; expected one.")
     if "$" in given[0]:
         raise ConfigurationError(f"line {line}: {name} is {given[0]}, which the script does not set; give the value.")
-    if key.kind is int or any(isinstance(each, float | int) for each in key.values):
+    if key.kind in (int, float) or any(isinstance(each, float | int) for each in key.values):
         try:
             number = int(given[0]) if re.fullmatch(r"[+-]?\d+", given[0]) else float(given[0])
             return number if math.isfinite(number) else float("")
@@ -248,7 +249,8 @@ def write_megatron(configuration: Configuration) -> str:
         "--overlap-grad-reduce": found.overlaps,
         "--ddp-bucket-size": None if found.bucket_bytes is None else found.bucket_bytes // gradient_bytes,
         **_recompute_keys(found.recompute),
-        "--optimizer": found.optimizer,
+        "--optimizer": "sgd" if found.optimizer == "momentum" else found.optimizer,
+        MOMENTUM: 0.0 if found.optimizer == "sgd" else None,
         "--optimizer-cpu-offload": bool(found.offload),
     }
     told = said(FORMAT, given, found.others, (COUNT,))
@@ -303,7 +305,7 @@ def _unsaid(found: Configuration) -> Iterator[str]:
         yield f"it has no schedule for {found.order}"
     if found.recompute not in (NONE, FULL, ATTENTION) and not found.recompute.startswith(FIRST):
         yield "it recomputes the core of attentions, or the first layers of each stage, or all of them"
-    if found.optimizer not in (None, "adam", "sgd"):
+    if found.optimizer not in (None, "adam", "momentum", "sgd"):
         yield f"it has no optimizer {found.optimizer}"
     if set(found.offload) - {"optimizer"}:
         yield "it has no setting for activations on hosts that is read"

@@ -8,6 +8,7 @@ from placement.configurations.shell import SCRIPT
 PROCESSES, NODES = "--nproc-per-node", "--nnodes"
 TP, PP, CP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"
 EP, SP, VPP = "--expert-model-parallel-size", "--sequence-parallel", "--num-virtual-stages-per-pipeline-rank"
+MOMENTUM = "--sgd-momentum"
 LAYERS_EACH, MICRO, BATCH = "--num-layers-per-virtual-pipeline-stage", "--micro-batch-size", "--global-batch-size"
 GRANULARITY, METHOD, COUNT = (f"--recompute-{name}" for name in ("granularity", "method", "num-layers"))
 FSDP2, FSDP, STRATEGY = "--use-torch-fsdp2", "--use-megatron-fsdp", "--data-parallel-sharding-strategy"
@@ -76,6 +77,7 @@ KEYS: dict[str, Key] = {
     "--use-precision-aware-optimizer": inert,
     **{f"--{name}-dtype": only("fp32", why=_WIDE) for name in ("main-grads", "main-params", "exp-avg", "exp-avg-sq")},
     "--optimizer": read(str, "adam", "adam", "sgd"),
+    MOMENTUM: read(float, 0.9),
     "--transformer-impl": only("transformer_engine", why="kernels are those of Transformer Engine"),
     "--attention-backend": only("auto", "flash", "fused", why="scores of attention are not kept"),
     "--fp8-*": refused(_NO_FLOAT8),

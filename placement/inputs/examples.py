@@ -15,7 +15,7 @@ from graphs.capture.record import argument_leaves
 from graphs.errors import CaptureError, GraphFileError
 from graphs.zoo import build
 from placement.inputs.call_arguments import check_call, check_data, check_states, tensors_of
-from placement.inputs.functions import described, is_function, is_model, make_model
+from placement.inputs.functions import described, is_function, is_model, make_model, name_of
 from placement.inputs.sources import batch_of, refuse_script
 
 
@@ -59,7 +59,7 @@ def read_example(
             raise CaptureError(
                 f"{argument} returned {described(returned)}; expected (model, args) or (model, args, kwargs)."
             )
-        name = argument.rpartition(":")[2] if is_function(argument) else type(returned[0]).__name__
+        name = name_of(argument) if is_function(argument) else type(returned[0]).__name__
         return _checked(Example(returned[0], *example_inputs(*(*returned[1:], None)[:2]), name))
     refuse_script(argument)
     if Path(argument).suffix and not Path(argument).exists():

@@ -182,7 +182,7 @@ def _captured(
     with contextlib.redirect_stdout(sys.stderr):
         model, args, kwargs = (*returned, None)[:3]
         try:
-            name = label.rpartition(":")[2] if is_function(label) else None
+            name = name_of(label) if is_function(label) else None
             own: dict[str, Any] = {"granularity": granularity, "precision": precision, "name": name}
             return capture(model, args, kwargs, train, **own, is_compiled=is_compiled)
         except CaptureError as error:
@@ -217,6 +217,12 @@ def called(argument: str, sizes: Mapping[str, int]) -> str | None:
 def is_function(argument: str) -> bool:
     """Whether it is ``file.py:function``."""
     return argument.rpartition(":")[0].endswith(".py")
+
+
+def name_of(label: str) -> str:
+    """Name of the graph of ``file.py:function``: that of the file, and of a function that is not called ``make``."""
+    file, _, function = label.rpartition(":")
+    return Path(file).stem if function == "make" else f"{Path(file).stem}:{function}"
 
 
 def call_function(label: str, dims: Mapping[str, int] | None = None, building: Building | None = None) -> Any:

@@ -140,7 +140,7 @@ def _from_file(path: str, train: bool, dims: Mapping[str, int]) -> Source:
         raise GraphFileError(
             f"{path} is a graph already, of a training step or not; --train is for models and PipeDream profiles."
         )
-    return Source(load_graph(path))
+    return Source(dataclasses.replace(load_graph(path), name=Path(path).stem))  # what a user tells graphs apart by
 
 
 # -- models ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from graphs.errors import InfeasibleError
 from placement.learning.learners.registry import make_learner, within_63_bits
 from placement.learning.policies.policy import PlacementPolicy
 from placement.learning.policies.policy_file import load_policy
-from placement.processes.threads import single_threaded
+from placement.processes.threads import one_thread, single_threaded
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import LOCAL_SEARCH, POLICY_FILE, PRETRAINED, REFINED, Place, is_method
 from placement.solving.warmup import two_ops
@@ -57,8 +57,8 @@ def prepared(problem: Problem, method: str) -> Place:
 def _trained(problem: Problem, name: str, seed: int, budget: Budget) -> Candidate:
     """Train on the problem until the budget is over; at least one update, unless something is known without."""
     with _between_updates(budget):
-        learner, each_s = make_learner(name, [problem], seed), prices.learned_s(problem)
-        budget.spend(learner.samples, learner.samples * each_s)
+        learner, each_s = make_learner(name, [problem], seed), prices.learned_s(problem, name)
+        budget.spend(learner.samples, prices.LEARNING[name].begin_s + learner.samples * each_s)
         for updates in itertools.count():
             best = learner.best[0]
             if best is not None and (budget.over() or budget.reached(best.value_s)):
@@ -89,6 +89,7 @@ def _sampled(problem: Problem, policy: PlacementPolicy, method: str, seed: int, 
             if batch > 0 and (budget.over() or (best is not None and budget.reached(best.value_s))):
                 break
             count = int(min(_BATCH, budget.evaluations_left())) if batch > 0 else 1
+            one_thread()
             proposed = policy.propose(problem, count, generator, greedy=batch == 0)
             scores = simulator.batch(proposed.device, orders=proposed.order)
             value_s = np.where(scores.feasible, scores.step_time_s, math.inf)

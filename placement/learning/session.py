@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
 import functools
+import io
 import math
 import os
 import time
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from env.cluster import Cluster
+from graphs.disk import write_atomically
 from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import Checkpoint, save_checkpoint
 from placement.learning.learners.learner import Best, Learner, Update
@@ -71,11 +74,13 @@ class Files:
         policy: the policy file itself, written at the end.
         checkpoint: ``policy.checkpoint``, there until the run is complete.
         results: P, ``policy.best.json``, with a number for each of several problems.
+        curve: ``policy.curve.csv``, every update.
     """
 
     policy: Path
     checkpoint: Path
     results: tuple[Path, ...]
+    curve: Path
 
     @staticmethod
     def beside(policy: Path, count: int) -> Files:
@@ -83,7 +88,7 @@ class Files:
         stem = policy.name.removesuffix(".zip")
         numbers = [""] if count == 1 else [f".{k}" for k in range(1, count + 1)]
         results = tuple(policy.with_name(f"{stem}.best{number}.json") for number in numbers)
-        return Files(policy, policy.with_name(f"{stem}.checkpoint"), results)
+        return Files(policy, policy.with_name(f"{stem}.checkpoint"), results, policy.with_name(f"{stem}.curve.csv"))
 
 
 @dataclass(frozen=True)
@@ -163,9 +168,10 @@ class Session:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """P: a name for each problem."""
+        """P: a name for each problem, with its number where several would have the same."""
         one_cluster = len({target.cluster.hash for target in self.targets}) == 1
-        return tuple(t.graph.name if one_cluster else f"{t.graph.name} on {t.cluster.name}" for t in self.targets)
+        names = [t.graph.name if one_cluster else f"{t.graph.name} on {t.cluster.name}" for t in self.targets]
+        return tuple(name if names.count(name) == 1 else f"{name} {k}" for k, name in enumerate(names, 1))
 
     @property
     def best_s(self) -> tuple[float | None, ...]:
@@ -233,10 +239,22 @@ class Session:
         return tuple(self._save_best(k, rewrite) for k in range(len(self.targets)))
 
     def save_checkpoint(self) -> None:
-        """Write the best placements and a checkpoint."""
+        """Write the best placements, the curve and a checkpoint."""
         self.save_best()
+        self.save_curve()
         rows = [[p.samples, p.seconds, p.problem, p.best_s, p.mean_s] for p in self.curve]
         save_checkpoint(self.files.checkpoint, Checkpoint(self.run, self.seconds, rows, self.learner.state()))
+
+    def save_curve(self) -> None:
+        """Write a row for each update: placements scored, seconds, the problem, its best and mean step time."""
+        page = io.StringIO()
+        writer = csv.writer(page, lineterminator="\n")
+        writer.writerow(("samples", "seconds", "problem", "best_s", "mean_s"))
+        labels = self.labels
+        for point in self.curve:
+            best_s = point.best_s if math.isfinite(point.best_s) else None
+            writer.writerow((point.samples, f"{point.seconds:.3f}", labels[point.problem], best_s, point.mean_s))
+        write_atomically(self.files.curve, page.getvalue())
 
     def _save_best(self, problem: int, rewrite: bool) -> Result | None:
         best = self.learner.best[problem]

@@ -20,7 +20,8 @@ from graphs.disk import check_target, remove_leftovers
 from graphs.errors import MismatchError, MissingPackageError, UnknownNameError
 from graphs.opgraph import OpGraph
 from placement.learning.checkpoint import load_checkpoint
-from placement.learning.learners.registry import PRESETS, TRAINABLE, make_learner
+from placement.learning.learners.registry import PRESETS, make_learner, recipes_of
+from placement.learning.policies.policy import PlacementPolicy
 from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
 from placement.learning.session import Files, Point, Session, Status, Target
 from placement.processes.threads import single_threaded
@@ -74,7 +75,7 @@ Begin = Callable[[Session], None]
 def train(
     graphs: OpGraph | Sequence[OpGraph],
     clusters: Cluster | Sequence[Cluster],
-    policy: str = "hierarchical",
+    policy: str | type[PlacementPolicy] = "hierarchical",
     *,
     output: str | os.PathLike[str],
     seed: int = 0,
@@ -99,9 +100,11 @@ def train(
     and placements of a run that was never cut off.
 
     Args:
-        policy: a name in `placement.learning.learners.registry.TRAINABLE`.
+        policy: a name in `placement.learning.learners.registry.TRAINABLE`, a `PlacementPolicy` of your own, or the name
+            of one that another package brings (docs/training.md).
         output: the policy file, ``policy.zip``; beside it ``policy.best.json``, the best placement so far, with a
-            number for each of several problems, and, until the run is complete, ``policy.checkpoint``.
+            number for each of several problems, ``policy.curve.csv``, every update, and, until the run is complete,
+            ``policy.checkpoint``.
         seed: of everything random, 0 or more.
         evaluations: placements to score, rounded up to whole updates; with this and without `budget_s` the outcome
             depends on the seed only.
@@ -141,7 +144,7 @@ def train(
     pairs = _pairs_of(graphs, clusters)
     files = _files_of(output, len(pairs), log_dir)
     trained = None if start_from is None else load_policy(start_from).policy.train()
-    run = _identity(policy, preset, warm_start, scorer, start_from, seed, pairs)
+    run = _identity(recipes_of(policy)[0], preset, warm_start, scorer, start_from, seed, pairs)
     checkpoint = load_checkpoint(files.checkpoint, run) if files.checkpoint.exists() and not restart else None
     solvers = [Solver(*pair, seed, LATENCY, Priority.LONGEST_PATH.value) for pair in pairs]
     problems = [solver.problem for solver in solvers]
@@ -209,7 +212,7 @@ def _files_of(output: str | os.PathLike[str], count: int, log_dir: str | os.Path
     if not isinstance(output, str | os.PathLike):
         raise ValueError(f"output is the name of the policy file, for example policy.zip, got {output!r}.")
     files = Files.beside(Path(output), count)
-    for path in (files.policy, files.checkpoint, *files.results):
+    for path in (files.policy, files.checkpoint, files.curve, *files.results):
         check_target(path)
         remove_leftovers(path)
     return files
@@ -245,6 +248,7 @@ def _listed(value: Any) -> list[Any]:
 def _finished(session: Session) -> Training:
     """Write what a session has made; its checkpoint goes, unless it is to be gone on with."""
     results = session.save_best(rewrite=True)
+    session.save_curve()
     origin = PolicyOrigin(
         preset=session.run["preset"],
         warm_start=session.run["warm start"],
@@ -274,15 +278,19 @@ def _finished(session: Session) -> Training:
 
 
 def check_training(
-    policy: str, preset: str, seed: int, evaluations: int | None, budget_s: float | None, checkpoint_every_s: float
+    policy: str | type[PlacementPolicy],
+    preset: str,
+    seed: int,
+    evaluations: int | None,
+    budget_s: float | None,
+    checkpoint_every_s: float,
 ) -> None:
     """Refuse options that do not exist, before anything else is done.
 
     Raises:
-        UnknownNameError, ValueError: as `train`.
+        UnknownNameError, MismatchError, ValueError: as `train`.
     """
-    if policy not in TRAINABLE:
-        raise UnknownNameError("policy", str(policy), TRAINABLE)
+    recipes_of(policy)
     if preset not in PRESETS:
         raise UnknownNameError("preset", str(preset), PRESETS)
     check_count("a seed", seed)

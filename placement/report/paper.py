@@ -19,20 +19,26 @@ _DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{.*?\n\}\n", re.DOTA
 _MOST_LETTERS = 60  # of a file's name
 
 
-def write_paper(folder: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], page: str = "") -> list[str]:
+def write_paper(
+    folder: str | os.PathLike[str],
+    rows: Sequence[Mapping[str, Any]],
+    page: str = "",
+    runs: Sequence[Mapping[str, Any]] = (),
+) -> list[str]:
     """Write ``table.csv``, and an SVG file for each drawing of a page; returns their paths.
 
     Args:
         folder: made where it is missing.
         rows: the table; fields that are lists or objects are left out.
         page: HTML of `placement.report`.
+        runs: of ``runs.csv``, if any.
 
     Raises:
         OSError: the folder or a file cannot be written.
     """
     place = Path(folder)
     place.mkdir(exist_ok=True)
-    files = {"table.csv": as_csv(rows), **drawings(page)}
+    files = {"table.csv": as_csv(rows), **({"runs.csv": as_csv(runs)} if runs else {}), **drawings(page)}
     for name, text in files.items():
         write_atomically(place / name, text)
     return [str(place / name) for name in files]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from baselines.registry import AUTO
 from env.cluster import UNLIMITED_BYTES
 from env.objectives import THROUGHPUT
 from graphs.formatting import format_bytes, format_seconds, show_line
 from graphs.records import HOST
 from placement.results.alternatives import (
+    DDP,
+    FSDP,
     ONE_DEVICE,
     PLACEMENT,
     Alternative,
@@ -18,7 +22,7 @@ from placement.results.alternatives import (
 )
 from placement.results.result import Result
 from placement.results.stacks import how_words
-from placement.results.strategy_words import family_in_words, in_words
+from placement.results.strategy_words import family_in_words, in_brief, in_words
 
 _OTHERS = 2  # next best ways that are told
 _FAR = 4.0  # times the answer: slower ways are none to choose from
@@ -28,6 +32,7 @@ _WIDE = 72  # characters of a strategy in a table
 _STEPS = 5  # that tell which of two ways is faster
 _SAME = 1.01  # speed-ups below are none, for a reader: the plainest way within 1 % is the advice
 FIRST_LINE = 100  # characters of an answer's first line at most
+_ON_DEVICES = re.compile(r"(parallel|parallelism) on \d|pipeline of \d|placed on \d")  # of `in_words`
 _BREAKS = (". ", "; ", ", ", ": ", " ")  # the best place to break it first
 
 
@@ -69,6 +74,7 @@ def _advice(result: Result) -> str:
     answer = result.answer
     if answer is None:
         return f"found nothing that fits: {result.reason}"
+    ways = tuple(one for one in ways if one.name not in (DDP, FSDP))
     others = [one for one in ways if _is_another(one, answer.objective_s, one_s)]
     if one_s is not None and prefers_one_device(result):
         held = next(one.peak_bytes for one in ways if one.name == ONE_DEVICE)
@@ -80,20 +86,35 @@ def _advice(result: Result) -> str:
     is_alone = alone is not None and alone.strategy == result.strategy and not result.strategy.is_none
     beside = which if alone is not None and _is_host(result, alone.device) else ""
     gain = _gain(None if is_alone else answer.speedup(one_s), beside, _time(result, answer.objective_s))
-    head = f"{_within(_best(result), FIRST_LINE - len(f': {gain}'))}: {gain}, fits in {peak}"
+    few = _few_devices(result)
+    head = f"{few}{_within(result, FIRST_LINE - len(f'{few}: {gain}'))}: {gain}, fits in {peak}"
     rest = [one for one in others if not _is_same(one, result)]
     return "; ".join(
         [head, *(_told(one, one_s) for one in rest[:_OTHERS]), *([] if is_alone else [_one_device(result, which)])]
     )
 
 
-def _within(words: str, room: int) -> str:
-    """The first of several words with commas between them, so that what follows stands on the first line."""
+def _few_devices(result: Result) -> str:
+    """Words before a strategy that leaves devices out: none with more is faster by what predictions can tell."""
+    n, strategy = len(result.cluster.compute_devices), result.strategy
+    if strategy.is_none or not _is_searched(result) or not 1 < strategy.devices < n:
+        return ""
+    return f"{strategy.devices} of {n} devices do as well as more: "
+
+
+def _within(result: Result, room: int) -> str:
+    """The way to run it in words, the first of them, or a strategy's text, so that what follows is on the first line.
+
+    What says how many processes there are, the axes of the mesh and the stages of a pipeline, stays in all of these.
+    """
+    words = _best(result)
     if len(words) <= room:
         return words
     commas = [at for at in range(max(room - len(", ..."), 0)) if words.startswith(", ", at)]
     outside = [at for at in commas if words.count("(", 0, at) == words.count(")", 0, at)]
-    return f"{words[: outside[-1]]}, ..." if outside else words
+    if outside and not _ON_DEVICES.search(words, outside[-1]):
+        return f"{words[: outside[-1]]}, ..."
+    return words if result.strategy.is_none else in_brief(result.strategy)
 
 
 def _is_same(one: Alternative, result: Result) -> bool:
@@ -118,7 +139,7 @@ def prefers_one_device(result: Result) -> bool:
     one = on_one_device(result.alternatives)
     if one is None or one.name != ONE_DEVICE or one.step_time_s is None or result.answer is None:
         return False
-    return one.step_time_s < result.answer.objective_s * _SAME
+    return one.step_time_s < result.answer.objective_s * max(_SAME, 1 + (result.uncertainty or 0.0))
 
 
 def _is_searched(result: Result) -> bool:
@@ -206,19 +227,34 @@ def ties(result: Result) -> str:
     if not near or off is None:
         return ""
     answer_s = result.answered().objective_s
-    told = ", ".join(f"{one.strategy.text} {format_seconds(one.step_time_s or 0.0)}" for one in near)
+    told = ", ".join(f"{_numbered(result, one)} {format_seconds(one.step_time_s or 0.0)}" for one in near)
     seconds = _STEPS * (answer_s + (near[0].step_time_s or 0.0))
     tell = f"{_STEPS} steps of it and of {'the first' if near[1:] else 'this'} tell, {format_seconds(seconds)} in all"
     return f"within {off:.0%} of the answer: {told}; {tell}"
 
 
 def beside(result: Result) -> list[str]:
-    """The best of each family, a line each: its name, its strategy, step time, speed-up and memory."""
+    """The best of each family, a line each: its number, name, strategy, step time, speed-up and memory."""
     one_s = single_s(result.alternatives)
-    rows = [_row(one, one_s) for one in best_of_each(result.alternatives)]
+    rows = [
+        (f"{plan_number(result, one)} {name}", *rest)
+        for one in best_of_each(result.alternatives)
+        for name, *rest in [_row(one, one_s)]
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join([*map(str.ljust, row[:2], widths), *map(str.rjust, row[2:], widths[2:])]) for row in rows)
     return [line.rstrip() for line in lines]
+
+
+def plan_number(result: Result, one: Alternative) -> int:
+    """The number of an alternative, from 1, which ``--plan`` takes."""
+    return list(result.alternatives).index(one) + 1
+
+
+def _numbered(result: Result, one: Alternative) -> str:
+    """``plan 3 (dp8 zero3)``, which nobody has to type."""
+    what = family_in_words(one.name) if one.strategy.is_none else _short(one.strategy.text)
+    return f"plan {plan_number(result, one)} ({what})"
 
 
 def ladder_rows(result: Result) -> list[str]:
@@ -294,7 +330,7 @@ def safer(result: Result) -> str:
     one = min(enough, key=lambda one: one.step_time_s or 0.0, default=None)
     if one is None:
         return f"nothing scored needs {_SAFER:.0%} less; --memory-fraction 0.8 looks for what does"
-    what = family_in_words(one.name) if one.strategy.is_none else one.strategy.text
+    what = _numbered(result, one)
     cost = (one.step_time_s or 0.0) / answer.objective_s - 1
     much = f"{cost:.0%} slower" if cost >= _SAME - 1 else "as fast"
     return f"{what} needs {format_bytes(one.peak_bytes or 0)}, {much}"

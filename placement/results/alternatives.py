@@ -10,6 +10,7 @@ from graphs.transforms.strategy import Strategy
 
 ONE_DEVICE = "one device"
 SAVING = ""  # the family of strategies on one device: micro-batches, layers that run again
+DDP, FSDP = "ddp", "fsdp"  # over all devices with nothing else, as most scripts have them
 PLACEMENT = "placement"  # of the graph as it is, each op whole on one of the devices
 
 
@@ -18,7 +19,7 @@ class Alternative:
     """A way to run the graph, scored.
 
     Attributes:
-        name: `ONE_DEVICE`, `PLACEMENT`, or the family of its strategy, by names of
+        name: `ONE_DEVICE`, `PLACEMENT`, `DDP`, `FSDP`, or the family of its strategy, by names of
             `baselines.strategies.searching.families.FAMILIES`.
         strategy: ``none`` for a placement of the graph as it is.
         step_time_s: seconds; None where it does not fit.

@@ -1,4 +1,4 @@
-"""`check_same_model`: whether a graph is of the model that a strategy was found for, whatever its ops take."""
+"""Whether a graph is of the model that a result was found for, and that graph in the result's recipe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
-from placement.results.experts import with_load_of
+from graphs.recipes import OPTIMIZERS
 from placement.results.result import Result
 
 
@@ -19,13 +19,31 @@ def model_hash(graph: OpGraph) -> str:
     return digest.hexdigest()
 
 
+def with_recipe_of(result: Result, graph: OpGraph) -> OpGraph:
+    """The graph of a model with the optimizer and the expert load of a result; a load that it says itself stays.
+
+    Raises:
+        GraphError: as `graphs.transforms.expert_load.with_expert_load`.
+    """
+    optimizer, load = result.graph.origin.optimizer, result.graph.origin.expert_load
+    if optimizer in OPTIMIZERS and graph.origin.optimizer in OPTIMIZERS:
+        from graphs.transforms.optimizers import with_optimizer  # these load all transforms
+
+        graph = with_optimizer(graph, optimizer)
+    if load is None or graph.origin.expert_load is not None:
+        return graph
+    from graphs.transforms.expert_load import with_expert_load
+
+    return with_expert_load(graph, load)
+
+
 def check_same_model(result: Result, graph: OpGraph) -> None:
     """Refuse a graph of another model than that of a result's strategy; op times may have been measured since.
 
     Raises:
         MismatchError: another model, or a result of a release that did not note its model.
     """
-    if graph.hash == result.source_hash or model_hash(with_load_of(result, graph)) == result.model_hash:
+    if graph.hash == result.source_hash or model_hash(with_recipe_of(result, graph)) == result.model_hash:
         return
     strategy = show(result.strategy.text)
     if not result.model_hash:

@@ -10,7 +10,7 @@ from graphs.module_paths import KIND
 from graphs.transforms.axes import AXES, GROUPS, STORAGE_AXES
 from graphs.transforms.recomputing.selecting import IN, parted
 from graphs.transforms.strategy import ACTIVATIONS, PLACED, MeshRule, Strategy
-from placement.results.alternatives import ONE_DEVICE, PLACEMENT
+from placement.results.alternatives import DDP, FSDP, ONE_DEVICE, PLACEMENT
 
 _ORDERS = {
     "gpipe": "GPipe",
@@ -26,6 +26,8 @@ _ORDERS = {
 _FAMILIES = {
     ONE_DEVICE: "one device",
     PLACEMENT: "placed op by op",
+    DDP: "plain DDP",
+    FSDP: "plain FSDP",
     "": "one device, in micro-batches or recomputing",
     **{axis.family: axis.brief for axis in AXES.values()},
     **{f"zero{level}": f"{AXES['dp'].brief}, ZeRO-{level}" for level in (1, 2, 3)},

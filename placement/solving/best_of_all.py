@@ -25,9 +25,10 @@ from graphs.kept import kept_words
 from graphs.opgraph import OpGraph
 from graphs.transforms.coverage import unshared
 from graphs.transforms.strategy import Strategy
-from placement.results.alternatives import ONE_DEVICE, PLACEMENT, SAVING, Alternative, Rung, listed
+from placement.results.alternatives import DDP, FSDP, ONE_DEVICE, PLACEMENT, SAVING, Alternative, Rung, listed
 from placement.results.result import Result
 from placement.results.strategy_words import impossible
+from placement.results.utilisation import uncertainty
 from placement.sizing.fewest_devices import enough_devices, fastest_that_fits
 from placement.solving.checked import Check, unchecked
 from placement.solving.compiling import compile_for, compile_for_strategies
@@ -35,7 +36,7 @@ from placement.solving.interruption import on_interrupt
 from placement.solving.methods import AUTO, DEFAULT_BUDGET_S, SINGLE
 from placement.solving.one_device import as_alternative
 from placement.solving.placing import PlacedBeside
-from placement.solving.plainest import WITHIN, oddities, plainer
+from placement.solving.plainest import WITHIN, oddities, plainer, plainness
 from placement.solving.reasons import reason
 from placement.solving.remarks import counted, faster, few_samples, kept_to, left_out_words
 from placement.solving.solver import Solver
@@ -219,8 +220,8 @@ def fastest(
 ) -> Result:
     """The fastest that fits of a placement, one device, and the strategies that a search has found.
 
-    The plainest of the strategies within `WITHIN` is taken, and the note tells the fastest. A strategy that fails its
-    check is left out, and the note says why.
+    Of the strategies within the error of predictions, or `WITHIN`, the plainest on the fewest devices is taken; the
+    note tells the fastest. A strategy that fails its check is left out, and the note says why.
 
     Args:
         placed, single: the best placement of the graph as it is, and that on a single device; either may have no
@@ -233,19 +234,24 @@ def fastest(
     saving = [] if single.answer is not None else _on_one_device(graph, cluster, tool)
     placements = [StrategyRow(one, None) for one in (placed, single) if one is not None and one.answer is not None]
     best = min(placements, key=_objective_s, default=None)
+    # A strategy of the user's own is not to be beaten by a slower one.
+    off = max(WITHIN, (not aids.own and uncertainty(graph, cluster)) or 0.0)
+    least_s = min((one.step_time_s for one in outcome.fitting), default=math.inf)
+    if single.answer is not None and single.answer.objective_s <= (1 + off) * least_s:
+        best, least_s = StrategyRow(single, None), 0.0
     left_out: dict[str, str] = {}
     candidates = {one.strategy.text: one for one in outcome.fitting}
     for one in () if aids.first else _plainer_forms(candidates.values(), graph, cluster, tool):
         candidates.setdefault(one.strategy.text, one)
-    for found in _plain_first(candidates.values()):
-        if best is not None and _objective_s(best) <= found.step_time_s:
+    for found in _plain_first(candidates.values(), off):
+        if best is not None and (not least_s or _objective_s(best) <= found.step_time_s):
             break
         row = None if found.strategy.is_none else strategy_row(graph, cluster, found.strategy, seed, bounds)
         if row is None or row.result.answer is None:
             continue
         checked = aids.check(graph, cluster, row.result)
         if not checked.problem:
-            limit_s = (1 + WITHIN) * min(one.step_time_s for one in candidates.values())
+            limit_s = (1 + off) * min(one.step_time_s for one in candidates.values())
             limit_s = limit_s if best is None else min(limit_s, _objective_s(best))
             best = _plainer(row.checked(checked.words), graph, cluster, aids, bounds, limit_s)
             break
@@ -260,7 +266,7 @@ def fastest(
     answer = best.result
     alternatives = listed(
         one
-        for one in (*_alternatives(placed, single, outcome), *saving, *_own(answer))
+        for one in (*_alternatives(placed, single, outcome), *saving, *_own(answer), *_usual(graph, cluster, tool))
         if one.strategy.text not in left_out and not _is_passed_over(one, answer)
     )
     said = (
@@ -290,21 +296,21 @@ def _plainer_forms(found: Iterable[Scored], graph: OpGraph, cluster: Cluster, to
     """Plainer forms, that fit, of those within `WITHIN` of the fastest: one of them may be plainer than any found."""
     from baselines.strategies.searching.scoring import tried
 
-    near = [one for one in _near(found) if oddities(one.strategy)][:_MOST_NEAR]
+    near = [one for one in _near(found, WITHIN) if oddities(one.strategy)][:_MOST_NEAR]
     forms = dict.fromkeys(plain for one in near for plain in plainer(one.strategy) if not tool.lacks(plain))
     return [made.scored for plain in forms if (made := tried(graph, cluster, plain)).scored and made.scored.fits]
 
 
-def _near(found: Iterable[Scored]) -> list[Scored]:
+def _near(found: Iterable[Scored], off: float) -> list[Scored]:
     ordered = sorted(found, key=lambda one: one.step_time_s)
-    return [one for one in ordered if one.step_time_s <= (1 + WITHIN) * ordered[0].step_time_s]
+    return [one for one in ordered if one.step_time_s <= (1 + off) * ordered[0].step_time_s]
 
 
-def _plain_first(found: Iterable[Scored]) -> list[Scored]:
-    """Fastest first, but for those within `WITHIN` of the fastest, of which the plainest come first."""
+def _plain_first(found: Iterable[Scored], off: float) -> list[Scored]:
+    """Fastest first, but for those within a share of the fastest, of which the plainest come first."""
     ordered = sorted(found, key=lambda one: one.step_time_s)
-    near = _near(ordered)
-    return [*sorted(near, key=lambda one: oddities(one.strategy)), *ordered[len(near) :]]
+    near = _near(ordered, off)
+    return [*sorted(near, key=lambda one: plainness(one.strategy)), *ordered[len(near) :]]
 
 
 def _plainer(
@@ -342,7 +348,7 @@ def _is_passed_over(one: Alternative, best: Result) -> bool:
     """Whether a strategy is faster than the answer, which is plainer."""
     if one.step_time_s is None or best.objective_s is None or one.strategy.is_none or best.strategy.is_none:
         return False
-    return one.strategy != best.strategy and one.step_time_s <= best.objective_s
+    return one.strategy != best.strategy and one.step_time_s <= best.objective_s and one.name not in (DDP, FSDP)
 
 
 def _alternatives(placed: Result | None, single: Result, outcome: StrategyOutcome) -> Iterator[Alternative]:
@@ -371,6 +377,19 @@ def _on_one_device(graph: OpGraph, cluster: Cluster, tool: ToolLimits) -> list[A
     if scored is None or scored.missing_bytes:
         return []
     return [Alternative(SAVING, scored.strategy, scored.step_time_s, scored.peak_bytes)]
+
+
+def _usual(graph: OpGraph, cluster: Cluster, tool: ToolLimits) -> Iterator[Alternative]:
+    """What a colleague would type for a training step: DDP and FSDP over all devices, whether they fit or not."""
+    from baselines.strategies.searching.scoring import tried
+
+    n = len(cluster.compute_devices)
+    for name, zero in ((DDP, ""), (FSDP, " zero3")) if graph.is_training and n > 1 else ():
+        strategy = Strategy.parse(f"dp{n}{zero}")
+        scored = None if tool.lacks(strategy) else tried(graph, cluster, strategy).scored
+        if scored is not None:
+            fits = scored.fits
+            yield Alternative(name, strategy, scored.step_time_s if fits else None, scored.peak_bytes if fits else None)
 
 
 def starts(graph: OpGraph, cluster: Cluster) -> Iterator[Strategy]:

@@ -17,17 +17,20 @@ from graphs.formatting import show
 from placement.solving.methods import Place, is_method
 
 
-def own_methods(methods: Mapping[str, Method]) -> dict[str, Callable[[Problem], Place]]:
-    """Functions that place a problem, by name of each method that is not the registry's own of that name.
+def own_methods(methods: Mapping[str, Method | str]) -> dict[str, Callable[[Problem], Place]]:
+    """Functions that place a problem, by name of each method that is neither a name of ours nor the registry's own.
 
     Raises:
         MethodError: no function, or the name of another method.
     """
     found = {}
     for name, method in methods.items():
+        if isinstance(method, str) and method == name:
+            continue
         if not callable(method):
             raise MethodError(
-                f"method {show(name)} is {method!r:.60}; expected a function from a problem and a seed to a plan."
+                f"method {show(name)} is {method!r:.60}; expected a function from a problem and a seed to a plan, or "
+                "the name of a method under that same name."
             )
         if is_method(name):
             if baselines.METHODS.get(name) is not method:

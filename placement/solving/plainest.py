@@ -1,4 +1,5 @@
-"""Plain strategies: those that most frameworks have words for; a hundredth of a step is not worth an unusual one."""
+"""Plain strategies: those that most frameworks have words for, on few devices; what no prediction tells is not worth
+more devices or an unusual strategy."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import replace
 
 from graphs.transforms.strategy import Strategy
 
-WITHIN = 0.01  # of the step time: a plainer strategy may take so much longer
+WITHIN = 0.01  # of the step time: a plainer strategy may take so much longer, or as much as predictions are off
 _USUAL_ORDERS = ("1f1b", "gpipe", "interleaved")
 _PLAIN = Strategy()
 
@@ -30,6 +31,12 @@ def oddities(strategy: Strategy) -> int:
             *(bool(rule.tensor_modules) for rule in rules),
         )
     )
+
+
+def plainness(strategy: Strategy) -> tuple[int, int]:
+    """The plainest strategy has the least: devices first, then what is unusual and kinds of parallelism at once."""
+    kinds = sum(rule.size > 1 for rule in strategy.mesh) + (strategy.stages > 1)
+    return strategy.devices, oddities(strategy) + kinds
 
 
 def plainer(strategy: Strategy) -> Iterator[Strategy]:

@@ -5,7 +5,7 @@ phases, or allowed on different device kinds (by their own pins or those of thei
 """
 
 from graphs.transforms.coarsen.contraction import contract
-from graphs.transforms.coarsen.multilevel import to_size
+from graphs.transforms.coarsen.multilevel import to_size, to_units
 from graphs.transforms.coarsen.rules import ELEMENTWISE, by_module, fuse_chains, fuse_elementwise
 
-__all__ = ["ELEMENTWISE", "by_module", "contract", "fuse_chains", "fuse_elementwise", "to_size"]
+__all__ = ["ELEMENTWISE", "by_module", "contract", "fuse_chains", "fuse_elementwise", "to_size", "to_units"]

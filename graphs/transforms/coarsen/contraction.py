@@ -79,8 +79,10 @@ def contract(graph: OpGraph, labels: IntArray) -> Derived:
     return Derived.merged(coarse, graph, group_of)
 
 
-def merge_classes(graph: OpGraph) -> IntArray:
+def merge_classes(graph: OpGraph, by_phase: bool = True) -> IntArray:
     """int64 [n]: ops of one number have the same phase and the same allowed device kinds, and so may be merged.
+
+    Without `by_phase` only the device kinds count.
 
     The pins of a colocation group bind all its ops. If they contradict each other, an op's own pins count.
     """
@@ -92,7 +94,9 @@ def merge_classes(graph: OpGraph) -> IntArray:
     numbers: dict[tuple[int, frozenset[str] | None], int] = {}
     result = [
         numbers.setdefault((phase, (allowed[group] if group >= 0 else None) or frozenset(pins) or None), len(numbers))
-        for phase, group, pins in zip(graph.phase.tolist(), graph.colocation.tolist(), graph.pins, strict=True)
+        for phase, group, pins in zip(
+            (graph.phase * by_phase).tolist(), graph.colocation.tolist(), graph.pins, strict=True
+        )
     ]
     return np.array(result, dtype=np.int64)
 

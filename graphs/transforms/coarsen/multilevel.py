@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import networkx as nx
 import numpy as np
 
-from graphs.arrays import FloatArray, IntArray, sums
+from graphs.arrays import FloatArray, IntArray, numbered, sums
 from graphs.errors import GraphError
 from graphs.opgraph import OpGraph
 from graphs.transforms.coarsen.contraction import contract, merge_classes
@@ -39,7 +39,25 @@ def to_size(graph: OpGraph, n_groups: int) -> Derived:
     """
     if n_groups < 1:
         raise GraphError(f"n_groups is {n_groups}; expected 1 or more.")
-    clusters = _first_clusters(graph)
+    return contract(graph, _merged_to(_first_clusters(graph), n_groups).of_op)
+
+
+def to_units(graph: OpGraph, n_units: int) -> IntArray:
+    """int64 [n_ops]: the unit of each op, numbered from 0, where `n_units` share a device each.
+
+    Colocation groups and free ops are merged as `to_size` merges ops, along what they send each other. Units run op by
+    op, so they may hold ops of all phases; ops of different pins are never merged, so that there may be more.
+
+    Raises:
+        GraphError: `n_units` is below 1.
+    """
+    if n_units < 1:
+        raise GraphError(f"n_units is {n_units}; expected 1 or more.")
+    return numbered(_merged_to(_colocated(graph), n_units).of_op)[0]
+
+
+def _merged_to(clusters: _Clusters, n_groups: int) -> _Clusters:
+    """Merge until so many are left, or nothing more can be merged."""
     room = _ROOM / n_groups
     while clusters.size > n_groups:
         size = clusters.size
@@ -50,7 +68,7 @@ def to_size(graph: OpGraph, n_groups: int) -> Derived:
             if room > 2:
                 break
             room *= 2
-    return contract(graph, clusters.of_op)
+    return clusters
 
 
 @dataclass(frozen=True)
@@ -104,6 +122,22 @@ def _first_clusters(graph: OpGraph) -> _Clusters:
     tie = np.where(graph.colocation >= 0, graph.colocation, n + np.arange(n)).astype(np.int64)
     _, tie = np.unique(tie, return_inverse=True)
     return _Clusters(np.arange(n), source, target, weight, _work(graph), merge_classes(graph), tie.reshape(-1))
+
+
+def _colocated(graph: OpGraph) -> _Clusters:
+    """Colocation groups and free ops; an edge leads from the one whose first op is first in topological order."""
+    ops, position = _first_clusters(graph), graph.topological_position
+    unit_of = numbered(ops.tie)[0]
+    k = int(unit_of.max()) + 1
+    first = np.full(k, graph.n_ops, dtype=np.int64)
+    np.minimum.at(first, unit_of, position)
+    ends = np.stack([unit_of[ops.source], unit_of[ops.target]])
+    low, high = np.take_along_axis(ends, first[ends].argsort(axis=0), axis=0)
+    between = low != high
+    source, target, weight = _unique_edges(low[between], high[between], ops.weight[between], k)
+    classes = np.empty(k, dtype=np.int64)
+    classes[unit_of] = merge_classes(graph, by_phase=False)
+    return _Clusters(unit_of, source, target, weight, sums(unit_of, ops.work, k), classes, np.arange(k))
 
 
 def _work(graph: OpGraph) -> FloatArray:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from placement.cli import options
 from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress, reason_as_json, usage_errors
+from placement.cli.reading import model_graph
 from placement.cli.steps import tell_steps
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class ApplyOptions:
             help="Result, as `placement optimize -o` writes it; by default the model is profiled and placed first.",
         ),
     ] = None
+    plan: options.PlanNumber = None
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -48,6 +50,7 @@ class ApplyOptions:
         ),
     ] = None
     train: options.Train = False
+    optimizer: options.Optimizer = None
     precision: options.Precision = None
     steps: Annotated[
         int | None,
@@ -90,11 +93,17 @@ def apply(given: ApplyOptions) -> None:
     """Run a model the way a placement says, one process for each device, beside the plain model on one of them."""
     check_outputs(given.trace, given.output, inputs=[given.model, given.placement, given.cluster])
     sizes = options.parse_dims(given.dim)
+    if given.placement is None and given.plan is not None:
+        raise typer.BadParameter("--plan counts the plans of a result; give PLACEMENT, too.")
     if given.placement is None:
         with reason_as_json(given.as_json):
             result = _placed(given, sizes)
     else:
         result = _loaded(given, given.placement)
+        if given.plan is not None:
+            from placement.solving.numbered import numbered_plan
+
+            result = numbered_plan(result, given.plan, model_graph(given.model, sizes, result))
     if given.output is not None:
         result.save(given.output)
     trial = _tried(given, result, sizes)
@@ -130,10 +139,11 @@ def _loaded(given: ApplyOptions, file: Path) -> Result:
         typer.BadParameter: options that say how to place; its stack is its own.
         MismatchError: it is for another cluster than the command names.
     """
-    how = given.method, given.budget_s, given.strategy, given.stack, given.precision
+    how = given.method, given.budget_s, given.strategy, given.stack, given.precision, given.optimizer
     if any(option is not None for option in how):
         raise typer.BadParameter(
-            "--method, --strategy, --precision, --stack and --budget-s say how to place; leave them out with PLACEMENT."
+            "--method, --strategy, --optimizer, --precision, --stack and --budget-s say how to place; leave them out "
+            "with PLACEMENT."
         )
     from graphs.errors import MismatchError
     from placement.inputs.sources import LOCAL, read_cluster
@@ -203,12 +213,12 @@ def _graph_of(example: Example, machine: Cluster, given: ApplyOptions, report: R
     from placement.results.stacks import asked_for
 
     own = (example.model, example.args, example.kwargs, given.train)
+    how: dict[str, Any] = {"optimizer": given.optimizer or "adam", "name": example.name}
     if given.stack not in (None, EAGER):
         is_compiled = given.stack == COMPILED
-        graph = capture(*own, precision=given.precision, name=example.name, is_compiled=is_compiled)
-        return asked_for(graph, given.stack)
+        return asked_for(capture(*own, precision=given.precision, is_compiled=is_compiled, **how), given.stack)
     try:
-        step = step_to_measure(*own, precision=given.precision, name=example.name)
+        step = step_to_measure(*own, precision=given.precision, **how)
         # Few turns, since people wait; `placement profile` takes more.
         repeats = Repeats(dropped=1, dropped_s=1.0, least=1, settled=10, most=30, budget_s=3.0)
         return measured_profile(step, machine, repeats=repeats, report=report).graph
@@ -221,7 +231,7 @@ def _graph_of(example: Example, machine: Cluster, given: ApplyOptions, report: R
         "one at a time.",
         stacklevel=1,
     )
-    return capture(*own, granularity="module", name=example.name)
+    return capture(*own, granularity="module", **how)
 
 
 def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:
@@ -341,7 +351,7 @@ def _sentences(trial: Trial) -> list[str]:
         off = trial.largest_difference
         where = "" if off is None else f"; largest difference {off.share:.1g} of the largest entry, in {show(off.name)}"
         rounding = f", within the rounding of {' and '.join(trial.halves)}" if trial.halves else ""
-        steps = f"in {trial.compared_steps} steps{' of Adam' if trial.weights_equal is not None else ''}"
+        steps = f"in {trial.compared_steps} steps{f' of {trial.optimizer}' if trial.weights_equal is not None else ''}"
         lines.append(f"compared   {', '.join(checks)}, {steps}, to the plain model{rounding}{where}")
     if trial.outputs_equal is None and not trial.is_plain:
         lines.append("compared   no outputs: the plain model's are no finite numbers")

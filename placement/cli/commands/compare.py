@@ -29,10 +29,13 @@ def compare(given: CompareOptions) -> None:
     with progress("importing"):
         from placement.inputs.sources import check_cluster_argument
         from placement.solving.methods import AUTO, METHODS, default_methods
-    methods = None if given.methods is None else options.parse_names("--methods", given.methods)
+    named, is_more = given.methods, (given.methods or "").startswith("+")
+    methods = None if named is None else options.parse_names("--methods", named.removeprefix("+"))
     if methods is not None and not methods:
         raise typer.BadParameter(f"--methods names no method; valid: {', '.join(METHODS)}.")
     search = checked_search(methods or METHODS, given)
+    if methods is not None and is_more:
+        methods = [*default_methods(given.objective), *methods]
     several = [] if given.clusters is None else options.parse_names("--clusters", given.clusters)
     for name in [*([] if given.cluster is None else [given.cluster]), *several]:
         check_cluster_argument(name)
@@ -67,4 +70,4 @@ def compare(given: CompareOptions) -> None:
     else:
         from placement.cli.comparing.methods import compare_methods
 
-        compare_methods(given, source, methods, search)
+        compare_methods(given, source, methods, search | ({"strategies": True} if is_more else {}))

@@ -11,10 +11,10 @@ import typer
 
 from placement.cli import completion, options
 from placement.cli.output import check_outputs, emit, emit_json, note, progress, reason_as_json
+from placement.cli.reading import model_graph
 from placement.exporters.registry import EXPORTERS
 
 if TYPE_CHECKING:
-    from graphs.opgraph import OpGraph
     from placement.results.result import Result
 
 
@@ -51,6 +51,7 @@ class ExportOptions:
             help="Modules of these classes stay whole in a device map; needs --model, whose own list is the default.",
         ),
     ] = None
+    plan: options.PlanNumber = None
     dim: options.Dims = None
     as_json: options.Json = False
     output: options.Output = None
@@ -61,7 +62,7 @@ def export(given: ExportOptions) -> None:
     check_outputs(given.output, inputs=[given.file, given.model])
     if given.no_split is not None and given.model is None:
         raise typer.BadParameter("--no-split names classes of modules; give the model too, with --model.")
-    if given.dim and (given.model is None or not _is_captured(given.to)):
+    if given.dim and (given.model is None or not (_is_captured(given.to) or given.plan is not None)):
         raise typer.BadParameter("--dim says how the model is captured for --to torch; give --model too.")
     found = _exported(given)
     if isinstance(found, str):
@@ -122,12 +123,18 @@ def _exported(given: ExportOptions) -> dict[str, Any] | str:
         classes = [name.strip() for name in given.no_split.split(",") if name.strip()]
     with reason_as_json(given.as_json), progress(f"exporting {given.file}"):
         sizes = options.parse_dims(given.dim or _dims_of(result, given.model))
-        if given.model is not None:
+        wants_model = given.model is not None and (given.plan is None or _takes_model(given.to))
+        if wants_model:
             exporting.check_takes(given.to, "model")  # before it is built
-        model = None if given.model is None else read_model(given.model, sizes)
+        if given.plan is not None:
+            from placement.solving.numbered import numbered_plan
+
+            of_model = None if given.model is None else model_graph(given.model, sizes, result)
+            result = numbered_plan(result, given.plan, of_model)
+        model = read_model(given.model, sizes) if given.model is not None and wants_model else None
         graph, source = None, None
         if given.model is not None and _is_captured(given.to):
-            graph, source = _model_graph(given.model, sizes, result), called(given.model, sizes)
+            graph, source = model_graph(given.model, sizes, result), called(given.model, sizes)
         found: dict[str, Any] | str = exporting.export(
             result, given.to, model=model, no_split=classes, graph=graph, source=source
         )
@@ -145,27 +152,14 @@ def _dims_of(result: Result, model: str | None) -> list[str]:
     return [word for option, word in itertools.pairwise(words) if option == "--dim"]
 
 
+def _takes_model(target: str) -> bool:
+    """Whether a target takes the model."""
+    return target not in EXPORTERS or "model" in EXPORTERS[target].takes
+
+
 def _is_captured(target: str) -> bool:
     """Whether a target takes the graph of the model."""
     return target in EXPORTERS and "graph" in EXPORTERS[target].takes
-
-
-def _model_graph(argument: str, sizes: dict[str, int], result: Result) -> OpGraph:
-    """The graph of the model as it was captured for the result."""
-    from graphs.transforms.stacks import on_stack
-    from placement.inputs.sources import read_source
-    from placement.results.experts import with_load_of
-
-    origin = result.graph.origin
-    found = read_source(
-        argument,
-        train=bool(origin.train),
-        granularity=origin.granularity or "op",
-        dims=sizes,
-        precision=origin.precision,
-        stack=result.stack,
-    )
-    return on_stack(with_load_of(result, found.graph), result.stack)
 
 
 def _described(found: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ class ProfileOptions:
         ),
     ] = "local"
     train: options.Train = False
+    optimizer: options.Optimizer = None
     precision: options.Precision = None
     dim: options.Dims = None
     output: options.Output = None
@@ -79,6 +80,7 @@ def _measured(given: ProfileOptions) -> Profile:
             report = partial(tell_steps(bar, given.model, sizes), f"{given.model} op by op")
             step = step_to_measure(
                 *(example.model, example.args, example.kwargs, given.train),
+                optimizer=given.optimizer or "adam",
                 precision=given.precision,
                 name=example.name,
             )

@@ -256,6 +256,7 @@ def _summary(found: Training) -> Iterator[str]:
     proven = f"proven optimal {scope(LATENCY)} after"
     how = proven if found.proven else "interrupted after" if found.interrupted else "trained on"
     yield f"{how} {found.samples:,} placements in {format_seconds(found.seconds)}"
+    yield f"curve: {found.policy_file.with_name(found.policy_file.name.removesuffix('.zip') + '.curve.csv')}"
     yield f"policy: {found.policy_file} (use it with --method policy:{found.policy_file})"
     if found.interrupted:
         yield "the same command goes on from here"

@@ -29,6 +29,7 @@ class VerifyOptions(HowToRead):
             "--cluster", metavar="NAME|FILE", help="The cluster it should be for; the one in FILE by default."
         ),
     ] = None
+    plan: options.PlanNumber = None
     train: options.Train = False
     precision: options.Precision = None
     granularity: options.Granularity = "op"
@@ -47,10 +48,15 @@ def verify(given: VerifyOptions) -> None:
         from graphs.formatting import show_line
         from placement import verification
         from placement.inputs.sources import read_cluster
+        from placement.results.result import Result
+        from placement.solving.numbered import numbered_plan
     expected = None if given.graph is None else read_graph(given.graph, given).graph
     target = None if given.cluster is None else read_cluster(given.cluster)
     with progress(f"verifying {given.file}"):
-        found = verification.verify(given.file, expected, target)
+        result = Result.load(given.file)
+        if given.plan is not None:
+            result = numbered_plan(result, given.plan, expected)
+        found = verification.verify(result, expected, target)
     if given.as_json:
         emit_json(found.to_dict())
     else:

@@ -34,6 +34,8 @@ def answer(
     page: Callable[[Found], str] | None = None,
     rows: Sequence[Mapping[str, Any]] = (),
     traced: Result | None = None,
+    runs: Sequence[Mapping[str, Any]] = (),
+    chart: str = "",
 ) -> None:
     """Write the files asked for, and print JSON or text, with the command that gives the same answer last.
 
@@ -42,11 +44,13 @@ def answer(
         page: the report as HTML.
         rows: of the table for a paper.
         traced: for ``--trace``.
+        runs: of another table for a paper, of every run.
+        chart: a drawing for a paper that is not in the page.
     """
     found = dataclasses.replace(found, command=given.again())
     with progress("writing"):
         drawn = "" if page is None or (given.html is None and given.paper is None) else page(found)
-        written = list(_write(given, found.to_json, drawn, rows, traced))
+        written = list(_write(given, found.to_json, drawn, rows, traced, runs, chart))
     if given.as_json:
         emit(found.to_json())
     else:
@@ -54,7 +58,13 @@ def answer(
 
 
 def _write(
-    given: Options, to_json: Callable[[], str], page: str, rows: Sequence[Mapping[str, Any]], traced: Result | None
+    given: Options,
+    to_json: Callable[[], str],
+    page: str,
+    rows: Sequence[Mapping[str, Any]],
+    traced: Result | None,
+    runs: Sequence[Mapping[str, Any]],
+    chart: str,
 ) -> Iterator[str]:
     """Write the files asked for; yields a sentence about each."""
     from graphs.disk import write_atomically
@@ -65,7 +75,7 @@ def _write(
     if given.paper is not None:
         from placement.report.paper import write_paper
 
-        yield from (f"for a paper: {path}" for path in write_paper(given.paper, rows, page))
+        yield from (f"for a paper: {path}" for path in write_paper(given.paper, rows, page + chart, runs))
     if given.trace is not None and traced is not None:
         from placement.report import write_trace
 

@@ -30,7 +30,7 @@ def check_seeds(given: CompareOptions) -> None:
     Raises:
         typer.BadParameter: an option of another comparison, or a text that is no range of seeds.
     """
-    for field in ("seed", "clusters", "sweep", "price", "html", "trace", "strategies"):
+    for field in ("seed", "clusters", "sweep", "price", "trace", "strategies"):
         if not is_default(given, field) and not (field == "strategies" and given.strategies == "none"):
             raise typer.BadParameter(f"--seeds compares methods on one cluster; leave out {option_of(field)}.")
     parse_seeds(given.seeds or "")
@@ -56,13 +56,15 @@ def compare_under_seeds(
     """Run the methods under each seed and show mean and spread."""
     from graphs.errors import InfeasibleError
     from placement.comparing.seeds import compare_seeds
+    from placement.report.seeds import render_seeds
 
     seeds = parse_seeds(given.seeds or "")
     settings = {name: value for name, value in search.items() if name != "seed"}
     with reason_as_json(given.as_json), progress("comparing", len(seeds)) as report:
         settings["progress"] = lambda name, done, _: report(name, done)
         found = compare_seeds(source.graph, target_of(given, source), methods, seeds=seeds, **settings)
-    answer(given, found, lambda: seed_table(found), rows=found.to_dict()["results"])
+    fields = found.to_dict()
+    answer(given, found, lambda: seed_table(found), render_seeds, fields["results"], runs=fields["runs"])
     if all(row.mean_s is None for row in found.rows):
         raise InfeasibleError("no method found a placement that fits under any of these seeds.")
 
@@ -76,5 +78,8 @@ def seed_table(found: SeedComparison) -> list[RenderableType]:
         gain = "" if best.speedup is None else f", {best.speedup:.2f}x one device"
         least = f"{show(best.method)} has the least mean {what}: {format_seconds(best.mean_s)}{gain}"
         head = f"{least}; {NOT_SEARCHED}\n{head}"
-    notes = dim("spread: standard deviation over the seeds", basis(found.graph, found.cluster))
+    notes = dim(
+        "spread: standard deviation over the seeds; 95 %: half of the interval of the mean",
+        basis(found.graph, found.cluster),
+    )
     return [*head.split("\n"), found.table().rich(), *notes]

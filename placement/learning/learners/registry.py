@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from graphs.entry_points import imported
 from graphs.errors import MismatchError, UnknownNameError
 from placement.learning.learners.options import PAPER_OPTIONS, PpoOptions, ReinforceOptions
+from placement.learning.policies.registry import policy_kind
 
 if TYPE_CHECKING:
     from env.gym.batch import ScorerFactory
@@ -22,7 +23,7 @@ class Recipe:
     """How one policy is trained.
 
     Attributes:
-        policy: key in `placement.learning.policies.registry.POLICIES`.
+        policy: name of a `placement.learning.policies.registry.policy_kind`.
         options: of the learner.
         learner: ``module:name`` of what makes it, a `LearnerFactory`.
     """
@@ -66,8 +67,26 @@ def within_63_bits(seed: int) -> int:
     return seed % 2**63
 
 
+def recipes_of(policy: str | type[PlacementPolicy]) -> tuple[str, Mapping[str, Recipe]]:
+    """The name of a policy, and its recipes by preset; those of one's own, a class or a name, are of `Reinforce`.
+
+    Raises:
+        UnknownNameError: no such policy.
+        MismatchError: no policy, or one with the name of another.
+    """
+    name = policy if isinstance(policy, str) else getattr(policy, "name", None)
+    if not isinstance(name, str):
+        raise MismatchError(f"policy {policy!r:.80} has no name; expected a name or a subclass of PlacementPolicy.")
+    kind = policy_kind(name)
+    if kind is None:
+        raise UnknownNameError("policy", name, RECIPES)
+    if not isinstance(policy, str) and kind is not policy:
+        raise MismatchError(f"{name!r} is the name of another policy; give yours a name of its own.")
+    return name, RECIPES.get(name) or {"default": Recipe(name, ReinforceOptions(patience=None))}
+
+
 def make_learner(
-    policy: str,
+    policy: str | type[PlacementPolicy],
     problems: Sequence[Problem],
     seed: int,
     *,
@@ -76,9 +95,10 @@ def make_learner(
     scorer: str | ScorerFactory = "simulate",
     trained: PlacementPolicy | None = None,
 ) -> Learner:
-    """A training run of the policy of that name, before its first update.
+    """A training run of a policy, before its first update.
 
     Args:
+        policy: a name, or a `PlacementPolicy` of one's own.
         preset: ``"paper"`` trains as published where there is a publication.
         warm_start: begin by imitating the best list schedule; without, from scratch.
         scorer: what tells how fast placements are; see docs/environments.md.
@@ -89,15 +109,12 @@ def make_learner(
         MismatchError: problems that one policy cannot serve together, a preset that the policy does not have, or a
             trained policy of another name, or for other problems.
     """
-    if policy not in RECIPES:
-        raise UnknownNameError("policy", policy, RECIPES)
+    name, recipes = recipes_of(policy)
     if preset not in PRESETS:
         raise UnknownNameError("preset", preset, PRESETS)
-    if preset not in RECIPES[policy]:
-        raise MismatchError(
-            f"{policy} has no preset {preset!r}, only {', '.join(map(repr, RECIPES[policy]))}; leave it out."
-        )
-    recipe = RECIPES[policy][preset]
+    if preset not in recipes:
+        raise MismatchError(f"{name} has no preset {preset!r}, only {', '.join(map(repr, recipes))}; leave it out.")
+    recipe = recipes[preset]
     if trained is not None and trained.name != recipe.policy:
         raise MismatchError(
             f"the trained policy is called {trained.name!r} and {recipe.policy!r} is to be trained; go on with "

@@ -31,7 +31,7 @@ from placement.learning.learners.learner import (
 from placement.learning.learners.options import ReinforceOptions
 from placement.learning.learners.starts import starts_of
 from placement.learning.policies.policy import PlacementPolicy, Proposals
-from placement.learning.policies.registry import POLICIES
+from placement.learning.policies.registry import policy_kind
 from placement.processes.threads import one_thread
 
 if TYPE_CHECKING:
@@ -86,17 +86,8 @@ class Reinforce:
     ) -> None:
         for problem in problems:
             policy.check(problem)
-        self._envs = [
-            PlacementVecEnv(
-                "placement/Group-v0",
-                options.samples,
-                graph=problem.graph,
-                cluster=problem.cluster,
-                with_order=True,
-                scorer=scorer,
-            )
-            for problem in problems
-        ]
+        self._envs: dict[tuple[int, bool], PlacementVecEnv] = {}
+        self._scorer = scorer
         self.policy, self._problems, self._options = policy, tuple(problems), options
         self._adam = torch.optim.Adam(policy.parameters(), lr=options.learning_rate, eps=options.epsilon)
         self._generator = torch.Generator().manual_seed(seed)
@@ -105,8 +96,6 @@ class Reinforce:
         self._first = [Units.of(problem).first_op for problem in problems]
         self._memories = [_Memory(best=best) for best in (starts or [None] * len(problems))]
         self._updates = self._samples = 0
-        for env in self._envs:
-            env.reset()
         for index, memory in enumerate(self._memories):
             if not is_trained and (memory.best is not None or options.patience is not None):
                 self._refocus(index)
@@ -184,11 +173,27 @@ class Reinforce:
         self.policy.explore = self._updates < (self._options.noisy_updates or 0)
         one_thread()
         proposals = self.policy.propose(self._problems[index], self._options.samples, self._generator)
-        env = self._envs[index]
+        env = self._env(index, proposals.order is not None)
         env.step(_actions(self._first[index], proposals))
         self._samples += self._options.samples
         scores = env.last_scores
         return proposals, np.where(scores.feasible, scores.step_time_s, np.inf)
+
+    def _env(self, index: int, with_order: bool) -> PlacementVecEnv:
+        """The environments of a problem, for placements with an order of their own, or without."""
+        if (index, with_order) not in self._envs:
+            problem = self._problems[index]
+            env = PlacementVecEnv(
+                "placement/Group-v0",
+                self._options.samples,
+                graph=problem.graph,
+                cluster=problem.cluster,
+                with_order=with_order,
+                scorer=self._scorer,
+            )
+            env.reset()
+            self._envs[index, with_order] = env
+        return self._envs[index, with_order]
 
     def _learn(self, index: int, proposals: Proposals, seconds: FloatArray) -> tuple[float, float, float]:
         """One step along the policy gradient; mean reward, loss and mean entropy."""
@@ -282,7 +287,8 @@ def begin(problems: Sequence[Problem], seed: int, recipe: Recipe, beginning: Beg
 
 
 def _untrained(problems: Sequence[Problem], seed: int, recipe: Recipe, warm_start: bool) -> PlacementPolicy:
-    kind = POLICIES[recipe.policy]
+    kind = policy_kind(recipe.policy)
+    assert kind is not None, "the recipe is of a policy that there is"
     torch.manual_seed(seed)
     if recipe.policy == "graph" and warm_start:
         for _ in problems:  # drawn and dropped, so that a seed begins with the weights of version 0.1
@@ -291,10 +297,10 @@ def _untrained(problems: Sequence[Problem], seed: int, recipe: Recipe, warm_star
 
 
 def _actions(first: IntArray, proposals: Proposals) -> NDArray[np.int64]:
-    """int64 [k, U + n]: what `placement/Group-v0` with an order takes; ``first`` int64 [U] is an op of each unit."""
+    """int64 [k, U (+ n)]: what `placement/Group-v0` takes, with an order; ``first`` int64 [U] is an op of each unit."""
     order = proposals.order
     if order is None:
-        raise ValueError("a policy trained by Reinforce proposes orders.")
+        return proposals.device[:, first].astype(np.int64)
     if order.dtype.kind == "f":  # the environment wants places in line
         order = np.argsort(np.argsort(order, axis=1, kind="stable"), axis=1, kind="stable")
     return np.concatenate([proposals.device[:, first], order], axis=1)

@@ -39,7 +39,7 @@ class PlacementPolicy(nn.Module, ABC):
     """A distribution over the placements of any problem it is fit for.
 
     Attributes:
-        name: key in `placement.learning.policies.registry.POLICIES`.
+        name: what a policy file says it holds, of `placement.learning.policies.registry.policy_kind`.
     """
 
     name: ClassVar[str]

@@ -13,7 +13,7 @@ from torch import Tensor
 from graphs.errors import PlacementError, PolicyFileError
 from placement.learning.policies.archive import Kind, read_archive, write_archive
 from placement.learning.policies.policy import PlacementPolicy
-from placement.learning.policies.registry import POLICIES
+from placement.learning.policies.registry import GROUP, POLICIES, policy_kind
 
 _OF_STRATEGIES = "searches"  # a key in files of versions whose policies could make moves between strategies
 _KIND = Kind("a policy file", "policy.json", "placement.policy", 1)
@@ -95,9 +95,10 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
         name, config = str(record["policy"]), dict(record["config"])
     except (KeyError, TypeError, ValueError, OverflowError):
         raise PolicyFileError(f"{where} lacks part of its description of the policy; train it again.") from None
-    if name not in POLICIES:
+    if policy_kind(name) is None:
         raise PolicyFileError(
-            f"{where} holds a policy {name!r}, which this version does not have; it has {', '.join(POLICIES)}."
+            f"{where} holds a policy {name!r}, which this version does not have; it has {', '.join(POLICIES)}. Import "
+            f"its class first, or name it among the entry points {GROUP} of its package."
         )
     return LoadedPolicy(_policy(name, config, weights, where), origin)
 
@@ -127,7 +128,9 @@ def _policy(name: str, config: dict[str, Any], weights: Mapping[str, Tensor], wh
         raise _misfit(where)
     try:
         with torch.random.fork_rng(devices=[]):  # what it draws for its first weights is nobody else's business
-            policy = POLICIES[name](**config)
+            kind = policy_kind(name)
+            assert kind is not None, "its name was looked up"
+            policy = kind(**config)
         policy.load_state_dict(weights)
     except PlacementError:
         raise

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
 from graphs.entry_points import Imported
 
@@ -21,3 +22,24 @@ _HOME = {
 
 
 POLICIES: Mapping[str, type[PlacementPolicy]] = Imported(_HOME)
+GROUP = "placement.policies"  # entry points of other packages, each the name of a policy and its class
+
+
+def policy_kind(name: str) -> type[PlacementPolicy] | None:
+    """The policy of that name: ours, one of another package's entry points, or an imported class; None: none."""
+    if name in POLICIES:
+        return POLICIES[name]
+    for entry in entry_points(group=GROUP, name=name):
+        kind: type[PlacementPolicy] = entry.load()
+        return kind
+    return next((kind for kind in _subclasses() if getattr(kind, "name", None) == name), None)
+
+
+def _subclasses() -> Iterator[type[PlacementPolicy]]:
+    """Classes of policies that are imported, the latest first."""
+    from placement.learning.policies.policy import PlacementPolicy  # loads torch
+
+    found: list[Any] = [PlacementPolicy]
+    for kind in found:  # grows while it is walked
+        found.extend(kind.__subclasses__())
+    return reversed(found)

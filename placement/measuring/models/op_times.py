@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 
@@ -34,19 +33,13 @@ from placement.runtime.program.named_tensors import NamedTensors
 from placement.runtime.program.routines import Routine, compile_routines
 from placement.runtime.states.gradients import add_gradients
 from placement.runtime.states.masters import is_narrow, with_masters
+from placement.runtime.states.optimizers import OPTIMIZERS
 
 _T = TypeVar("_T", bound=torch.Tensor)
 Times = dict[int, list[float]]  # op -> seconds in each step
 _LR = 1e-6
 _MOST_ALONE = 10  # steps while the others rest
 
-# As a training script makes them: torch's own choice between its implementations. By the names that capture knows.
-OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "momentum": partial(torch.optim.SGD, momentum=0.9),
-    "sgd": torch.optim.SGD,
-}
 # Single ops differ more than their sum does: where there is time, its median alone does not end the measurement.
 REPEATS = Repeats(least=2, settled=60, most=60)
 
@@ -96,7 +89,8 @@ class StepToMeasure:
     def optimizer_of(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """An optimizer of parameters, with master copies of the narrow ones where the precision has them."""
         parameters = list(parameters)
-        made = OPTIMIZERS[self.optimizer](parameters, lr=_LR)
+        kind, settings = OPTIMIZERS[self.optimizer]
+        made = kind(parameters, lr=_LR, **settings)  # torch's own choice between its implementations
         precision = self.program.graph.origin.precision
         if precision is None or not precision_named(precision).has_masters or not any(map(is_narrow, parameters)):
             return made

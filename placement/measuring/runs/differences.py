@@ -13,8 +13,8 @@ from torch import Tensor
 
 # First parts of the names of what is compared.
 LOSS, OUTPUT, GRADIENT, WEIGHT, BUFFER = "loss/", "output/", "gradient/", "weight/", "buffer/"
-# Numbers about the plain model beside these: its largest gradient, Adam's epsilon, the sum of its rates, and by how
-# much the weight with the rest of the name has moved.
+# Numbers about the plain model beside these: its largest gradient, Adam's epsilon or what SGD's rate is divided by, the
+# sum of the rates, and by how much the weight with the rest of the name has moved.
 LARGEST, EPS, RATES, MOVED = "fact/largest gradient", "fact/eps", "fact/rates", "fact/moved/"
 
 TOLERANCE = 5e-4  # of the largest entry: sums in another order differ by rounding, and a step adds many numbers
@@ -110,7 +110,7 @@ def compared(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> di
             allowed = max(allowed, NOISE * largest_gradient)
             scale = max(scale, NEGLIGIBLE * largest_gradient)
         elif name.startswith(WEIGHT):
-            # Adam moves a weight by no more than its rates times the gradient over its epsilon.
+            # No weight moves by more than the rates times its gradient over this.
             noise = fact(RATES) * NOISE * largest_gradient / eps if eps else 0.0
             allowed = OF_CHANGE * fact(f"{MOVED}{name}") + noise + _LAST_BITS * torch.finfo(expected.dtype).eps * size
         is_empty = expected.numel() > 0 and expected.is_floating_point() and not expected.isfinite().any()

@@ -56,13 +56,13 @@ class Executor:
             result = placement.optimize(executor.graph, executor.cluster, scorer=executor.scorer)
 
     A placement runs as `placement.apply` runs it under ``torchrun``: a process for each device, each in the order of
-    its own ops, training with Adam at the end of the step; on one device it is the plain model. The model of the caller
-    stays as it is. Every placement is run once, in the order its ops have on each device; asked again, `run` answers
-    from memory, also for one that failed. The processes start with the first run; ``close``, or the end of the
+    its own ops, the optimizer at the end of a training step; on one device it is the plain model. The model of the
+    caller stays as it is. Every placement is run once, in the order its ops have on each device; asked again, `run`
+    answers from memory, also for one that failed. The processes start with the first run; ``close``, or the end of the
     ``with``, ends them.
 
     Args:
-        model, args, kwargs, train, loss, name: as for `placement.capture`, but model and inputs have data.
+        model, args, kwargs, train, loss, optimizer, name: as for `placement.capture`, but model and inputs have data.
         cluster: of CPU devices, no more than the cores that this process may use; each gets one and one thread.
         steps, dropped: how often a placement is run, and how many of these steps warm up.
         limit_s: a placement that takes longer, its code and all steps together, is infeasible.
@@ -90,6 +90,7 @@ class Executor:
         steps: int = 10,
         dropped: int = 5,
         limit_s: float = 60.0,
+        optimizer: str = "adam",
         name: str | None = None,
     ) -> None:
         if not 0 <= dropped < steps:
@@ -101,7 +102,7 @@ class Executor:
         cores = cores_of(cluster)
         check_states(model)
         positional, keywords = example_inputs(args, kwargs)
-        program = capture_program(model, positional, keywords, train, loss=loss, name=name)
+        program = capture_program(model, positional, keywords, train, loss=loss, optimizer=optimizer, name=name)
         bound(model, program, positional, keywords)  # refuses other arguments
         self.graph: OpGraph = program.graph
         self.cluster = cluster

@@ -37,6 +37,7 @@ from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import Functional
 from placement.runtime.ranks.group import LostRankError, RankGroup
 from placement.runtime.ranks.launch import met_store
+from placement.runtime.states.optimizers import optimizer_of
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -246,16 +247,10 @@ def strategy_share(model: TimedModel, strategy: str) -> nn.Module:
 
 
 def _step(model: TimedModel, module: nn.Module, loss: Loss | None) -> ModelStep:
-    """A step that leaves the weights what they are, however often it is run: Adam takes as long as with any rate."""
-    train = model.step.program.train
-    settings: dict[str, Any] = {"lr": 0.0, "foreach": False}
-    own = [parameter for parameter in module.parameters() if parameter.requires_grad and train]
-    make: Any = getattr(type(module), "optimizer", None)
-    if make is not None and train:  # a strategy says where the optimizer's state is kept
-        optimizer = make(module, torch.optim.Adam, **settings)
-    else:
-        optimizer = torch.optim.Adam(own, **settings) if own else None
-    return ModelStep(module, model.args, model.kwargs, train, loss, optimizer)
+    """A step that leaves the weights what they are, however often it is run: an update takes as long at any rate."""
+    train, name = model.step.program.train, model.step.program.graph.origin.optimizer or "adam"
+    optimizer = optimizer_of(module, name, lr=0.0, foreach=False) if train else None
+    return ModelStep(module, model.args, model.kwargs, train, loss, name, optimizer)
 
 
 def _layout(model: TimedModel, work: Arrangement) -> DeviceLayout:

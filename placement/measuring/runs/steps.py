@@ -23,10 +23,12 @@ from placement.measuring.runs.differences import (
 )
 from placement.runtime.states.formats import gradient_format
 from placement.runtime.states.masters import with_masters
+from placement.runtime.states.optimizers import optimizer_of
 
 STEPS = 3  # that are compared: a fault of the second one is seen in the third, at the latest
-_RATE = 3e-4
+_MOVE = 3e-4  # of a weight in a step, at most, but for momentum
 _EPS = 0.01  # of the largest gradient: Adam then moves a weight by noise no more than by noise
+_BUILT_UP = {"momentum": 5.61}  # moves in `STEPS` steps, where a step has something of those before: 1 + 1.9 + 2.71
 
 
 @dataclass(eq=False)
@@ -38,7 +40,8 @@ class ModelStep:
         args, kwargs: of one step.
         loss: of the model's output; None of a share (`placement.apply` on several devices), which has its own.
         train: a training step.
-        optimizer: Adam, once `first_steps` has made it; None where nothing is to be trained here.
+        optimizer_name: as in `placement.runtime.states.optimizers.OPTIMIZERS`.
+        optimizer: of that name, once `first_steps` has made it; None where nothing is to be trained here.
     """
 
     model: nn.Module
@@ -46,6 +49,7 @@ class ModelStep:
     kwargs: Mapping[str, Any]
     train: bool
     loss: Loss | None
+    optimizer_name: str = "adam"
     optimizer: Any = None
 
     @property
@@ -105,29 +109,33 @@ class ModelStep:
                     found |= gradients
                     if reference is None:
                         most = max(map(largest, gradients.values()), default=0.0)
-                        facts = {LARGEST: most, EPS: _EPS * most or 1e-8, RATES: STEPS * _RATE}
+                        # SGD moves by its rate times the gradient, as Adam by its own over this does.
+                        eps = (_EPS * most or 1e-8) if self._is_adam else (most or 1.0)
+                        moves = _BUILT_UP.get(self.optimizer_name, STEPS)
+                        facts = {LARGEST: most, EPS: eps, RATES: moves * _MOVE}
                         found |= {name: torch.tensor(value) for name, value in facts.items()}
-                    self.optimizer = self._adam(float((reference or found)[EPS]))
+                    self.optimizer = self._optimizer(float((reference or found)[EPS]))
                 self.update()
             told(number)
         if self.train:
             found |= self._states(named)
             for group in self.optimizer.param_groups if self.optimizer is not None else ():
-                group["lr"] = 0.0  # Adam's step takes as long as with any other rate
+                group["lr"] = 0.0  # a step takes as long as with any other rate
         return found
 
-    def _adam(self, eps: float) -> Any:
-        own = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        settings: dict[str, Any] = {"lr": _RATE, "eps": eps, "foreach": False}
-        make = getattr(type(self.model), "optimizer", None) if self.is_share else None
-        if make is not None:  # a strategy says where the optimizer's state is kept
-            return make(self.model, torch.optim.Adam, **settings)
-        if not own:
-            return None
-        optimizer = torch.optim.Adam(own, **settings)
-        if any(gradient_format(one) not in (None, one.dtype) for one in own):
-            return with_masters(optimizer)  # of a precision whose gradients are wider
-        return optimizer
+    @property
+    def _is_adam(self) -> bool:
+        return self.optimizer_name.startswith("adam")
+
+    def _optimizer(self, eps: float) -> Any:
+        settings: dict[str, Any] = {"lr": _MOVE, "eps": eps} if self._is_adam else {"lr": _MOVE / eps}
+        made = optimizer_of(self.model, self.optimizer_name, foreach=False, **settings)
+        is_own = isinstance(made, torch.optim.Optimizer) and not hasattr(type(self.model), "optimizer")
+        if is_own and any(
+            gradient_format(p) not in (None, p.dtype) for p in self.model.parameters() if p.requires_grad
+        ):
+            return with_masters(made)  # of a precision whose gradients are wider
+        return made
 
     def _gradients(self) -> dict[str, Tensor]:
         if self.is_share:

@@ -108,7 +108,8 @@ class Trial:
         outputs_equal: whether the outputs, or the losses, of each of these are those of the plain model but for
             rounding; None where the plain model itself ran.
         gradients_equal: the same of all gradients of the first one; None, too, where there are none, as in inference.
-        buffers_equal, weights_equal: the same of all buffers and parameters after the last one, and Adam's updates.
+        buffers_equal, weights_equal: the same of all buffers and parameters after the last one, and its update.
+        optimizer: that updated them, by name; None in inference.
         largest_difference: of all that was compared; None where the plain model itself ran.
         halves: number formats of two bytes in the step, within whose rounding it was compared.
         steps, dropped: how many were run, and how many of them did not count.
@@ -131,6 +132,7 @@ class Trial:
     gradients_equal: bool | None
     buffers_equal: bool | None
     weights_equal: bool | None
+    optimizer: str | None
     largest_difference: Difference | None
     halves: tuple[str, ...]
     steps: int
@@ -176,7 +178,7 @@ def try_out(
     Args:
         model: a built-in model or ``file.py:function``, which every process makes anew under the seed.
         result: a placement of it.
-        train: training steps with Adam, else inference.
+        train: training steps, with the optimizer of the result, else inference.
         dims: ``"batch"``, the samples of a built-in model.
         steps: how many to run, half of which warm up; by default as many as their median needs
             (`placement.measuring.models.repeats.Repeats`).
@@ -185,14 +187,15 @@ def try_out(
 
     Raises:
         MismatchError: the result is for another model, for training where inference is asked or the other way round,
-            there are more devices than this machine has, or Adam cannot read a gradient.
+            there are more devices than this machine has, or the optimizer cannot read a gradient.
         RankError: a process failed, with its reason.
     """
     names = _device_names(result)
     places = {name: str(place) for name, place in places_of(result, ranks=names).items()}
     by_module = result.graph.origin.granularity == "module"
     _check_training(result, train)
-    check_gradients(result.graph, "adam")
+    optimizer = result.graph.origin.optimizer or "adam"
+    check_gradients(result.graph, optimizer)
     if not by_module:
         _check_places([places[name] for name in names])
     stack = COMPILED if result.stack == COMPILED and not by_module else EAGER
@@ -201,6 +204,7 @@ def try_out(
         task = TrialTask(
             model=model,
             train=train,
+            optimizer=optimizer,
             dims=dict(dims or {}),
             seed=seed,
             repeats=_REPEATS if steps is None else Repeats.exactly(steps, steps // 2),
@@ -320,6 +324,7 @@ def _trial(
         gradients_equal=None if is_plain else all_equal(single.computed, compared, (GRADIENT,)),
         buffers_equal=None if is_plain else all_equal(single.computed, compared, (BUFFER,)),
         weights_equal=None if is_plain else all_equal(single.computed, compared, (WEIGHT,)),
+        optimizer=(result.graph.origin.optimizer or "adam") if result.graph.is_training else None,
         largest_difference=None if is_plain else largest_difference(compared),
         halves=_halves(result),
         steps=ranks[0].timed.dropped + len(step_s),

@@ -21,6 +21,7 @@ class TrialTask:
 
     Attributes:
         model, train, dims, seed: as of `placement.measuring.runs.trial.try_out`.
+        optimizer: of training steps, by name.
         repeats: how often.
         way: of the placement: ``"plain"`` is the model on one device, ``"compiled"`` the same under torch.compile,
             ``"by_module"`` module by module in one process, ``"ranked"`` a share for each device.
@@ -34,6 +35,7 @@ class TrialTask:
 
     model: str
     train: bool
+    optimizer: str
     dims: Mapping[str, int]
     seed: int
     repeats: Repeats

@@ -217,7 +217,7 @@ def _plain_step(task: TrialTask) -> ModelStep:
 
 def _step(task: TrialTask, example: Example) -> ModelStep:
     loss = None if hasattr(example.model, "gathered_gradients") else default_loss
-    return ModelStep(example.model, example.args, example.kwargs, task.train, loss)
+    return ModelStep(example.model, example.args, example.kwargs, task.train, loss, task.optimizer)
 
 
 def own_bytes(model: nn.Module) -> int:

@@ -27,7 +27,7 @@ from graphs.transforms.sequencing import BACKWARD, WEIGHTS, WHOLE_BACKWARD, Stag
 from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.splitting.splitter import split
 from graphs.transforms.strategy import ACTIVATIONS, MeshRule, Strategy
-from placement.results.same_model import check_same_model
+from placement.results.same_model import check_same_model, with_recipe_of
 from placement.runtime.setups.context_plan import context_plan
 from placement.runtime.setups.expert_plan import expert_plan
 from placement.runtime.setups.facts import Facts
@@ -62,6 +62,7 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
     if source is not None:
         check_source(source)
     if graph is not None:
+        graph = with_recipe_of(result, graph)
         check_same_model(result, graph)
     check_run(result, strategy, graph)
     axes = {rule.name: rule.size for rule in strategy.mesh}

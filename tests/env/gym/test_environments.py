@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from env.gym.task import ORDERS, Task, make_tasks
 from env.problem import Problem
 from graphs.errors import InfeasibleError
 from graphs.generators import fork_join, layered, random_dag
-from graphs.opgraph import Op, OpGraph
+from graphs.opgraph import Op, OpGraph, Phase, Tensor
 from graphs.zoo import MODELS, build
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -170,6 +171,16 @@ def test_coarsening_comes_near_the_number_asked_for() -> None:
     task = only_task(layered(300, 0), FOUR, units=24)
     assert 20 <= task.n_units <= 24
     assert task.n_ops == 300
+
+
+def test_so_does_that_of_a_graph_whose_ops_share_devices_across_phases() -> None:
+    forward = [Op(f"f{k}", flops=1e9, colocation=f"{k}") for k in range(60)]
+    backward = [Op(f"b{k}", flops=2e9, colocation=f"{k}", phase=Phase.BACKWARD) for k in reversed(range(60))]
+    ops = [*forward, *backward]
+    along = [Tensor(one.name, 1000, (other.name,)) for one, other in itertools.pairwise(ops)]
+    graph = OpGraph.build(ops, along, "step")
+    assert only_task(graph, FOUR).n_units == 60
+    assert [only_task(graph, FOUR, units=n).n_units for n in (5, 20, 40, 80)] == [5, 20, 40, 60]
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -16,6 +16,7 @@ import pytest
 from command_lines import CLUSTER, Call, process, refused
 
 from graphs.errors import MismatchError
+from placement.cli import output
 from placement.inputs import sources
 from placement.solving.interruption import as_keyboard_interrupt, is_interruption
 
@@ -111,3 +112,14 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     out, err = started.communicate(timeout=300)
     assert (started.returncode, out, err.strip()) == (130, "", "placement: interrupted; no file is half-written.")
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["slow.py", "started"]
+
+
+def test_progress_tells_a_pipe_what_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "EVERY_S", 0.01)
+    told = threading.Event()
+    with output.progress("searching", 3) as say:
+        say("placing", 2)
+        while "placing, 2 of 3" not in capsys.readouterr().err:
+            told.wait(0.01)

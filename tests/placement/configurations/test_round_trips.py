@@ -120,7 +120,7 @@ def megatron(draw: st.DrawFn) -> dict[str, Any]:
         "precision": narrow,
         "is_float16": narrow == "master-bf16-reduce" and draw(st.booleans()),
         "stack": "fused",
-        "optimizer": draw(st.sampled_from(["adam", "sgd"])),
+        "optimizer": draw(st.sampled_from(["adam", "momentum", "sgd"])),
         "recompute": draw(st.sampled_from([NONE, FULL, ATTENTION, f"{FIRST}1", f"{FIRST}4"])),
         "offload": draw(st.sampled_from([(), ("optimizer",)])),
         "bucket_bytes": draw(st.one_of(st.none(), st.integers(1, 10**8).map(lambda n: 4 * n))),

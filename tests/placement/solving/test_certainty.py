@@ -54,7 +54,7 @@ def test_what_lies_within_the_error_is_a_tie() -> None:
         Alternative(ONE_DEVICE, Strategy(), near, 10),
     )
     told = ties(replace(result, alternatives=others))
-    assert told.startswith(f"within {RUNS.off:.0%} of the answer: dp2 ")
+    assert told.startswith(f"within {RUNS.off:.0%} of the answer: plan 1 (dp2) ")
     assert told.endswith(f"; 5 steps of it and of this tell, {format_seconds(5 * (best_s + near))} in all")
     assert [one.strategy.text for one in tied(replace(result, alternatives=others))] == ["dp2"]
     assert f"± {RUNS.off:.0%}" in advice(replace(result, alternatives=others))
@@ -72,5 +72,9 @@ def test_the_time_stands_on_the_first_line_however_long_the_strategy_is() -> Non
     text = "dp2 zero3 | tp2 sp | pp2 interleaved v2 mb8 | recompute=layers.* | offload=optimizer | updates=fused"
     fixed = placement.optimize(step(), H100, strategy="none", seed=0)
     first = advice_lines(replace(fixed, strategy=Strategy.parse(text)))[0]
-    assert ", ...: " in first
+    assert first.startswith("dp2 zero3 | pp2 interleaved v2 mb8 | tp2 sp | recompute | offload: ")
+    short = replace(
+        fixed, strategy=Strategy.parse("dp2 zero3 | recompute=layers.* | offload=optimizer | updates=fused")
+    )
+    assert ", ...: " in advice_lines(short)[0]
     assert format_seconds(fixed.answered().objective_s) in first

@@ -1,6 +1,8 @@
-"""A hundredth of a step is not worth an unusual strategy."""
+"""What predictions cannot tell apart is not worth more devices or an unusual strategy."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 from training_steps import mlp
@@ -9,9 +11,12 @@ from baselines.budget import Budget
 from env.cluster import Cluster
 from graphs.transforms.strategy import Strategy
 from placement.optimization import optimize
+from placement.results.advice import advice
+from placement.results.alternatives import DDP, FSDP
+from placement.results.utilisation import uncertainty
 from placement.solving.best_of_all import fastest, find_strategies, solver_or_reason
 from placement.solving.methods import SINGLE
-from placement.solving.plainest import WITHIN, oddities, plainer
+from placement.solving.plainest import WITHIN, oddities, plainer, plainness
 from placement.solving.solver import Solver
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")
@@ -53,5 +58,27 @@ def test_no_strategy_that_was_scored_is_faster_and_as_plain() -> None:
     assert isinstance(solver, Solver)
     outcome = find_strategies(graph, CLUSTER, Budget(evaluations=3000))
     found = fastest(graph, CLUSTER, 0, None, solver.solve(SINGLE), outcome)
-    as_plain = [one for one in outcome.fitting if oddities(one.strategy) <= oddities(found.strategy)]
+    as_plain = [one for one in outcome.fitting if plainness(one.strategy) <= plainness(found.strategy)]
     assert found.objective_s == pytest.approx(min(one.step_time_s for one in as_plain))
+
+
+def test_fewer_devices_win_within_the_error_and_the_first_line_says_so() -> None:
+    graph, cluster = mlp(batch=64, width=512, layers=6), Cluster.preset("8xH100-nvswitch")
+    outcome = find_strategies(graph, cluster, Budget(evaluations=3000))
+    solver = solver_or_reason(graph, cluster, 0)
+    assert isinstance(solver, Solver)
+    found = fastest(graph, cluster, 0, None, solver.solve(SINGLE), outcome)
+    off = uncertainty(graph, cluster)
+    assert off is not None
+    least = min(one.step_time_s for one in outcome.fitting)
+    near = [one for one in outcome.fitting if one.step_time_s <= (1 + off) * least]
+    assert found.strategy.devices <= min(one.strategy.devices for one in near)
+    few = replace(found, strategy=Strategy.parse("dp4 zero3"), method="auto")
+    assert advice(few).startswith("4 of 8 devices do as well as more: data parallel on 4 with ZeRO-3: ")
+
+
+def test_what_a_colleague_would_type_has_a_row() -> None:
+    rows = optimize(mlp(batch=64, width=512, layers=6), CLUSTER, evaluations=300).alternatives
+    usual = {one.name: one.strategy.text for one in rows if one.name in (DDP, FSDP)}
+    n = len(CLUSTER.compute_devices)
+    assert usual == {DDP: f"dp{n}", FSDP: f"dp{n} zero3"}

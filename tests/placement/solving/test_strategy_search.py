@@ -112,7 +112,7 @@ def test_a_safer_way_is_told_where_little_memory_is_left(result: Result) -> None
     assert safer(replace(result, alternatives=(more, less))) == ""  # devices of 80 GB
     devices = tuple(replace(d, memory_bytes=int(1.05 * peak), reserved_bytes=0) for d in result.cluster.devices)
     tight = replace(result, cluster=replace(result.cluster, devices=devices))
-    told = f"dp8 zero3 needs {format_bytes(peak // 2)}, 100% slower"
+    told = f"plan 2 (dp8 zero3) needs {format_bytes(peak // 2)}, 100% slower"
     assert safer(replace(tight, alternatives=(more, less))) == told
     assert f"safer        {told}" in replace(tight, alternatives=(more, less)).summary()
     assert safer(replace(tight, alternatives=(more,))).startswith("nothing scored needs 10% less; --memory-fraction")

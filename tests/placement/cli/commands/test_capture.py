@@ -61,7 +61,7 @@ def test_capture_takes_a_function_of_a_file(call: Call, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODEL_FILE, encoding="utf-8")
     code, out, err = call("capture", "mine.py:net", "--json")
     assert code == 0
-    assert json.loads(out)["graph"] == "net"
+    assert json.loads(out)["graph"] == "mine:net"
     assert "this is for stderr" in err
     # 2 x 4 x 3 multiplications and additions
     assert json.loads(out)["flops"] >= 2 * 2 * 4 * 3

@@ -27,7 +27,7 @@ def test_the_advice_comes_first(call: Call, model: str) -> None:
     code, out, err = call("estimate", model, "--train")
     assert (code, err) == (0, "")
     first, *lines = out.splitlines()
-    assert first.startswith("net has 30,300 parameters; training with adam in float32 needs ")
+    assert first.startswith("mine:net has 30,300 parameters; training with adam in float32 needs ")
     assert first.endswith("at batch 4:")
     assert lines[0] == "at least 1 x H100-SXM5-80GB."
     assert any(
@@ -41,7 +41,7 @@ def test_optimizer_and_cluster_can_be_given(call: Call, model: str) -> None:
     found = json.loads(out)
     assert (code, found["optimizer"]) == (0, "sgd")
     assert found["fewest"]["count"] == 1
-    assert found["advice"].startswith("net fits on 1 device like those of 4xV100-pcie, as it is, about ")
+    assert found["advice"].startswith("mine:net fits on 1 device like those of 4xV100-pcie, as it is, about ")
     assert found["command"] == "placement estimate mine.py:net --cluster 4xV100-pcie --optimizer sgd --train"
 
 

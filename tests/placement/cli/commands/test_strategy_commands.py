@@ -50,7 +50,7 @@ def test_optimize_with_a_strategy_on_the_command_line(call: Call) -> None:
     assert "<svg" in Path("r.html").read_text(encoding="utf-8")
     code, out, err = call("verify", "p.json", "--graph", "g.json", "--cluster", "8xA100-nvswitch")
     assert (code, err) == (0, "")
-    assert out.startswith("holds: mlp (dp2) on 8xA100-nvswitch, strategy dp2 zero1")
+    assert out.startswith("holds: g (dp2) on 8xA100-nvswitch, strategy dp2 zero1")
     assert "not checked" not in out
     assert "not checked: the graph" in call("verify", "p.json")[1]
     command = json.loads(call(*words, "--json")[1])["command"]
