@@ -34,8 +34,7 @@ from env.device import (
     without,
 )
 from env.fabric import Fabric, Protocol, fabric_from_dict
-from env.hosts import host_devices
-from env.lanes import check_memories, lane_of, memory_owner, outer_lane_of, with_lanes
+from env.lanes import check_memories, host_devices, lane_of, memory_owner, outer_lane_of, with_lanes
 from env.local import measurer
 from env.rates import Rates
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes

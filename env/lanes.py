@@ -1,4 +1,4 @@
-"""Devices on one memory, and lanes: devices that communicate while the device beside them computes (docs/score.md)."""
+"""Devices on one memory, their hosts, and lanes, which communicate while the device beside them computes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from env.device import Device, Link, both_ways
 from graphs.errors import ClusterError
-from graphs.records import LANE
+from graphs.records import HOST, LANE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,3 +120,21 @@ def _numbers(devices: Sequence[Device], suffix: str) -> IntArray:
 
 def _name(device: Device, suffix: str) -> str:
     return f"{device.name}.{suffix}"
+
+
+def host_devices(cluster: Cluster) -> IntArray:
+    """int64 [D]: number of the CPU in each device's host, as names tell hosts apart; -1 for none, and for CPUs.
+
+    Where one host has several CPUs, each device takes the one with the widest route, the first of equals.
+    """
+    result = np.full(cluster.n_devices, -1, dtype=np.int64)
+    compute = set(cluster.compute_devices.tolist())
+    of_host: dict[int, list[int]] = {}
+    for d, device in enumerate(cluster.devices):
+        if device.kind == HOST and d not in compute:
+            of_host.setdefault(int(cluster.host_number[d]), []).append(d)
+    for d in compute:
+        near = of_host.get(int(cluster.host_number[d]), [])
+        if near:
+            result[d] = max(near, key=lambda cpu: cluster.routes[d, cpu].bandwidth_bytes_per_s if near[1:] else 0.0)
+    return result

@@ -28,10 +28,10 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "env": (
-        "compiling local objectives rates gpu_rates device gpus",
+        "compiling local objectives rate_records rates gpu_rates device gpus",
         "jit fabric",
         "presets",
-        "cluster hosts lanes paths routes",
+        "cluster lanes paths routes",
         "times",
         "published problem resizing",
         "plan units",

@@ -17,7 +17,18 @@ COMPILERS = {"entry", "parallel_entry", "allocating", "inner", "entry_without_ar
 MOST_FILES, MOST_PARAMETERS, LEAST_COMMENTS = 20, 8, 0.08
 # The public verbs: what a user may set stands in their signature, and typer reads the options of a command from it.
 VERBS = ("placement/cli/", "placement/comparing/", "placement/optimization.py")
-PUBLIC_VERBS = {"capture", "compare", "fit", "optimize", "profile", "suite", "what_if", "train", "__init__"}
+PUBLIC_VERBS = {
+    "capture",
+    "capture_program",
+    "compare",
+    "fit",
+    "optimize",
+    "profile",
+    "suite",
+    "what_if",
+    "train",
+    "__init__",
+}
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:

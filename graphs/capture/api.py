@@ -30,11 +30,10 @@ from graphs.capture.lower import lower
 from graphs.capture.modules import capture_modules
 from graphs.capture.optimizers import optimizer_named
 from graphs.capture.program import Program, program_of, with_step
-from graphs.capture.quiet import quiet_loggers
 from graphs.capture.record import Loss, argument_leaves, trace_forward, trace_training
 from graphs.capture.rows import add_rows
 from graphs.capture.trace import Trace, flat
-from graphs.capture.untraced import as_untraced
+from graphs.capture.untraced import as_untraced, quiet_loggers
 from graphs.errors import CaptureError, PlacementError, UnknownNameError
 from graphs.kept import precision_named
 from graphs.opgraph import OpGraph, Origin

@@ -20,12 +20,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphs.capture.again import FIRST_DRAW, state_of
+from graphs.capture.again import FIRST_DRAW, reassigned, state_of, write_back
 from graphs.capture.casting import cast, dtype_of, follow, in_precision
 from graphs.capture.costs import general_kernels, out_of_place, shows_other_memory
 from graphs.capture.failure import does_not_fit, reason_of
 from graphs.capture.fake import InPlaceViews, is_expanded, run_fake
-from graphs.capture.reassigned import reassigned, write_back
 from graphs.capture.trace import (
     BUFFER,
     CONSTANT,

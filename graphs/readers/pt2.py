@@ -60,7 +60,7 @@ def read_pt2(path: Path) -> OpGraph:
         raise GraphFileError(f"{where} is truncated or not a .pt2 archive: {_reason(error)}; save it again.") from None
     from graphs.capture import from_exported_program
     from graphs.capture.failure import TO_MODULES
-    from graphs.capture.quiet import quiet_loggers
+    from graphs.capture.untraced import quiet_loggers
 
     try:
         with quiet_loggers():  # what torch would log is in the errors

@@ -11,7 +11,7 @@ from graphs.formatting import format_seconds
 _WIDTH, _LEFT, _RIGHT, _ROW, _TOP, _BOTTOM = 720, 200, 90, 24, 12, 30
 
 
-class Bar(NamedTuple):
+class MeanBar(NamedTuple):
     """One bar.
 
     Attributes:
@@ -27,7 +27,7 @@ class Bar(NamedTuple):
     extremes_s: tuple[float, float] | None = None
 
 
-def bar_chart(bars: Sequence[Bar], label: str) -> str:
+def bar_chart(bars: Sequence[MeanBar], label: str) -> str:
     """An SVG of bars from 0, the first one as the best."""
     ends = [max(bar.seconds, *(bar.extremes_s or ())) if bar.extremes_s else bar.seconds for bar in bars]
     most, height = max(ends, default=0.0) * 1.02 or 1.0, _TOP + _ROW * len(bars) + _BOTTOM

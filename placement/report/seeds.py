@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from graphs.formatting import format_seconds
-from placement.report.bar_chart import Bar, bar_chart
+from placement.report.bar_chart import MeanBar, bar_chart
 from placement.report.page import page, repeating
 from placement.solving.methods import measure
 
@@ -20,7 +20,7 @@ def render_seeds(found: SeedComparison) -> str:
     least = "" if best.mean_s is None else f"{best.method} has the least mean {what}: {format_seconds(best.mean_s)}"
     fitting = [row for row in found.rows if row.mean_s is not None]
     bars = [
-        Bar(row.method, row.mean_s or 0.0, row.interval_s or 0.0, (row.least_s or 0.0, row.most_s or 0.0))
+        MeanBar(row.method, row.mean_s or 0.0, row.interval_s or 0.0, (row.least_s or 0.0, row.most_s or 0.0))
         for row in fitting
     ]
     drawn = bar_chart(bars, f"{what} of methods over seeds")

@@ -653,7 +653,7 @@ class _Walk:
             return False
         weights = float(self.state_bytes[list(self.states_of[op])].sum())
         made = sum(self.size[self.output_ptr[op] : self.output_ptr[op + 1]])
-        return 3 * made + 4 * weights < 3 * sum(self.size[t] for t in read)
+        return bool(3 * made + 4 * weights < 3 * sum(self.size[t] for t in read))
 
     def _mirrors(self, op: int, choice: _Choice) -> bool:
         """Whether it cuts an op of the backward pass as its forward op is cut."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graphs.entry_points import Imported
 
@@ -39,7 +39,7 @@ def _subclasses() -> Iterator[type[PlacementPolicy]]:
     """Classes of policies that are imported, the latest first."""
     from placement.learning.policies.policy import PlacementPolicy  # loads torch
 
-    found: list[Any] = [PlacementPolicy]
+    found: list[type[PlacementPolicy]] = [PlacementPolicy]
     for kind in found:  # grows while it is walked
         found.extend(kind.__subclasses__())
     return reversed(found)
