@@ -39,7 +39,7 @@ def _subclasses() -> Iterator[type[PlacementPolicy]]:
     """Classes of policies that are imported, the latest first."""
     from placement.learning.policies.policy import PlacementPolicy  # loads torch
 
-    found: list[type[PlacementPolicy]] = [PlacementPolicy]
+    found: list[type[PlacementPolicy]] = PlacementPolicy.__subclasses__()
     for kind in found:  # grows while it is walked
         found.extend(kind.__subclasses__())
     return reversed(found)

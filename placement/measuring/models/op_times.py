@@ -89,7 +89,6 @@ class StepToMeasure:
     def optimizer_of(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
         """An optimizer of parameters, with master copies of the narrow ones where the precision has them."""
         parameters = list(parameters)
-        kind: Callable[..., torch.optim.Optimizer]
         kind, settings = OPTIMIZERS[self.optimizer]
         made = kind(parameters, lr=_LR, **settings)  # torch's own choice between its implementations
         precision = self.program.graph.origin.precision
