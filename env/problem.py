@@ -56,6 +56,7 @@ class Problem:
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise UnknownNameError("objective", str(self.objective), OBJECTIVES)
+        self._refuse_missing_formats()
         _ = self.allowed, self.kind_s
         self._refuse_endless_times()
 
@@ -128,6 +129,18 @@ class Problem:
                     f"{device.name!r} (kind {device.kind!r}, model {device.model!r}) and no FLOPs or bytes to model it "
                     "by; measure it there or use a cluster it was measured on."
                 )
+
+    def _refuse_missing_formats(self) -> None:
+        """Formats of 8 bit have rates of their own: no other format's rate stands for them."""
+        for dtype in sorted(each for each in {*self.graph.dtypes} if each.startswith("float8")):
+            for device in self.cluster.devices:
+                known = device.rates.products if device.rates is not None else {}
+                if device.kind == "gpu" and dtype not in known and dtype not in device.peak_flops:
+                    raise MismatchError(
+                        f"graph {self.graph.name!r} has products in {dtype}, and device {device.name!r} "
+                        f"({device.model}) has no rate of these; take GPUs that have one, such as H100, H200 and B200, "
+                        "or a precision without fp8."
+                    )
 
     def _refuse_endless_times(self) -> None:
         """Compiled code adds times up and must never meet an infinity; any placement has a score, pins or not."""

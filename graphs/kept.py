@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray
-from graphs.errors import CaptureError, UnknownNameError
+from graphs.errors import CaptureError, MismatchError, UnknownNameError
 from graphs.formatting import format_bytes
-from graphs.recipes import OPTIMIZERS, PRECISIONS, Precision, number_bytes
+from graphs.recipes import FLOAT8, OPTIMIZERS, PRECISIONS, Precision, number_bytes
 from graphs.records import Phase
 
 if TYPE_CHECKING:
@@ -127,6 +127,20 @@ class KeptState:
     def total_bytes(self) -> int:
         """All three parts."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+def check_formats(graph: OpGraph) -> None:
+    """A graph whose step is run here.
+
+    Raises:
+        MismatchError: it has products in 8 bit.
+    """
+    if graph.origin.precision is not None and PRECISIONS[graph.origin.precision].product:
+        base = graph.origin.precision.removesuffix(FLOAT8)
+        raise MismatchError(
+            f"graph {graph.name!r} has products in 8 bit (precision {graph.origin.precision!r}), which nothing here "
+            f"runs; write it for Megatron-LM (`export --to megatron`), or capture it in precision {base!r}."
+        )
 
 
 def parameter_counts(graph: OpGraph) -> tuple[int, int]:

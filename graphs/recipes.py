@@ -7,7 +7,7 @@ ops of the graph, and arithmetic on graphs that were captured in another one.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 UPDATE_KIND = "optimizer."  # and the optimizer's name: the kind of an update op
 
@@ -63,6 +63,7 @@ class Precision:
         gradient: in which gradients are added up, over micro-batches and replicas, and kept.
         state: in which the optimizer remembers.
         has_masters: the optimizer keeps a copy of the parameters, in the format of its state, and updates that.
+        product: in which products of layers read their factors, where that is another format than `activation`.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Precision:
     gradient: str
     state: str
     has_masters: bool = False
+    product: str = ""
 
     @property
     def casts_parameters(self) -> bool:
@@ -98,6 +100,14 @@ PRECISIONS = {
         Precision("master", _NARROW, _NARROW, _WIDE, _WIDE, has_masters=True),
         Precision("master-bf16-reduce", _NARROW, _NARROW, _NARROW, _WIDE, has_masters=True),
     )
+}
+# Products in 8 bit, as Transformer Engine (``fp8_format="hybrid"``) and torchao's `convert_to_float8_training` have
+# them: `graphs.transforms.float8`. All else is as without.
+FLOAT8 = "-fp8"
+PRECISIONS |= {
+    f"{name}{FLOAT8}": replace(one, name=f"{name}{FLOAT8}", product="float8_e4m3fn")
+    for name, one in PRECISIONS.items()
+    if one.activation == _NARROW
 }
 
 

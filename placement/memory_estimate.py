@@ -168,7 +168,7 @@ def estimate_memory(graph: OpGraph, cluster: Cluster | None = None, *, optimizer
     precisions = [
         name
         for name, one in PRECISIONS.items()
-        if name == own or graph.is_training or not (one.casts_parameters or one.has_masters)
+        if name == own or (not one.product and (graph.is_training or not (one.casts_parameters or one.has_masters)))
     ]
     states = tuple(kept_state(graph, precision, name) for precision in precisions for name in names)
     samples = graph.origin.batch_size or 1

@@ -38,7 +38,7 @@ from graphs.errors import CaptureError, PlacementError, UnknownNameError
 from graphs.kept import precision_named
 from graphs.opgraph import OpGraph, Origin
 from graphs.origin import ModelCall
-from graphs.recipes import OPTIMIZERS, Optimizer, Precision
+from graphs.recipes import FLOAT8, OPTIMIZERS, Optimizer, Precision
 
 GRANULARITIES = ("op", "module", "auto")
 _WAY_OUT = (
@@ -87,6 +87,12 @@ def capture(
     """
     if granularity not in GRANULARITIES:
         raise UnknownNameError("granularity", granularity, GRANULARITIES)
+    if precision is not None and precision_named(precision).product:
+        from graphs.transforms.float8 import with_float8_products
+
+        own: dict[str, Any] = {"loss": loss, "optimizer": optimizer, "name": name, "is_compiled": is_compiled}
+        base = capture(model, args, kwargs, train, precision=precision.removesuffix(FLOAT8), **own)
+        return with_float8_products(base, precision)
     if granularity != "module":
         try:
             how: dict[str, Any] = {"optimizer": optimizer, "precision": precision, "name": name}

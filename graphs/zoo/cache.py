@@ -169,8 +169,8 @@ def kept_graph(
             save_graph(graph, path)
         except OSError:
             pass
-    if granularity != "op":
-        return graph
+    if granularity != "op" or (precision is not None and precision_named(precision).product):
+        return graph  # nothing here runs such a step
     step = step_of(graph)  # of one that was captured now
     again = program if step is None else step.program
     return keep_step(graph, CapturedStep(again, lambda: f"{key} {train} {precision or ''}", call, model))

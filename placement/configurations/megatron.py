@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from graphs.errors import ConfigurationError
+from graphs.recipes import FLOAT8, PRECISIONS, number_bytes
 from placement.configurations.configuration import ATTENTION, FIRST, FULL, LAYERS_PER_STAGE, NONE, Configuration
 from placement.configurations.documents import Entries, read_yaml
 from placement.configurations.keys import FileValues, Key, said
@@ -18,6 +19,7 @@ from placement.configurations.megatron_keys import (
     CP,
     EMBEDDING_COUNTS,
     EP,
+    FLOAT8_FORMAT,
     FORMAT,
     FSDP,
     FSDP2,
@@ -177,14 +179,14 @@ def _precision(values: FileValues) -> str:
         raise values.error("--bf16 and --fp16 are both given; expected one of them.", "--fp16")
     if not values["--bf16"] and not values["--fp16"]:
         return "float32"
-    if values[FSDP2]:
-        return "mixed"
-    return "master-bf16-reduce" if values["--grad-reduce-in-bf16"] or values["--fp16"] else "master"
+    is_reduced = values["--grad-reduce-in-bf16"] or values["--fp16"]
+    base = "mixed" if values[FSDP2] else "master-bf16-reduce" if is_reduced else "master"
+    return base + (FLOAT8 if values[FLOAT8_FORMAT] else "")
 
 
 def _bytes(values: FileValues) -> int:
     """Bytes of a number of a gradient."""
-    return 4 if _precision(values) in ("float32", "master", "mixed") else 2
+    return number_bytes(PRECISIONS[_precision(values)].gradient)
 
 
 def _recompute(values: FileValues) -> str:
@@ -225,7 +227,7 @@ def write_megatron(configuration: Configuration) -> str:
     found = configuration
     refuse_unsaid("Megatron-LM", _unsaid(found))
     nodes = found.others.get(NODES, 1)
-    gradient_bytes = 4 if found.precision in (None, "float32", "master", "mixed") else 2
+    gradient_bytes = number_bytes(PRECISIONS[found.precision or "float32"].gradient)
     given: dict[str, Any] = {
         PROCESSES: None if found.devices is None else found.devices // nodes,
         TP: found.tensor,
@@ -244,7 +246,8 @@ def write_megatron(configuration: Configuration) -> str:
         "--seq-length": found.sequence,
         "--bf16": found.precision not in (None, "float32") and not found.is_float16,
         "--fp16": found.is_float16,
-        "--grad-reduce-in-bf16": found.precision == "master-bf16-reduce" and not found.is_float16,
+        "--grad-reduce-in-bf16": _base(found) == "master-bf16-reduce" and not found.is_float16,
+        FLOAT8_FORMAT: "hybrid" if _base(found) != found.precision else None,
         **_zero_keys(found),
         "--overlap-grad-reduce": found.overlaps,
         "--ddp-bucket-size": None if found.bucket_bytes is None else found.bucket_bytes // gradient_bytes,
@@ -278,7 +281,7 @@ def _chunks(found: Configuration) -> int | None:
 
 
 def _zero_keys(found: Configuration) -> Mapping[str, Any]:
-    if found.zero == 3 and found.precision == "mixed":
+    if found.zero == 3 and _base(found) == "mixed":
         return {FSDP2: True}
     if found.zero > 1:
         return {FSDP: True, STRATEGY: next(name for name, zero in STRATEGIES.items() if zero == found.zero)}
@@ -293,11 +296,16 @@ def _recompute_keys(recompute: str) -> Mapping[str, Any]:
     return {GRANULARITY: "full", METHOD: "uniform" if is_full else "block", COUNT: count}
 
 
+def _base(found: Configuration) -> str | None:
+    """The precision of all but products in 8 bit."""
+    return None if found.precision is None else found.precision.removesuffix(FLOAT8)
+
+
 def _unsaid(found: Configuration) -> Iterator[str]:
     """Reasons why Megatron-LM cannot say it."""
-    if found.precision not in (None, "float32", "master", "master-bf16-reduce", "mixed"):
+    if _base(found) not in (None, "float32", "master", "master-bf16-reduce", "mixed"):
         yield f"it has no precision {found.precision}"
-    if found.precision == "mixed" and found.zero != 3:
+    if _base(found) == "mixed" and found.zero != 3:
         yield "weights in float32 are those of FSDP2 alone, as zero3 is"
     if found.groups > 1:
         yield f"it splits storage in {found.groups} groups of replicas, each for itself"
@@ -375,10 +383,10 @@ def unequal_stages(graph: OpGraph, strategy: Strategy) -> Iterator[str]:
 
 def planned(found: Configuration) -> Configuration:
     """A strategy's configuration in Megatron-LM's own formats."""
-    precision = found.precision
+    precision, base = found.precision, _base(found)
     runs_fsdp2 = found.zero == 3 and found.stages == 1 and found.experts == 1 and not found.is_float16
-    if precision in ("mixed", "mixed-bf16-reduce") and not (runs_fsdp2 and precision == "mixed"):
-        precision = "master" if precision == "mixed" else "master-bf16-reduce"
+    if precision and base in ("mixed", "mixed-bf16-reduce") and not (runs_fsdp2 and base == "mixed"):
+        precision = precision.replace("mixed", "master")
     is_reduced = (found.shards or 1) * found.context > 1
     bucket = max(found.bucket_bytes, 4) if is_reduced and found.bucket_bytes is not None else None  # a number at least
     optimizer = "adam" if found.optimizer == "adamw" else found.optimizer  # which Megatron-LM's is

@@ -21,7 +21,8 @@ SIZES = (
 )
 LAUNCHER = (PROCESSES, NODES, "--node-rank", "--master-", "--rdzv-", "--max-restarts", "--standalone", "--tee")
 _WIDE = "the optimizer keeps float32"
-_NO_FLOAT8 = "no graphs have the casts of float8"
+_NO_FLOAT4 = "no graphs have the casts of 4 bit"
+FLOAT8_FORMAT = "--fp8-format"
 _OWN_SPLIT = "stages of one's own lengths are not read"
 _FLAG = {name: read(bool, False) for name in ("--bf16", "--fp16", SP, FSDP2, FSDP, EMBEDDING_COUNTS, LOSS_COUNTS)}
 
@@ -80,8 +81,12 @@ KEYS: dict[str, Key] = {
     MOMENTUM: read(float, 0.9),
     "--transformer-impl": only("transformer_engine", why="kernels are those of Transformer Engine"),
     "--attention-backend": only("auto", "flash", "fused", why="scores of attention are not kept"),
-    "--fp8-*": refused(_NO_FLOAT8),
-    "--fp4-*": refused(_NO_FLOAT8),
+    FLOAT8_FORMAT: read(str, None, "e4m3", "hybrid"),
+    **inert_keys("margin interval amax-history-len amax-compute-algo", before="--fp8-"),
+    "--fp8-recipe": only("delayed", "tensorwise", why="other scales are of blocks, whose kernels have no rates"),
+    "--fp8-param-gather": only(False, why="products alone are in 8 bit"),
+    "--fp8-*": refused("products alone are in 8 bit"),
+    "--fp4-*": refused(_NO_FLOAT4),
     "--external-cuda-graph": refused("launches of CUDA graphs are not modelled"),
     "--enable-cuda-graph": refused("launches of CUDA graphs are not modelled"),
     "--cuda-graph-*": refused("launches of CUDA graphs are not modelled"),

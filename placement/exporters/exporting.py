@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from graphs.entry_points import imported
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
+from graphs.kept import check_formats
 from placement.exporters.registry import EXPORTERS, PLACES_PARTS
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ def export(
             f"{exporter.tool} cannot run strategy {result.strategy.text!r:.200}: {PLACES_PARTS}; `placement optimize` "
             f"with --for {to} finds the fastest that can be exported."
         )
+    if to == "torch":
+        check_formats(result.graph)
     given = {
         "model": model,
         "no_split": [no_split] if isinstance(no_split, str) else no_split,

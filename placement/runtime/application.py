@@ -14,7 +14,7 @@ from graphs.capture import Program, capture_program, example_inputs
 from graphs.capture.record import Loss
 from graphs.capture.trace import value_of
 from graphs.errors import MismatchError, UnknownNameError
-from graphs.kept import precision_named
+from graphs.kept import check_formats, precision_named
 from graphs.opgraph import OpGraph
 from graphs.origin import COMPILED, EAGER, FUSED, STACKS
 from graphs.records import LANE
@@ -74,6 +74,7 @@ def apply(
     positional, keywords = example_inputs(args, kwargs)
     placed = _read(result)
     placed.device_numbers()  # says so if there is no placement
+    check_formats(placed.graph)
 
     def program() -> Program:
         if isinstance(model, nn.Module):

@@ -77,7 +77,7 @@ FSDP = "distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_auto_wrap
             "line 2: .*expected 1",
         ),
         ("megatron", "--num-virtual-stages-per-pipeline-rank 2", "line 1: virtual stages need a pipeline"),
-        ("megatron", "--fp8-format hybrid", "line 1: .* casts of float8"),
+        ("megatron", "--fp8-param-gather", "line 1: .* products alone are in 8 bit"),
         ("deepspeed", '{"zero_optimization": {\n"stage": 4}}', "line 2: .* expected 0, 1, 2 or 3"),
         ("deepspeed", '{"zero_optimization": {\n"stag": 1}}', "line 2: .* did you mean 'zero_optimization.stage'"),
         (
