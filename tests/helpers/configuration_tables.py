@@ -11,7 +11,7 @@ from placement.configurations.registry import TOOLS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configurations.md"
 BEGIN, END = "<!-- tables: python tests/helpers/configuration_tables.py -->", "<!-- end of tables -->"
-_KINDS = {int: "a whole number", bool: "true, false", str: "a word", list: "a list"}
+_KINDS = {int: "a whole number", float: "a number", bool: "true, false", str: "a word", list: "a list"}
 
 
 def tables() -> str:
