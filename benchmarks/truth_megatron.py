@@ -16,7 +16,6 @@ from truth_experts import Experts, Latent
 from truth_known import model_of
 from truth_models import Shape
 from truth_runs import (
-    BEYOND_REPLICAS,
     GIB,
     NotBuilt,
     Row,
@@ -134,13 +133,13 @@ def _bridge(row: Row) -> Run:
     shape = replace(shape, precision=precision_of(row["precision"] or "fp8", "master-bf16-reduce"))
     if row["change"] not in ("", "no recompute"):
         raise NotBuilt(f"{row['change']}: not built")
-    if shape.experts is not None and tensor > 1 and spread > 1:
-        raise NotBuilt(BEYOND_REPLICAS)
     if "lora" in row["task"].lower():
         shape = replace(shape, adapters=16)
     replicas, spread = replicas_of(gpus, tensor, stages, context), spread if shape.experts else 1
     sharded = "zero3" if shard > 1 else "zero1"
-    words = megatron_words(replicas, tensor, context, stages, chunks, spread=spread, sharded=sharded)
+    # Recipes of Megatron-Bridge leave experts whole (`expert_tensor_parallel_size = 1`).
+    spread_as = {"spread": spread, "sharded": sharded, "whole_experts": True}
+    words = megatron_words(replicas, tensor, context, stages, chunks, **spread_as)
     words += [even_cuts(shape.layers, stages * chunks)]
     return Run(
         *(shape, row.whole("gbs"), row.whole("mbs"), replicas, joined(words)),
@@ -280,8 +279,8 @@ def _tests(row: Row) -> Run:
     if shape.experts:
         spread = row.whole("expert_model_parallel_size", 1)
         each_tensor = row.whole("expert_tensor_parallel_size", tensor)
-        if tensor > 1 and each_tensor != tensor:
-            raise NotBuilt(BEYOND_REPLICAS)
+        if tensor > 1 and each_tensor not in (1, tensor):
+            raise NotBuilt("experts are cut into fewer parts than all else")
     instances = row.whole("num_distributed_optimizer_instances", 1)
     gpus = row.whole("nodes", 1) * row.whole("gpus_per_node", 8)
     needed = math.lcm(tensor * context, spread * each_tensor) * stages * instances
@@ -294,7 +293,10 @@ def _tests(row: Row) -> Run:
         sharded = SHARDED.get(row["data_parallel_sharding_strategy"], "")
     is_cut, kind = row.says("sequence_parallel"), kind_of(row["device"])
     words = [f"dp{instances}" if instances > 1 else ""]
-    words += megatron_words(replicas // instances, tensor, context, stages, chunks, is_cut, spread, sharded)
+    whole_experts = each_tensor == 1 < tensor
+    words += megatron_words(
+        replicas // instances, tensor, context, stages, chunks, is_cut, spread, sharded, whole_experts
+    )
     words += [again(FULL if row["recompute_granularity"] == "full" else ""), _tests_cuts(row, shape, stages, chunks)]
     extra = _tests_extra(row, shape, kind, tensor, context)
     batch, micro = row.whole("global_batch_size"), row.whole("micro_batch_size")

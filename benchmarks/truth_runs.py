@@ -15,8 +15,7 @@ from graphs.recipes import PRECISIONS
 
 MIB, GIB = 2**20, 2**30
 MOST = 10**8  # no size of a model or of a run is more
-# Where `ep` is more than the replicas, experts are spread over ranks of tensor or context parallelism, too.
-BEYOND_REPLICAS = "experts are spread over more ranks than there are replicas, which no strategy says"
+BEYOND_REPLICAS = "experts are spread over some of the ranks of an axis, which no strategy says"
 # Defaults of megatron/training/arguments.py: widths of what queries, and keys and values, are made of, and of heads.
 _LATENT = {"q_lora_rank": 0, "kv_lora_rank": 32, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
 # Presets by what tables call a GPU, the first that is found; GB200's GPU is a B200.
@@ -241,24 +240,35 @@ def megatron_words(
     sequence: bool = True,
     spread: int = 1,
     sharded: str = "zero1",
+    whole_experts: bool = False,
 ) -> list[str]:
     """Segments of a strategy, with Megatron's distributed optimizer.
 
     Args:
-        spread: replicas among which experts are spread (``expert_model_parallel_size``).
+        spread: ranks among which experts are spread (``expert_model_parallel_size``): those of tensor parallelism where
+            it leaves experts whole, then replicas, and those of context parallelism where there are fewer of these.
         sharded: what replicas share, a word of ZeRO or none.
+        whole_experts: tensor parallelism leaves experts whole (``expert_tensor_parallel_size`` of 1).
 
     Raises:
-        NotBuilt: experts are spread over more ranks than there are replicas.
+        NotBuilt: they are spread over some of the ranks of an axis.
     """
+    along = {"tp": whole_experts and tensor > 1 and spread > 1, "cp": False}
+    if along["tp"] and spread % tensor:
+        raise NotBuilt(BEYOND_REPLICAS)
+    spread //= tensor if along["tp"] else 1
+    if replicas % spread:
+        along["cp"] = context > 1 and spread % context == 0
+        spread //= context if along["cp"] else 1
     if replicas % spread:
         raise NotBuilt(BEYOND_REPLICAS)
     order = f"interleaved v{chunks}" if chunks > 1 else "1f1b"
     sizes = {"dp": replicas // spread, "ep": spread, "cp": context}
     split = next((name for name, size in sizes.items() if size > 1), "")
+    words = {name: " experts" * along.get(name, False) for name in ("dp", "ep", "cp", "tp")}
     return [
-        *(f"{name}{size} {sharded * (name == split)}".strip() for name, size in sizes.items() if size > 1),
-        f"tp{tensor}{' sp' if sequence else ''}" if tensor > 1 else "",
+        *(f"{n}{size}{words[n]} {sharded * (n == split)}".strip() for n, size in sizes.items() if size > 1),
+        f"tp{tensor}{' sp' if sequence else ''}{words['tp']}" if tensor > 1 else "",
         f"pp{stages} {order}" if stages > 1 else "",
     ]
 

@@ -49,6 +49,8 @@ class MeshRule:
         by_heads: of ``"cp"``: attention is cut by heads, between two all-to-alls (``ulysses`` in texts); else by its
             queries, which gathers keys and values.
         is_ring: of ``"cp"``: keys and values are not gathered but go round, a block at a time (``ring`` in texts).
+        has_experts: of ``"tp"`` and ``"cp"``: experts are spread along it, too (``experts`` in texts), as Megatron-LM's
+            are by ``--expert-tensor-parallel-size 1`` and beyond its replicas; else ``"tp"`` cuts their weights.
 
     Raises:
         StrategyError: shares that are not one of 1 or more for each part, or not of ``"dp"``; modules whose weights are
@@ -63,8 +65,11 @@ class MeshRule:
     shares: tuple[int, ...] = ()
     by_heads: bool = False
     is_ring: bool = False
+    has_experts: bool = False
 
     def __post_init__(self) -> None:
+        if self.has_experts and self.name not in ("tp", "cp"):
+            raise StrategyError(f"axis {self.name}{self.size} has 'experts', which are a word of tp and cp.")
         if self.by_heads and self.name != "cp":
             raise StrategyError(f"axis {self.name}{self.size} cuts attention by heads, which only cp does.")
         if self.is_ring and (self.name != "cp" or self.by_heads):
@@ -94,13 +99,14 @@ class MeshRule:
         patterns = self.modules, self.tensor_modules
         words = AXES[self.name].words
         found = Axis(self.name, self.size, words, self.sequence, *patterns, shares=self.shares)
-        return replace(found, by_heads=self.by_heads, is_ring=self.is_ring)
+        words = ("experts", *words) if words and self.has_experts else words
+        return replace(found, words=words, by_heads=self.by_heads, is_ring=self.is_ring, has_experts=self.has_experts)
 
     def __str__(self) -> str:
         where = f" on {_joined(self.modules)}" if self.modules else ""
         where += f" tp on {_joined(self.tensor_modules)}" if self.tensor_modules else ""
         shares = f" shares={self._shares}" if self.shares else ""
-        known = {"sp": self.sequence, "ulysses": self.by_heads, "ring": self.is_ring}
+        known = {"sp": self.sequence, "ulysses": self.by_heads, "ring": self.is_ring, "experts": self.has_experts}
         words = "".join(f" {word}" for word, is_said in known.items() if is_said)
         return f"{AXES[self.name].in_text}{self.size}{words}{shares}{where}"
 

@@ -125,6 +125,8 @@ class _Reader:
                 rule = replace(rule, by_heads=True)
             elif word[0] == "ring" and rule.name == "cp":
                 rule = replace(rule, is_ring=True)
+            elif word[0] == "experts" and rule.name in ("tp", "cp"):
+                rule = replace(rule, has_experts=True)
             elif word[0] == "on":
                 self._once(word, f"modules of {rule.name}")
                 rule = replace(rule, modules=self._patterns(word, rest))
@@ -140,8 +142,8 @@ class _Reader:
             else:
                 options = {
                     "dp": ["zero1", "zero2", "zero3", "shares=2:1", "on", "tp on"],
-                    "tp": ["sp", "on"],
-                    "cp": ["ulysses", "ring", "zero1", "on"],
+                    "tp": ["sp", "experts", "on"],
+                    "cp": ["ulysses", "ring", "experts", "zero1", "on"],
                     "ep": ["zero1", "zero2", "zero3", "on"],
                 }.get(rule.name, ["on"])
                 raise self._unknown(word, options)

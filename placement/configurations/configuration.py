@@ -32,7 +32,8 @@ class Configuration:
         sequence_parallel: whether what it leaves whole is cut along the sequence.
         context: degree of context parallelism.
         context_by: how attention gets what it needs: ``""`` gathers, ``"ring"``, ``"ulysses"``.
-        experts: degree of expert parallelism, on devices of the replicas.
+        experts: degree of expert parallelism, on devices of the replicas, and of `tensor` with `has_whole_experts`.
+        has_whole_experts: tensor parallelism spreads experts, and does not cut their weights.
         stages: of the pipeline.
         order: of its micro-batches, a name of `graphs.transforms.strategy.ORDERS`.
         chunks: stages of each device.
@@ -66,6 +67,7 @@ class Configuration:
     context: int = 1
     context_by: str = ""
     experts: int = 1
+    has_whole_experts: bool = False
     stages: int = 1
     order: str = "1f1b"
     chunks: int = 1

@@ -19,6 +19,7 @@ from placement.configurations.megatron_keys import (
     CP,
     EMBEDDING_COUNTS,
     EP,
+    ETP,
     FLOAT8_FORMAT,
     FORMAT,
     FSDP,
@@ -92,6 +93,7 @@ def read_megatron(text: str) -> Configuration:
         context=values[CP],
         context_by=WAYS[values["--cp-comm-type"]] if values[CP] > 1 else "",
         experts=values[EP],
+        has_whole_experts=_has_whole_experts(values),
         stages=stages,
         order="interleaved" if is_interleaved else "1f1b",
         chunks=values[VPP],
@@ -174,6 +176,16 @@ def _zero(values: FileValues) -> int:
     return 1 if values["--use-distributed-optimizer"] else 0
 
 
+def _has_whole_experts(values: FileValues) -> bool:
+    parts = values[ETP]
+    if parts not in (None, 1, values[TP]):
+        raise values.error(
+            f"{ETP} {parts} cuts experts into fewer parts than {TP} {values[TP]} cuts all else; expected 1, or as many.",
+            ETP,
+        )
+    return bool(parts == 1)
+
+
 def _precision(values: FileValues) -> str:
     if values["--bf16"] and values["--fp16"]:
         raise values.error("--bf16 and --fp16 are both given; expected one of them.", "--fp16")
@@ -235,6 +247,7 @@ def write_megatron(configuration: Configuration) -> str:
         CP: found.context,
         "--cp-comm-type": _CP_TYPES[found.context_by] if found.context > 1 else None,
         EP: found.experts,
+        ETP: 1 if found.has_whole_experts and found.tensor > 1 else None,
         SP: found.sequence_parallel,
         LAYERS_EACH: found.sizes.get(LAYERS_PER_STAGE),
         VPP: _chunks(found),

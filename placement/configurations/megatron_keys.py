@@ -21,6 +21,7 @@ SIZES = (
 )
 LAUNCHER = (PROCESSES, NODES, "--node-rank", "--master-", "--rdzv-", "--max-restarts", "--standalone", "--tee")
 _WIDE = "the optimizer keeps float32"
+ETP = "--expert-tensor-parallel-size"
 _NO_FLOAT4 = "no graphs have the casts of 4 bit"
 FLOAT8_FORMAT = "--fp8-format"
 _OWN_SPLIT = "stages of one's own lengths are not read"
@@ -34,7 +35,7 @@ KEYS: dict[str, Key] = {
     PP: read(int, 1),
     CP: read(int, 1),
     EP: read(int, 1),
-    "--expert-tensor-parallel-size": refused("experts are cut as all else is"),
+    ETP: read(int),
     "--cp-comm-type": read(str, "p2p", *WAYS),
     "--hierarchical-context-parallel-sizes": refused("context parallelism has one way"),
     LAYERS_EACH: read(int),

@@ -66,7 +66,7 @@ def _degrees(graph: OpGraph, strategy: Strategy) -> dict[str, Any]:
     """Fields of a configuration that a strategy says."""
     rules = {rule.name: rule for rule in strategy.mesh}
     sizes = {name: rules[name].size if name in rules else 1 for name in (GROUPS, "dp", "ep", "cp", "tp")}
-    context = rules.get("cp")
+    context, has_whole = rules.get("cp"), "tp" in rules and rules["tp"].has_experts
     return {
         "groups": sizes[GROUPS],
         "shards": sizes["dp"] * sizes["ep"],
@@ -75,7 +75,8 @@ def _degrees(graph: OpGraph, strategy: Strategy) -> dict[str, Any]:
         "sequence_parallel": any(rule.sequence for rule in strategy.mesh),
         "context": sizes["cp"],
         "context_by": "" if context is None else "ulysses" if context.by_heads else "ring" if context.is_ring else "",
-        "experts": sizes["ep"],
+        "experts": sizes["ep"] * (sizes["tp"] if has_whole else 1),
+        "has_whole_experts": has_whole,
         "stages": strategy.stages,
         "order": strategy.order,
         "chunks": strategy.chunks,
@@ -212,6 +213,8 @@ def irregular(strategy: Strategy, axes: tuple[str, ...] = ()) -> Iterator[str]:
             yield f"there is no setting for {AXES[rule.name].label} ({rule.name}{rule.size})"
         if rule.name == GROUPS and rule.name not in axes:
             yield f"it splits storage in {rule.size} groups of replicas, each for itself"
+        if rule.has_experts and (rule.name == "cp" or "ep" not in axes):
+            yield f"experts are not spread along {rule.name}"
         if len(set(rule.shares)) > 1 or rule.modules or rule.tensor_modules:
             yield f"{rule} is not the same for all replicas and modules"
 

@@ -75,7 +75,13 @@ def strategy_of(found: Configuration, graph: OpGraph) -> Strategy:
         StrategyError: a strategy that cannot be.
     """
     check_sizes(found, graph)
-    replicas, experts = found.shards or 1, found.experts
+    replicas, has_whole = found.shards or 1, found.has_whole_experts and found.tensor > 1
+    experts = found.experts // found.tensor if has_whole else found.experts
+    if has_whole and found.experts % found.tensor:
+        raise ConfigurationError(
+            f"{found.at(*_EXPERT_KEYS)}{found.experts} parts of whole experts are not those of {found.tensor} parts of "
+            "all else, times a number of replicas."
+        )
     if replicas % experts:
         raise ConfigurationError(
             f"{found.at(*_EXPERT_KEYS)}{experts} parts of the experts do not divide {replicas} replicas."
@@ -89,7 +95,7 @@ def strategy_of(found: Configuration, graph: OpGraph) -> Strategy:
         MeshRule("dp", inner if zero else inner * found.groups),
         MeshRule("ep", experts),
         MeshRule("cp", found.context, by_heads=found.context_by == "ulysses", is_ring=found.context_by == "ring"),
-        MeshRule("tp", found.tensor, sequence=found.sequence_parallel),
+        MeshRule("tp", found.tensor, sequence=found.sequence_parallel, has_experts=has_whole),
     ]
     stages, chunks = found.stages, chunks_of(found, graph)
     virtual = stages * (2 if chunks == 1 and found.order in VIRTUAL else chunks) if stages > 1 else 1

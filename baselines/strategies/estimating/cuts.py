@@ -119,8 +119,10 @@ class Cuts:
         levels = tuple(bisect_left(self._extents.get(word, []), parts) for word in words)
         size = axis.size if axis.cuts_weights or "experts" in axis.words else 0
         too_small = tuple(word for word in axis.words if 0 < self.units(word) < parts)
-        heads = tuple((other.size, other.is_ring) for other in (axis, *others) if other.by_heads or other.is_ring)
-        walk = (axis.words, size, axis.sequence, axis.modules, axis.tensor_modules, levels, too_small, heads)
+        every = (axis, *others)
+        heads = tuple((other.size, other.is_ring) for other in every if other.by_heads or other.is_ring)
+        experts = (axis.has_experts, *(other.size for other in every if other.has_experts or "experts" in other.words))
+        walk = (axis.words, size, axis.sequence, axis.modules, axis.tensor_modules, levels, too_small, heads, experts)
         key = (*walk, axis.name == MICRO_BATCHES)
         if key in self._failed:
             raise self._failed[key]

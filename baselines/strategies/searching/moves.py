@@ -81,6 +81,9 @@ def _moves(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Mov
                 way = replace(rule, by_heads=by_heads, is_ring=is_ring)
                 if way != rule:
                     yield "sequence", replace(strategy, mesh=(*others, way))
+            if "experts" in patterns(graph).words:
+                way = replace(rule, has_experts=not rule.has_experts)
+                yield "experts", replace(strategy, mesh=(*others, way))
     yield from _weights_of_replicas(graph, strategy)
     if any(rule.size > 1 for rule in strategy.mesh) and graph.is_training:
         for size in (0, strategy.bucket_bytes // _BUCKET_FACTOR, strategy.bucket_bytes * _BUCKET_FACTOR):
@@ -223,6 +226,8 @@ def _tensor(graph: OpGraph, strategy: Strategy) -> Iterator[Move]:
     found = patterns(graph)
     if "sequence" in found.words or tensor.sequence:
         yield "sequence", replace(strategy, mesh=(*others, replace(tensor, sequence=not tensor.sequence)))
+    if "experts" in found.words:
+        yield "experts", replace(strategy, mesh=(*others, replace(tensor, has_experts=not tensor.has_experts)))
     blocks = tensor.modules or found.blocks
     for modules in [*_without_one(blocks), *([()] if tensor.modules else [])]:
         yield "modules", replace(strategy, mesh=(*others, replace(tensor, modules=modules)))

@@ -135,7 +135,10 @@ class Pool:
 def like(strategy: Strategy) -> object:
     """Strategies that communicate alike, whose estimates are off alike."""
     rules = ((rule, bool(rule.tensor_modules)) for rule in strategy.mesh)
-    mesh = tuple((rule.name, rule.size, rule.sequence, rule.by_heads, rule.is_ring, cuts) for rule, cuts in rules)
+    mesh = tuple(
+        (rule.name, rule.size, rule.sequence, rule.by_heads, rule.is_ring, rule.has_experts, cuts)
+        for rule, cuts in rules
+    )
     pipeline = strategy.stages, strategy.order, bool(strategy.device_names)
     on_host = strategy.offloaded_states, bool(strategy.offloaded_activations)
     return mesh, *pipeline, strategy.zero, strategy.micro_batches > 1, bool(strategy.recompute), on_host

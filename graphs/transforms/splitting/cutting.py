@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,9 +34,11 @@ def cut(graph: OpGraph, axis: Axis, others: Sequence[Axis]) -> Sharding:
 def _cut(graph: OpGraph, axis: Axis, others: tuple[Axis, ...]) -> Sharding:
     """Rows are chosen once: strategies with the same mesh differ in storage, order, buckets or stages."""
     parts = check_parts(graph, axis, others)
-    sharding = shard(graph, replace(axis, parts=parts))
+    spread = (other for other in others if EXPERTS in other.words or other.has_experts)
+    experts = [other.size for other in spread if other is not axis]
+    sharding = shard(graph, replace(axis, parts=parts, expert_parts=axis.size * math.prod(experts)))
     if not _is_cut_as_named(graph, sharding):
-        what = "weights" if axis.cuts_weights else axis.words[0]
+        what = EXPERTS if axis.has_experts else "weights" if axis.cuts_weights else axis.words[0]
         parts = parts if len(axis.words) == 1 and not axis.cuts_weights else axis.size
         modules = axis.tensor_modules or axis.modules
         place = f" in {', '.join(modules)}" if modules else ""
@@ -74,6 +77,8 @@ def _is_cut_as_named(graph: OpGraph, sharding: Sharding) -> bool:
     if axis.tensor_modules:
         inside = where(graph, axis.tensor_modules)
         return any(inside[op] and row.axis not in OWN_FAMILY for row, op in cut_rows)
+    if axis.has_experts:
+        return any(row.axis == EXPERTS for row, _ in cut_rows)
     return any(len(axis.words) < 2 or row.axis == axis.words[0] for row, _ in cut_rows)
 
 

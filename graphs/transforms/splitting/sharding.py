@@ -55,6 +55,8 @@ class Axis:
             "DeepSpeed Ulysses").
         is_ring: of the axis of a sequence: keys and values of attention go round, a block at a time
             (`graphs.transforms.splitting.rings`).
+        has_experts: ops are cut by experts where they have rows of these, as along the axis of experts.
+        expert_parts: into which experts are cut along all axes together; 0 for `size`.
     """
 
     name: str
@@ -67,6 +69,8 @@ class Axis:
     shares: tuple[int, ...] = ()
     by_heads: bool = False
     is_ring: bool = False
+    has_experts: bool = False
+    expert_parts: int = 0
 
     @property
     def cuts_weights(self) -> bool:
@@ -414,6 +418,10 @@ class _Walk:
         if self.axis.by_heads and not states and (heads := self._of_heads(op, rows, read)):
             return min(heads, key=lambda choice: self._exchange_s(choice, read))
         named = [choice for choice in rows if choice.row is not None and choice.row.axis in self.axis.words]
+        if self.axis.has_experts and not self.axis.words:
+            by_experts = [choice for choice in rows if choice.row is not None and choice.row.axis == EXPERTS]
+            if by_experts:
+                return min(by_experts, key=lambda choice: self._exchange_s(choice, read))
         if self.axis.is_ring and (ringed := self._in_ring(op, named, read)) is not None:
             return ringed
         if named and not self.is_tensor[op]:
@@ -543,14 +551,16 @@ class _Walk:
                 _choice(row, n_read, weights)
                 for row in (with_whole_tables(each, n_read) for each in rows)
                 if (row.extent >= self._parts(row, is_tensor) or row.extent == 1)
-                and not (is_tensor and row.axis == EXPERTS and (by_groups or row.is_by_groups))
+                and (
+                    self.axis.has_experts or not (is_tensor and row.axis == EXPERTS and (by_groups or row.is_by_groups))
+                )
             ]
         return found
 
     def _parts(self, row: SplitRow, is_tensor: bool) -> int:
         """Into how many parts the row must go: other axes may cut the same dimension, but none that of weights."""
-        if row.axis == EXPERTS:  # one axis alone cuts these by name
-            return self.axis.size
+        if row.axis == EXPERTS:
+            return max(self.axis.size, self.axis.expert_parts)
         return max(self.axis.size, self.axis.parts if not is_tensor or row.axis in OWN_FAMILY else 0)
 
     def _rank(self, choice: _Choice) -> int:

@@ -15,7 +15,7 @@ from baselines.strategies.estimating.estimator import Estimator
 from env.cluster import Cluster
 from env.simulation.simulator import Simulator
 from graphs.capture import capture
-from graphs.errors import GraphError
+from graphs.errors import GraphError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import SplitRow
 from graphs.transforms import split
@@ -153,3 +153,19 @@ def test_beside_sequences_each_part_sends_its_own_tokens(weighed_inside: OpGraph
     assert each == {tokens // 2}
     assert of["all_to_all", "ep"] == 2 * 4
     assert of["all_to_all", "tp"] == 0
+
+
+@pytest.mark.parametrize("text", ["ep2 | tp4 sp experts", "ep4 | cp2 experts"])
+def test_experts_may_be_spread_along_other_axes(weighed_inside: OpGraph, text: str) -> None:
+    """All devices have an eighth of them, and each token goes along one axis after the other."""
+    made = split(weighed_inside, [rule.axis() for rule in Strategy.parse(text).mesh])
+    whole = 2 * EXPERTS * 2048 * 2048 * 2 * 4  # two products, bytes of a number, with gradient and two moments
+    kept = made.graph.kept_bytes.sum()
+    assert whole < kept < 1.05 * whole + 8 * weighed_inside.kept_bytes.sum() - 8 * whole
+    tokens = 8 * 2048 * 2 * 2048 * 2  # sequences, words, experts that each asks, numbers, bytes
+    other = "tp" if "tp" in text else "cp"
+    sent = Counter(c.axis for c in made.collectives if c.kind == "all_to_all" and c.bytes > tokens / 100)
+    sizes = {rule.name: rule.size for rule in Strategy.parse(text).mesh}
+    assert sent == {"ep": 4 * 8 // sizes["ep"], other: 4 * 8 // sizes[other]}
+    with pytest.raises(StrategyError, match="can be cut into 4 parts by experts"):
+        split(weighed_inside, [rule.axis() for rule in Strategy.parse("ep4 | tp4 sp experts").mesh])
