@@ -180,7 +180,7 @@ def _has_whole_experts(values: FileValues) -> bool:
     parts = values[ETP]
     if parts not in (None, 1, values[TP]):
         raise values.error(
-            f"{ETP} {parts} cuts experts into fewer parts than {TP} {values[TP]} cuts all else; expected 1, or as many.",
+            f"{ETP} {parts} cuts experts into other parts than {TP} {values[TP]} cuts all else; expected 1, or none.",
             ETP,
         )
     return bool(parts == 1)

@@ -39,6 +39,7 @@ KINDS = (
         "offload",
         "recompute",
         "sequence",
+        "experts",
         "modules",
         "buckets",
     ),
