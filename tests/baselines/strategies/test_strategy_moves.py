@@ -52,7 +52,7 @@ def test_every_move_is_a_legal_text_and_another_strategy(transformer: OpGraph, c
 
 def test_there_is_a_move_of_every_kind(transformer: OpGraph) -> None:
     kinds = {kind for text in TEXTS for kind, _ in neighbours(transformer, MIXED, Strategy.parse(text))}
-    assert kinds == set(KINDS) - {"offload"}  # without a host
+    assert kinds == set(KINDS) - {"offload", "experts"}  # without a host, and without experts
 
 
 def test_most_moves_are_allowed(transformer: OpGraph) -> None:
@@ -125,12 +125,10 @@ def test_parts_of_layers_run_again_cheap_ones_first() -> None:
         words = torch.zeros(8, 1024, dtype=torch.long)
         graph = capture(Decoder(config), (words, words), train=True)
     found = patterns(graph).recomputed
-    norms = ("layers.*.norm_attention", "layers.*.norm_inner")
-    parts = [each for each in found if each[: len(norms)] == norms]
-    assert parts[0] == norms
-    assert (*norms, "layers.*.inner") in parts
-    assert (*norms, "layers.0.inner") in parts  # of the first layers alone
-    assert (*norms, "layers.*.inner", "layers.*.attention") in parts
+    parts = [each for each in found if each and "inner" in each[0]]
+    assert parts[0] == ("layers.0.inner",)  # of the first layers alone
+    assert ("layers.*.inner",) in parts
+    assert parts[-1] == ("layers.*.inner", "layers.*.attention")  # a norm that is one op frees nothing by itself
     assert unmatched(graph, [pattern for several in found for pattern in several]) == []
 
 
