@@ -182,6 +182,8 @@ def _batch_norm(call: Call) -> list[Letter]:
         together = f".z{'.' * len(rest)}"
         return einsum((x, together), *vectors, into=[(call.output, together)], words={"z": "channels"})
     results = [(out, f"yz{rest}" if out is not None and out.ndim == x.ndim else "z") for out in call.outputs]
+    if call["training"] is False:  # then what it saves are constants, no sums over samples
+        results, vectors = results[:1], vectors + results[1:]
     return einsum((x, f"yz{rest}"), *vectors, into=results, words={"z": "channels"})
 
 
