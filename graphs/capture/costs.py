@@ -98,7 +98,7 @@ class Signature(NamedTuple):
         return [argument for argument in node.args[3:5] if isinstance(argument, fx.Node)]
 
     def kind_of(self, node: fx.Node) -> str:
-        """Kind of a call of the target: a norm in evaluation mode, whose statistics are constants, has one of its own."""
+        """Kind of a call of the target: a norm in evaluation mode, of constant statistics, has one of its own."""
         is_constant = self.name in _TRAINING and not node.args[_TRAINING[self.name]]
         return self.kind.replace("native_batch_norm", "_native_batch_norm_legit_no_training", is_constant)
 

@@ -177,7 +177,7 @@ def _batch_norm(call: Call) -> list[Letter]:
     """
     x = call["input"]
     rest = ascii_lowercase[: x.ndim - 2]
-    vectors = [(slot, "z") for slot in call.inputs if slot is not x]
+    vectors: list[tuple[Slot | None, str]] = [(slot, "z") for slot in call.inputs if slot is not x]
     if call.name == "batch_norm" and call["training"]:
         together = f".z{'.' * len(rest)}"
         return einsum((x, together), *vectors, into=[(call.output, together)], words={"z": "channels"})
