@@ -37,6 +37,7 @@ _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "
 _GATHERS = {"embedding", "index_select", "index", "gather", "take", "take_along_dim", "embedding_bag"}
 _SCATTERS = {"index_put_", "scatter_", "scatter_add_", "index_add_", "index_copy_", "masked_scatter_"}
 _STATISTICS = {"batch_norm", "native_batch_norm", "cudnn_batch_norm", "instance_norm"}
+_TRAINING = {"native_batch_norm": 5, "native_batch_norm_backward": 7}  # position of the flag
 _IN_PLACE_VIEWS: dict[OpOverload, OpOverload] = {
     aten.as_strided_.default: aten.as_strided.default,
     aten.detach_.default: aten.detach.default,
@@ -95,6 +96,11 @@ class Signature(NamedTuple):
         if not self.statistics or not node.args[5]:  # training, or use_input_stats
             return []
         return [argument for argument in node.args[3:5] if isinstance(argument, fx.Node)]
+
+    def kind_of(self, node: fx.Node) -> str:
+        """Kind of a call of the target: a norm in evaluation mode, of constant statistics, has one of its own."""
+        is_constant = self.name in _TRAINING and not node.args[_TRAINING[self.name]]
+        return self.kind.replace("native_batch_norm", "_native_batch_norm_legit_no_training", is_constant)
 
 
 class Cost(NamedTuple):

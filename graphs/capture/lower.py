@@ -200,7 +200,7 @@ class _Walk:
         node, facts, reads, written, outputs = call
         draft = Draft(
             label=facts.name,
-            kind=facts.kind,
+            kind=facts.kind_of(node),
             module=module_of(node),
             dtype=_op_dtype(outputs, reads),
             phase=node.meta.get("phase", Phase.FORWARD),

@@ -386,7 +386,7 @@ def _usual(graph: OpGraph, cluster: Cluster, tool: ToolLimits) -> Iterator[Alter
     n = len(cluster.compute_devices)
     for name, zero in ((DDP, ""), (FSDP, " zero3")) if graph.is_training and n > 1 else ():
         strategy = Strategy.parse(f"dp{n}{zero}")
-        scored = None if tool.lacks(strategy) else tried(graph, cluster, strategy).scored
+        scored = None if tool.lacks(strategy) or tool.refuses(strategy) else tried(graph, cluster, strategy).scored
         if scored is not None:
             fits = scored.fits
             yield Alternative(name, strategy, scored.step_time_s if fits else None, scored.peak_bytes if fits else None)

@@ -99,7 +99,8 @@ def _refusals(pool: Pool, best_of: Mapping[str, Scored]) -> dict[str, str]:
         is_plain = strategy.stages > 1 and strategy.micro_batches == 1
         if not is_plain and (family := family_of(strategy)) not in possible:
             reasons.setdefault(family, reason)
-    return reasons
+    lost = {family: reason for family, reason in pool.unwritten.items() if family not in {HYBRID, *best_of}}
+    return lost | reasons
 
 
 def _front(fitting: Sequence[Scored]) -> Iterator[Scored]:

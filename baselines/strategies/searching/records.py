@@ -86,6 +86,7 @@ class Pool:
         estimates, scored: of each strategy.
         refused: why graph or cluster do not allow a strategy.
         lacking: why the tool cannot run a strategy.
+        unwritten: why it cannot write the first of a family that was to be scored, by the family's name.
         beyond: scores of some of these, which tell what the tool costs.
         ratios, factors: of like ones, logarithms of how far estimates were off, and what estimates are multiplied by;
             under None of all others.
@@ -98,6 +99,7 @@ class Pool:
     estimates: dict[Strategy, Estimate] = field(default_factory=dict)
     refused: dict[Strategy, str] = field(default_factory=dict)
     lacking: dict[Strategy, str] = field(default_factory=dict)
+    unwritten: dict[str, str] = field(default_factory=dict)
     beyond: dict[Strategy, Scored] = field(default_factory=dict)
     scored: dict[Strategy, Scored] = field(default_factory=dict)
     ratios: dict[object, list[float]] = field(default_factory=dict)

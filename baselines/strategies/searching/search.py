@@ -459,6 +459,7 @@ class _Search:
         pool.lacking[strategy] = refusal.reason
         del pool.estimates[strategy]
         if refusal.instead is None or self._estimate(refusal.instead) is None:
+            pool.unwritten.setdefault(family_of(strategy), refusal.reason)
             self._try_in_vain(strategy)
         return False
 

@@ -177,11 +177,13 @@ def _batch_norm(call: Call) -> list[Letter]:
     """
     x = call["input"]
     rest = ascii_lowercase[: x.ndim - 2]
-    vectors = [(slot, "z") for slot in call.inputs if slot is not x]
+    vectors: list[tuple[Slot | None, str]] = [(slot, "z") for slot in call.inputs if slot is not x]
     if call.name == "batch_norm" and call["training"]:
         together = f".z{'.' * len(rest)}"
         return einsum((x, together), *vectors, into=[(call.output, together)], words={"z": "channels"})
     results = [(out, f"yz{rest}" if out is not None and out.ndim == x.ndim else "z") for out in call.outputs]
+    if call["training"] is False:  # then what it saves are constants, no sums over samples
+        results, vectors = results[:1], vectors + results[1:]
     return einsum((x, f"yz{rest}"), *vectors, into=results, words={"z": "channels"})
 
 

@@ -71,7 +71,8 @@ ROWS = frozenset({
 CHANNELS = frozenset({
     "batch_norm", "cudnn_batch_norm", "cudnn_batch_norm_backward", "instance_norm", "native_batch_norm",
     "native_batch_norm_backward", "native_batch_norm_legit", "native_batch_norm_legit_functional",
-    "native_batch_norm_legit_no_training", "batch_norm_with_update", "batchnormalization",
+    "native_batch_norm_legit_no_training", "native_batch_norm_legit_no_training_backward", "batch_norm_with_update",
+    "batchnormalization",
 })
 REDUCTION = frozenset({
     "adaptive_avg_pool2d", "all", "amax", "amin", "any", "argmax", "argmin", "linalg_vector_norm", "logsumexp", "max",

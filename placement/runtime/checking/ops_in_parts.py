@@ -145,10 +145,11 @@ class CutCall:
             raise NotComputedError
         found = {self.made[t]: part for t, part in zip(read, self.row.inputs, strict=False) if t in self.made}
         inputs = {graph.tensor_producer[t]: part for t, part in zip(read, self.row.inputs, strict=False)}
-        of_states = dict(zip(states, self.row.inputs[len(read) :], strict=True))
+        of_states = dict(zip((graph.states[s].name for s in states), self.row.inputs[len(read) :], strict=True))
         for root in self._roots:
             if root in self.program.state_of:
-                found[root, 0] = of_states.get(self.program.state_of[root], Replicate())
+                names = self.program.states[self.program.state_of[root]].names
+                found[root, 0] = next((of_states[name] for name in names if name in of_states), Replicate())
             elif root.op == "placeholder" and self.program.op_of.get(root) in inputs:
                 found[root, 0] = inputs[self.program.op_of[root]]
         return found

@@ -243,17 +243,28 @@ class StrategyModule(SharedModule, nn.Module):
         return value.to(self._place, self._input_dtype if value.is_floating_point() else None)
 
     def _check_batch(self, inputs: dict[str, Any]) -> None:
-        """Raises: MismatchError: no argument has the samples that the strategy divides."""
+        """Raises: MismatchError: no argument has the samples that the strategy divides, or some the own, others all."""
         setup = self._setup
         if not (setup.cuts_batch or setup.own_samples):
             return
         ends = borders(self._mesh, setup)
-        known = {setup.batch, ends[-1] - ends[0]}
-        sizes = {len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim}
-        if not sizes & known:
+        own = ends[-1] - ends[0]
+        sizes = {
+            len(leaf): name
+            for name, value in inputs.items()
+            for leaf in tree_leaves(value)
+            if isinstance(leaf, torch.Tensor) and leaf.ndim
+        }
+        if not sizes.keys() & {setup.batch, own}:
             raise MismatchError(
                 f"the arguments have {', '.join(map(str, sorted(sizes))) or 'no tensors'} in dimension 0; expected "
-                f"{setup.batch}, the batch that the strategy divides, or {ends[-1] - ends[0]}, this process's own part."
+                f"{setup.batch}, the batch that the strategy divides, or {own}, this process's own part."
+            )
+        if setup.cuts_batch and own != setup.batch and {setup.batch, own} <= sizes.keys():
+            raise MismatchError(
+                f"argument {sizes[own]!r} has {own} in dimension 0, this process's own part of the batch, and "
+                f"{sizes[setup.batch]!r} has {setup.batch}, all of it; give both in the same way (what is not by "
+                "samples, such as a mask, with a first dimension of 1)."
             )
 
     # -- gradients, optimizer and checkpoints -----------------------------------------------------------------

@@ -245,8 +245,9 @@ def _cores(graph: OpGraph, strategy: Strategy) -> dict[str, tuple[int, ...]]:
     """
     found: dict[str, tuple[int, ...]] = {}
     for path, count in cores(graph, strategy.recompute).items():  # in program order
-        around = next((other for other in found if is_under(path, other)), None)
-        found[around or path] = (*found.get(around or path, ()), count)
+        around = next((other for other in found if is_under(path, other)), path)
+        parts = [part for other in [*found] if is_under(other, around) for part in found.pop(other)]
+        found[around] = (*parts, count)
     return found
 
 

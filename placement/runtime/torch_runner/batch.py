@@ -159,7 +159,12 @@ def laid_out(value: Any, samples: int, mesh: DeviceMesh, is_cut: bool) -> Any:
     if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) != samples:
         if is_cut or not isinstance(value, torch.Tensor) or not value.requires_grad:
             return value
-        raise ValueError(f"a tensor of shape {tuple(value.shape)} is not one of {samples} samples")
+        raise ValueError(
+            f"a module of which each replica computes its own {samples} samples hands a tensor of shape "
+            f"{tuple(value.shape)}, which is not by samples, to code that reads the whole batch, such as a loss that "
+            "balances experts; leave that out (output_router_logits=False), or take a strategy without 'dp', such as "
+            "tp2"
+        )
     value = value.full_tensor() if isinstance(value, DTensor) else value
     whole, cut = [Replicate()] * mesh.ndim, [Shard(0)] * mesh.ndim
     before, after = (whole, cut) if is_cut else (cut, whole)

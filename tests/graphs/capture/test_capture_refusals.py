@@ -35,6 +35,20 @@ def test_a_failure_names_module_line_and_way_out(train: bool, capsys: pytest.Cap
     assert capsys.readouterr().err == ""
 
 
+class Conditional(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = super().forward(x)
+        found: torch.Tensor = torch.cond(h.sum() > 0, torch.relu, torch.tanh, (h,))
+        return found
+
+
+@pytest.mark.parametrize("granularity", ["op", "module"])
+def test_a_branch_in_training_is_refused_without_addresses(granularity: Any) -> None:
+    with pytest.raises(CaptureError, match=r"torch\.cond is followed in inference alone") as caught:
+        capture(Conditional(4, 4), torch.zeros(3, 4), train=True, granularity=granularity)
+    assert " at 0x" not in str(caught.value)
+
+
 class Selecting(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[torch.nonzero(x.sum(1) > 0).squeeze(1)] * 2

@@ -53,6 +53,15 @@ def test_what_a_tool_refuses_gives_way_to_what_it_takes_instead() -> None:
     assert len(asked) == len(set(asked))
 
 
+def test_families_that_a_tool_cannot_write_are_told() -> None:
+    def refuses(strategy: Strategy) -> Refusal | None:
+        return Refusal("it knows no replicas") if strategy.replicas > 1 else None
+
+    found = search_strategies(heavy(), CLUSTER, Budget(evaluations=4), tool=ToolLimits(refuses=refuses))
+    assert found.refused["dp"] == "it knows no replicas"
+    assert found.best_of.keys().isdisjoint(found.refused)
+
+
 def test_without_a_tool_the_search_is_as_it_was() -> None:
     plain, same = (
         search_strategies(heavy(), CLUSTER, Budget(evaluations=4), tool=tool) for tool in (ANY_TOOL, ToolLimits())

@@ -13,6 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 
+from baselines.strategies.allowed import check_allowed
+from env.cluster import Cluster
 from graphs.capture import Program, capture_program
 from graphs.rows import SplitRow
 from graphs.transforms.strategy import Strategy
@@ -93,6 +95,14 @@ def test_no_false_alarm(mesh: DeviceMesh, name: str, strategy: str) -> None:
     found = Counter(call.verdict(mesh) for call in calls(program_of(zoo.model, *zoo.train_args), strategy).values())
     assert found[DIFFERS] == 0
     assert found[SAME] > 2 * found[NOT_COMPUTED]
+
+
+@pytest.mark.parametrize("strategy", ["dp2", "mb2", "tp2"])
+def test_statistics_of_norms_in_evaluation_mode_are_constants(strategy: str) -> None:
+    layers = [nn.Linear(8, 8), nn.BatchNorm1d(8).eval(), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8).eval()]
+    program = program_of(nn.Sequential(*layers, nn.Linear(8, 8)), torch.zeros(16, 8))
+    check_allowed(program.graph, Cluster.preset("2xV100-pcie"), Strategy.parse(strategy))
+    assert not ops_in_parts(program, Strategy.parse(strategy)).problem
 
 
 # -- what torch keeps to itself ----------------------------------------------------------------------------------------

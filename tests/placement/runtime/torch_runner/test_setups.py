@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,15 @@ import placement
 from graphs.capture import capture_program
 from graphs.errors import MismatchError, PlacementError
 from placement.runtime.checking.ops_in_parts import ops_in_parts
+from placement.runtime.modules.strategy_module import StrategyModule
 from placement.runtime.setups.context_plan import context_plan
 from placement.runtime.setups.expert_plan import expert_plan
 from placement.runtime.setups.facts_of import facts_of
 from placement.runtime.setups.setup_of import setup_of
 from placement.runtime.setups.tensor_plan import tensor_plan
+from placement.runtime.torch_runner.batch import laid_out
+from placement.runtime.torch_runner.setup import Setup
+from placement.runtime.torch_runner.step import of_all_samples
 from placement.solving.strategy_row import strategy_row
 
 CLUSTER = placement.Cluster.preset("4xV100-pcie")
@@ -67,6 +72,29 @@ def test_stages_have_whole_layers() -> None:
     assert stages is not None
     assert [path for own in stages.modules for path in own if "self_attn" in path] == []
     assert stages.modules[0] == ("words", "encoder.layers.0")
+
+
+def test_modules_that_compute_parts_again_hold_no_other_such() -> None:
+    model = Encoder()
+    graph = captured(model)
+    result = placement.optimize(graph, CLUSTER, strategy="recompute=kind:*", target="any", seed=0)
+    found = facts_of(result, graph, model).cores
+    assert not [path for path in found for other in found if path.startswith(f"{other}.") or (path and not other)]
+
+
+def test_what_is_not_by_samples_is_named_where_parts_meet() -> None:
+    mixed = {"words": torch.zeros(8, 2), "labels": torch.zeros(4, 2)}
+    replicas = SimpleNamespace(_setup=Setup({}, batch=8, replicas=2, cuts_batch=True), _mesh=None)
+    with pytest.raises(
+        MismatchError, match=r"'labels' has 4 in dimension 0, .* 'words' has 8, all of it; give both in"
+    ):
+        StrategyModule._check_batch(replicas, mixed)  # type: ignore[arg-type]
+    mesh: Any = None
+    with pytest.raises(ValueError, match=r"shape \(16, 4\), which is not by samples, .* a loss that balances experts"):
+        laid_out(torch.zeros(16, 4, requires_grad=True), 2, mesh, is_cut=False)
+    caches = SimpleNamespace(keys=torch.zeros(4, 2))
+    with pytest.raises(ValueError, match=r"returns a SimpleNamespace, .* with use_cache=False"):
+        of_all_samples(caches, mesh, Setup({}, batch=8, replicas=2))
 
 
 def test_sequences_are_cut_between_attention() -> None:
