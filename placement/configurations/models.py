@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from env.cluster import Cluster
-from graphs.disk import read_text
+from graphs.disk import read_text, stem
 from graphs.errors import ConfigurationError, GraphError, UnknownNameError
 from graphs.opgraph import OpGraph
 from placement.configurations.configuration import Configuration
@@ -61,7 +60,7 @@ def graph_of_configuration(
         config = decoder_of(text, tool, batch, sequence, dims.get("vocabulary"))
     except (ConfigurationError, GraphError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
-    return decoder_graph(config, True, precision or found.precision, Path(path).stem)
+    return decoder_graph(config, True, precision or found.precision, stem(path))
 
 
 def _batch(found: Configuration, cluster: Cluster | None) -> int:

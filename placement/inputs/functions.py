@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from graphs.disk import stem
 from graphs.errors import CaptureError, GraphFileError, UnknownNameError
 from graphs.kept import own_precision, precision_named
 from graphs.opgraph import OpGraph
@@ -222,7 +223,7 @@ def is_function(argument: str) -> bool:
 def name_of(label: str) -> str:
     """Name of the graph of ``file.py:function``: that of the file, and of a function that is not called ``make``."""
     file, _, function = label.rpartition(":")
-    return Path(file).stem if function == "make" else f"{Path(file).stem}:{function}"
+    return stem(file) if function == "make" else f"{stem(file)}:{function}"
 
 
 def call_function(label: str, dims: Mapping[str, int] | None = None, building: Building | None = None) -> Any:

@@ -14,7 +14,7 @@ from env.cluster import MEASURED, PEAK, RATES, Cluster
 from env.gym.named import LOCAL as LOCAL
 from env.gym.named import check_cluster_name, cluster_named
 from env.published import neurips_cluster
-from graphs.disk import read_text
+from graphs.disk import read_text, stem
 from graphs.errors import CaptureError, ClusterError, GraphFileError, UnknownNameError
 from graphs.files import load_graph
 from graphs.opgraph import OpGraph
@@ -140,7 +140,7 @@ def _from_file(path: str, train: bool, dims: Mapping[str, int]) -> Source:
         raise GraphFileError(
             f"{path} is a graph already, of a training step or not; --train is for models and PipeDream profiles."
         )
-    return Source(dataclasses.replace(load_graph(path), name=Path(path).stem))  # what a user tells graphs apart by
+    return Source(dataclasses.replace(load_graph(path), name=stem(path)))  # what a user tells graphs apart by
 
 
 # -- models ------------------------------------------------------------------------------------------------------

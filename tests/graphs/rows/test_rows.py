@@ -97,10 +97,8 @@ def test_causal_attention_is_cut_by_its_queries(is_fused: bool) -> None:
     assert backward.endswith("->S(2,5),P,P")
 
 
-@pytest.mark.parametrize("settings", [(4,), (5, 0.5)])
-def test_causal_attention_that_stays_whole(settings: tuple[float, ...]) -> None:
-    """Fewer keys than queries, or dropout."""
-    graph = capture(CausalAttention(False), (torch.zeros(3, 5, 8), *settings))
+def test_causal_attention_with_fewer_keys_than_queries_stays_whole() -> None:
+    graph = capture(CausalAttention(False), (torch.zeros(3, 5, 8), 4))
     name = next(name for name in graph.op_names if "attention" in name)
     assert [row.partition(":")[0] for row in rows(graph, name)] == ["batch", "heads"]
 
