@@ -145,13 +145,12 @@ def test_experts_latent_attention_and_machines_are_read_as_tables_spell_them(tmp
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"precision": "FP8-CS"}, "fp8"),
         ({"precision": "nvfp4"}, "precision 'nvfp4'"),
         ({"precision": ""}, "not said"),
         ({"gpu": "GB300"}, "no preset of the GPU 'GB300'"),
         ({"model": "other", "experts": "60 top 4"}, "sizes of the model 'other'"),
         ({"model": "other", "experts": "", "kv_heads": "mla"}, "latent attention"),
-        ({"ep": 32}, "more ranks than there are replicas"),
+        ({"ep": 32}, "over some of the ranks of an axis"),
         ({"gpus": 6}, "6 GPUs are no multiple of the 4"),
         ({"hidden": 4096.5}, "hidden '4096.5' is no size"),
         ({"layers": "many"}, "layers 'many' is no number"),
