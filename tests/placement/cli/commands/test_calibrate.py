@@ -34,7 +34,7 @@ def test_products_of_a_file(call: Call, products_file: Path, graph_file: Path) -
     assert "source       calibrated on " in out
     assert "9 fitted, 9 left out, of which " in out
     assert "constant     products.bfloat16.flops_per_s = " in out
-    assert "kept         attention, memory-bound ops: as before" in out
+    assert "kept         convolutions, attention, memory-bound ops: as before" in out
     assert "kept         links and collectives of 8xH100-nvswitch" in out
     cluster = Cluster.from_toml("mine.toml")
     assert all(device.rates is not None for device in cluster.devices)
