@@ -373,7 +373,7 @@ def connections(found: Configuration) -> str:
 def megatron_lacks(result: Result) -> Iterator[str]:
     """Parts of a result's strategy that Megatron-LM has no words for; it need not have been carried out."""
     graph, strategy = result.graph, result.strategy
-    yield from irregular(strategy, ("cp", "ep"))
+    yield from irregular(strategy, ("cp", "ep", "experts"))
     yield from reduced_once(strategy)
     yield from other_weights("Megatron-LM", graph)
     yield from uneven(graph, strategy)

@@ -204,7 +204,7 @@ def irregular(strategy: Strategy, axes: tuple[str, ...] = ()) -> Iterator[str]:
     """Parts of a strategy that no tool has, in words.
 
     Args:
-        axes: of the mesh that the tool has beside those that every tool has.
+        axes: of the mesh that the tool has beside those that every tool has; "experts" where tp may leave these whole.
     """
     if strategy.is_none:
         yield "it has nothing to say"
@@ -213,7 +213,7 @@ def irregular(strategy: Strategy, axes: tuple[str, ...] = ()) -> Iterator[str]:
             yield f"there is no setting for {AXES[rule.name].label} ({rule.name}{rule.size})"
         if rule.name == GROUPS and rule.name not in axes:
             yield f"it splits storage in {rule.size} groups of replicas, each for itself"
-        if rule.has_experts and (rule.name == "cp" or "ep" not in axes):
+        if rule.has_experts and (rule.name == "cp" or "experts" not in axes):
             yield f"experts are not spread along {rule.name}"
         if len(set(rule.shares)) > 1 or rule.modules or rule.tensor_modules:
             yield f"{rule} is not the same for all replicas and modules"

@@ -151,7 +151,7 @@ def test_stages_are_those_that_the_tool_cuts(target: str, strategy: str) -> None
 
 def test_a_tool_that_is_the_reason_why_nothing_fits_is_named() -> None:
     two = placement.Cluster.preset("2xH100-nvswitch")
-    devices = [dataclasses.replace(each, memory_bytes=620_000, reserved_bytes=0) for each in two.devices]
+    devices = [dataclasses.replace(each, memory_bytes=570_000, reserved_bytes=0) for each in two.devices]
     small = dataclasses.replace(two, name="small", devices=tuple(devices))
     result = placement.optimize(mixed_graph(), small, target="accelerate", evaluations=FEW, seed=0)
     assert "The reason is accelerate: 'dp2 zero3" in (result.reason or "")

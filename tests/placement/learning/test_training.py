@@ -54,7 +54,7 @@ def test_it_makes_a_policy_file_and_a_placement_that_verifies(tmp_path: Path) ->
     told: list[Status] = []
     found = train(fans(), PAIR, output=output, evaluations=TIMESTEPS, progress=told.append, command="as typed")
     assert (found.samples, found.resumed_from, found.interrupted, found.proven) == (TIMESTEPS, 0, False, False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.best.json", "policy.zip"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.best.json", "policy.curve.csv", "policy.zip"]
     (result,) = found.results
     assert result is not None
     assert Result.load(found.result_files[0]) == result

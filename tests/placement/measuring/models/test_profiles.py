@@ -93,7 +93,8 @@ def test_what_a_reading_takes_is_left_out() -> None:
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "momentum", "sgd"])
 def test_updates_of_all_parameters_take_time(optimizer: str) -> None:
     updates = [(op, torch.ones(op, 8), torch.ones(op, 8)) for op in (3, 4, 5)]
-    make = partial(OPTIMIZERS[optimizer], lr=1e-6)
+    kind, settings = OPTIMIZERS[optimizer]
+    make = partial(kind, lr=1e-6, **settings)
     found = update_times_s(updates, make, CPU, 3, lambda: None)
     assert {op: len(samples) for op, samples in found.items()} == {3: 3, 4: 3, 5: 3}
     assert all(np.median(samples) > 0 for samples in found.values())
@@ -228,7 +229,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     out, err = capsys.readouterr()
     assert "forward" in err  # what the model prints is no part of the answer
     assert "forward" not in out
-    assert f"make on {measure.cpu_model()} core: " in out
+    assert f"tiny on {measure.cpu_model()} core: " in out
     assert "saved to graph.json" in out
     assert placement.load_graph("graph.json").time_keys == (f"{measure.cpu_model()} core",)
     assert run(["optimize", "graph.json", "--cluster", "local", "--method", "single_device"]) == 0
