@@ -54,7 +54,9 @@ def test_zoo_inference(name: str) -> None:
 @pytest.mark.parametrize("name", each_model())
 def test_zoo_training(name: str) -> None:
     zoo = build(name, device="cpu", small=True)
-    check_equal(zoo.model, zoo.train_args, train=True, steps=1, seeds=(2,))
+    # An RMSNorm runs as CUDA's one op, whose backward pass rounds elsewhere than the CPU's nine.
+    has_rms_norm = name.startswith(("llama", "mixtral", "deepseek"))
+    check_equal(zoo.model, zoo.train_args, train=True, steps=1, seeds=(2,), tolerance=1e-5 * has_rms_norm)
 
 
 @pytest.mark.parametrize("name", ["transformer_moe", "two_tower"])
