@@ -36,7 +36,9 @@ def device_rates(draw: Any) -> Rates:
     product = ProductRate(draw(some), draw(st.floats(0, 10)), draw(st.floats(0, 10)), draw(some))
     attention = AttentionRate(draw(some), draw(st.floats(0, 10)), 8.0, 0.5, 1.25) if draw(st.booleans()) else None
     factors = draw(st.sampled_from([(1.0, 1.0, 1.0, 1.0), (1.5, 1.25, 2.0, 3.0)]))
-    return Rates(draw(st.integers(1, 8)), draw(some), draw(st.floats(0, 1)), {"float32": product}, *factors, attention)
+    return Rates(
+        draw(st.integers(1, 8)), draw(some), draw(st.floats(0, 1)), {"float32": product}, *factors, attention=attention
+    )
 
 
 @st.composite
