@@ -300,9 +300,7 @@ def _tests(row: Row) -> Run:
     words += [again(FULL if row["recompute_granularity"] == "full" else ""), _tests_cuts(row, shape, stages, chunks)]
     extra = _tests_extra(row, shape, kind, tensor, context)
     batch, micro = row.whole("global_batch_size"), row.whole("micro_batch_size")
-    if (
-        chunks > 1
-    ):  # Micro-batches in groups of other sizes than there are stages: a peak is that of any number of them.
+    if chunks > 1:  # in groups of other sizes than there are stages: a peak is that of any number of micro-batches
         batch = math.ceil(batch / (micro * replicas * stages)) * micro * replicas * stages
     return Run(
         *(shape, batch, micro, replicas, joined(words)),

@@ -35,8 +35,8 @@ EAGER_LAUNCH_S = 25e-6
 # By real steps on the second of these hosts, 33 us (`env.gpu_rates`, "A parameter's share of the host").
 EAGER_LAUNCHES_S = {"H100-SXM5-80GB": 33e-6}
 CPU_LAUNCH_S = 1e-6
-# The same on a CPU, an assumption: `placement.calibrating.launches.host_launch_s` finds 10 us with one thread of a
-# cloud's Xeon (torch 2.13, 28 November 2026), the computing of its small ops with it.
+# The same on a CPU, an assumption: `placement.calibrating.layers.host_times` finds 16 us forward and 18 backward with
+# one thread of a cloud's Xeon (torch 2.13, 29 November 2026), the computing of its small ops with it.
 EAGER_CPU_LAUNCH_S = 6.5e-6
 
 # NVIDIA Tesla K40 board specification (2013), base clock 745 MHz; 288 GB/s and 12 GB with ECC off.

@@ -10,6 +10,8 @@ from typing import Any
 
 from graphs.errors import ClusterError
 
+_POSITIVE = sys.float_info.min, "a number above 0"
+
 
 @dataclass(frozen=True)
 class ProductRate:
@@ -82,24 +84,25 @@ class ConvolutionRate:
 
 def check_positive(what: str, key: str, value: Any) -> None:
     """Raises: ClusterError: no number above 0."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not (is_number and sys.float_info.min <= value <= sys.float_info.max):
-        raise refusal(what, key, value, "a number above 0")
+    _check_number(what, key, value, *_POSITIVE)
 
 
 def check(
     what: str, record: Any, positive: Iterable[str] = (), amounts: Iterable[str] = (), at_least_1: Iterable[str] = ()
 ) -> None:
     for keys, least, expected in (
-        (positive, sys.float_info.min, "a number above 0"),
+        (positive, *_POSITIVE),
         (amounts, 0.0, "a number, 0 or more"),
         (at_least_1, 1.0, "a number, 1 or more"),
     ):
         for key in keys:
-            value = getattr(record, key)
-            is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if not (is_number and least <= value <= sys.float_info.max):
-                raise refusal(what, key, value, expected)
+            _check_number(what, key, getattr(record, key), least, expected)
+
+
+def _check_number(what: str, key: str, value: Any, least: float, expected: str) -> None:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not (is_number and least <= value <= sys.float_info.max):
+        raise refusal(what, key, value, expected)
 
 
 def refusal(what: str, key: str, value: Any, expected: str) -> ClusterError:

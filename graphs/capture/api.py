@@ -87,7 +87,13 @@ def capture(
     """
     if granularity not in GRANULARITIES:
         raise UnknownNameError("granularity", granularity, GRANULARITIES)
-    if precision is not None and precision_named(precision).product:
+    product = "" if precision is None else precision_named(precision).product
+    if precision is not None and granularity == "module":
+        raise CaptureError(
+            f"precision {precision!r:.60} makes casts of single ops, and with granularity='module' there are none; "
+            "leave the granularity out, or convert the model before."
+        )
+    if precision is not None and product:
         from graphs.transforms.float8 import with_float8_products
 
         own: dict[str, Any] = {"loss": loss, "optimizer": optimizer, "name": name, "is_compiled": is_compiled}
@@ -102,11 +108,6 @@ def capture(
             if granularity == "op" or error.way_out != TO_MODULES or precision is not None:
                 raise
             warnings.warn(f"{error.reason}; each leaf module is one op instead.", stacklevel=2)
-    if precision is not None:
-        raise CaptureError(
-            f"precision {precision!r:.60} makes casts of single ops, and with granularity='module' there are none; "
-            "leave the granularity out, or convert the model before."
-        )
     model, positional, keywords = _checked(model, args, kwargs, loss)
     with quiet_loggers(), _disable_current_modes():  # the caller's own fake tensor mode, say
         title = name or type(model).__name__

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from graphs.arrays import BoolArray, IntArray
+from graphs.arrays import BoolArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.recipes import PRECISIONS, number_bytes
 from graphs.records import Op, Tensor, Work
@@ -39,17 +39,16 @@ def with_float8_products(graph: OpGraph, precision: str) -> OpGraph:
     chosen = _products(graph)
     factors = _factors(graph, chosen)
     ops, tensors = graph.records()
-    ptr, read = graph.inputs
     cast_of = {t: f"{graph.op_names[graph.tensor_producer[t]]}/float8_{t}" for t in factors}
     for op in np.flatnonzero(chosen).tolist():
-        own = [t for t in read[ptr[op] : ptr[op + 1]].tolist() if t in cast_of]
+        own = [t for t in _read(graph, op) if t in cast_of]
         fewer = sum(int(graph.tensor_bytes[t]) for t in own) / 2
         ops[op] = replace(ops[op], dtype=product, bytes_moved=max(ops[op].bytes_moved - fewer, 0.0))
     width = number_bytes(PRECISIONS[precision].parameter)
-    for state in _weights(graph, chosen):
-        more = graph.states[state].parameter_bytes / width * _WEIGHT_BYTES
-        for op in _updates(graph, state):
-            ops[op] = replace(ops[op], bytes_moved=ops[op].bytes_moved + more)
+    weights, states = _weights(graph, chosen), states_of(graph)
+    for op in np.flatnonzero(graph.phase == Phase.UPDATE).tolist():
+        updated = sum(graph.states[state].parameter_bytes for state in weights.intersection(states[op]))
+        ops[op] = replace(ops[op], bytes_moved=ops[op].bytes_moved + updated / width * _WEIGHT_BYTES)
     casts = [_cast(graph, t, cast_of[t], readers) for t, readers in factors.items()]
     made = [
         Tensor(name, int(graph.tensor_bytes[t]) // 2, tuple(graph.op_names[op] for op in factors[t]))
@@ -82,11 +81,10 @@ def _products(graph: OpGraph) -> BoolArray:
 
 def _factors(graph: OpGraph, chosen: BoolArray) -> dict[int, list[int]]:
     """The 16 bit tensors that some ops read as factors -> these readers; weights, counts and the like are none."""
-    ptr, read = graph.inputs
     found: dict[int, list[int]] = {}
     is_weight = np.isin(graph.tensor_producer, [*weight_casts(graph)])
     for op in np.flatnonzero(chosen).tolist():
-        tensors = read[ptr[op] : ptr[op + 1]].tolist()
+        tensors = _read(graph, op)
         most = max((int(graph.tensor_bytes[t]) for t in tensors), default=0)
         for t in tensors:
             if graph.tensor_bytes[t] * 100 > most and not is_weight[t]:
@@ -99,10 +97,6 @@ def _weights(graph: OpGraph, chosen: BoolArray) -> set[int]:
     casts, producer, consumer = weight_casts(graph), *graph.edge_list[:2]
     own = {s for op in np.flatnonzero(chosen).tolist() for s in states_of(graph)[op]}
     return own | {casts[op] for op in np.unique(producer[chosen[consumer]]).tolist() if op in casts}
-
-
-def _updates(graph: OpGraph, state: int) -> list[int]:
-    return [op for op in np.flatnonzero(graph.phase == Phase.UPDATE).tolist() if state in states_of(graph)[op]]
 
 
 def _cast(graph: OpGraph, tensor: int, name: str, readers: list[int]) -> Op:
@@ -122,13 +116,15 @@ def _cast(graph: OpGraph, tensor: int, name: str, readers: list[int]) -> Op:
 
 def _rows(graph: OpGraph, tensor: int, readers: list[int]) -> list[SplitRow]:
     found: dict[tuple[str, Part], None] = {}
-    ptr, read = graph.inputs
     for op in readers:
-        place = _place(read[ptr[op] : ptr[op + 1]], tensor)
+        place = _read(graph, op).index(tensor)
         parts = ((row.axis, row.inputs[place]) for row in graph.split_rows[op])
         found |= dict.fromkeys((axis, part) for axis, part in parts if isinstance(part, Shard))
     return [SplitRow((part,), (part,), axis) for axis, part in found]
 
 
-def _place(tensors: IntArray, tensor: int) -> int:
-    return int(np.flatnonzero(tensors == tensor)[0])
+def _read(graph: OpGraph, op: int) -> list[int]:
+    """Numbers of the tensors that an op reads."""
+    pointer, read = graph.inputs
+    tensors: list[int] = read[pointer[op] : pointer[op + 1]].tolist()
+    return tensors

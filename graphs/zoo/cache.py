@@ -152,8 +152,7 @@ def kept_graph(
         UnknownNameError: no such precision.
         GraphError: as `capture`.
     """
-    if precision is not None:
-        precision_named(precision)
+    has_float8 = precision is not None and precision_named(precision).product != ""
     kind = f"{key}-{'train' if train else 'inference'}-{granularity}{'-' if precision else ''}{precision or ''}"
     path = cache_dir() / f"{kind}-{_stamp()}.json"
     graph = None
@@ -169,7 +168,7 @@ def kept_graph(
             save_graph(graph, path)
         except OSError:
             pass
-    if granularity != "op" or (precision is not None and precision_named(precision).product):
+    if granularity != "op" or has_float8:
         return graph  # nothing here runs such a step
     step = step_of(graph)  # of one that was captured now
     again = program if step is None else step.program

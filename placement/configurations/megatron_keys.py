@@ -8,7 +8,7 @@ from placement.configurations.shell import SCRIPT
 PROCESSES, NODES = "--nproc-per-node", "--nnodes"
 TP, PP, CP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"
 EP, SP, VPP = "--expert-model-parallel-size", "--sequence-parallel", "--num-virtual-stages-per-pipeline-rank"
-MOMENTUM = "--sgd-momentum"
+ETP, MOMENTUM, FLOAT8_FORMAT = "--expert-tensor-parallel-size", "--sgd-momentum", "--fp8-format"
 LAYERS_EACH, MICRO, BATCH = "--num-layers-per-virtual-pipeline-stage", "--micro-batch-size", "--global-batch-size"
 GRANULARITY, METHOD, COUNT = (f"--recompute-{name}" for name in ("granularity", "method", "num-layers"))
 FSDP2, FSDP, STRATEGY = "--use-torch-fsdp2", "--use-megatron-fsdp", "--data-parallel-sharding-strategy"
@@ -21,9 +21,7 @@ SIZES = (
 )
 LAUNCHER = (PROCESSES, NODES, "--node-rank", "--master-", "--rdzv-", "--max-restarts", "--standalone", "--tee")
 _WIDE = "the optimizer keeps float32"
-ETP = "--expert-tensor-parallel-size"
 _NO_FLOAT4 = "no graphs have the casts of 4 bit"
-FLOAT8_FORMAT = "--fp8-format"
 _OWN_SPLIT = "stages of one's own lengths are not read"
 _FLAG = {name: read(bool, False) for name in ("--bf16", "--fp16", SP, FSDP2, FSDP, EMBEDDING_COUNTS, LOSS_COUNTS)}
 

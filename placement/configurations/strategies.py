@@ -75,7 +75,8 @@ def strategy_of(found: Configuration, graph: OpGraph) -> Strategy:
         StrategyError: a strategy that cannot be.
     """
     check_sizes(found, graph)
-    replicas, has_whole = found.shards or 1, found.has_whole_experts and found.tensor > 1
+    replicas, has_experts = found.shards or 1, found.experts > 1 or "num-experts" in found.sizes
+    has_whole = has_experts and found.has_whole_experts and found.tensor > 1
     experts = found.experts // found.tensor if has_whole else found.experts
     if has_whole and found.experts % found.tensor:
         raise ConfigurationError(

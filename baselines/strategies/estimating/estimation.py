@@ -409,7 +409,7 @@ class Estimation:
         frame, lives, graph = self.step.frame, self.step.lives, self.source.graph
         n = graph.n_ops
         size = np.where(graph.tensor_in_place, 0.0, local.tensor_bytes)
-        if (self.split.zero >= 2 and self.split.zero_axes) or self.split.on_hosts:
+        if self.split.level >= 2 or self.split.on_hosts:
             size = np.where(_is_gradient(graph, self.source.states), local.tensor_bytes, size)
         sizes = np.concatenate([size, np.where(self.step.jobs.is_gradient, 0.0, local.job_made)])[lives.tensor]
         gathered = np.zeros(self.n_stages)
@@ -431,7 +431,7 @@ class Estimation:
         if self.strategy.micro_batches == 1:
             come = np.cumsum(_sums(frame.position, local.coming, n))
             live += come - (np.cumsum(coming) - coming)[np.sort(frame.stage)]
-        elif self.split.zero >= 2 and self.split.zero_axes and not self.split.reduces_each:
+        elif self.split.level >= 2 and not self.split.reduces_each:
             coming = np.zeros(self.n_stages)  # when those before they are scattered go, which are larger
         held = np.column_stack([_crossing(lives, sizes, first[s + b], first[s + ONCE]) for b in (BACKWARD, WEIGHTS)])
         peak = np.zeros((self.n_stages, 3))
@@ -455,7 +455,7 @@ class Estimation:
             end: int64 [S], the place after each stage's backward pass.
         """
         graph, lives, tensors = self.source.graph, self.step.lives, self.step.summed
-        is_released = bool(self.split.zero >= 2 and self.split.zero_axes) or self.split.on_hosts
+        is_released = self.split.level >= 2 or self.split.on_hosts
         if self.strategy.micro_batches == 1 or not is_released or self.split.reduces_each:
             return np.zeros(self.n_stages)
         waits = np.zeros(graph.n_tensors, dtype=np.bool_)

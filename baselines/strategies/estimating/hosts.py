@@ -93,7 +93,7 @@ class Offloaded:
         """Arguments as of `local_costs`, and its result."""
         graph, frame, cluster = step.frame.graph, step.frame, times.cluster
         trained = np.flatnonzero(states.trained)
-        level = split.zero if split.zero_axes else 0
+        level = split.level
         state, parameter = (
             local_states(split, sizes, states, size, level >= 1) for size in (states.optimizer, states.parameter)
         )

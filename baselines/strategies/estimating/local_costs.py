@@ -36,6 +36,7 @@ from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE
 from graphs.transforms.splitting.extents import scaled, settled, share_of_flops
 from graphs.transforms.splitting.sharding import SUM
 from graphs.transforms.splitting.synchronised import added_up
+from graphs.transforms.splitting.zero import SPLIT_FROM
 
 if TYPE_CHECKING:
     from baselines.strategies.estimating.cuts import AxisCut
@@ -289,8 +290,9 @@ def _sums_s(
 
 
 def _parts_of(states: States, split: Split) -> list[tuple[np.ndarray, bool]]:
-    level = split.zero if split.zero_axes else 0
-    return [(states.parameter, level >= 2), (states.gradient, level >= 2), (states.optimizer, level >= 1)]
+    level = split.level
+    sizes = states.parameter, states.gradient, states.optimizer
+    return [(size, level >= least) for size, least in zip(sizes, SPLIT_FROM, strict=True)]
 
 
 def local_states(split: Split, sizes: Sizes, states: States, size: np.ndarray, is_split: bool) -> FloatArray:
@@ -324,7 +326,7 @@ def _coming(step: LocalStep, split: Split, states: States, gradient: FloatArray)
     _, consumer, tensor = graph.edge_list
     waits = np.zeros(graph.n_ops, dtype=np.bool_)
     waits[consumer[exchanged[tensor]]] = True
-    is_released = split.stored_in_parts(states) & (split.zero >= 2 and bool(split.zero_axes))
+    is_released = split.stored_in_parts(states) & (split.level >= 2)
     maker = graph.gradient_maker[states.owner]
     comes = states.trained & (maker >= 0) & (is_released | ~waits[states.update])
     return np.bincount(maker[comes], gradient[comes], graph.n_ops).astype(np.float64)

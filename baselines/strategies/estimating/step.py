@@ -225,6 +225,11 @@ class Split:
     on_hosts: bool = False
     reduces_each: bool = False
 
+    @property
+    def level(self) -> int:
+        """The level of ZeRO that comes to something here: 0 where storage is split along no axis."""
+        return self.zero if self.zero_axes else 0
+
     def stored_along(self, axis: int, states: States) -> BoolArray:
         """bool [s]: states whose storage is split along an axis, as ZeRO has it; weights that are cut there are not."""
         if axis not in self.zero_axes:

@@ -36,6 +36,7 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.axes import AXES
 from graphs.transforms.splitting.storage_ops import on_storage
+from graphs.transforms.splitting.zero import SPLIT_FROM
 from graphs.transforms.strategy import PLACED
 
 ALL, ONE_DEVICE, WITH_HOST, NO_STRATEGY = "all", "one device", "one device with its host", "none"
@@ -224,8 +225,7 @@ class _Room:
 
     def whole(self, places: IntArray, zero: int) -> BoolArray:
         """bool [k]: whether so many replicas, int64 [k], have room, with storage split at this level of ZeRO."""
-        parameters, gradients, states = self.kept
-        split = sum(size for size, level in ((parameters, 2), (gradients, 2), (states, 1)) if zero >= level)
+        split = sum(size for size, least in zip(self.kept, SPLIT_FROM, strict=True) if zero >= least)
         needed = sum(self.kept) - split + split // places - (3 * self.states if zero else 0)
         result: BoolArray = needed <= self.room[places - 1]
         return result

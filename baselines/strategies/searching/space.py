@@ -20,6 +20,7 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.rows import op_with_statistics
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.recomputing import unmatched
+from graphs.transforms.splitting.zero import SPLIT_FROM
 from graphs.transforms.strategy import OPTIMIZER, PARAMETERS, MeshRule, Strategy
 
 EACH_LAYER = ("*",)  # as `Strategy.recompute`
@@ -78,7 +79,7 @@ class Space:
         )
         sizes = [] if strategy.offloads_parameters else [graph.parameter_bytes.sum(), graph.gradient_bytes.sum()]
         sizes += [] if strategy.offloads_optimizer else [graph.optimizer_bytes.sum()]
-        levels = zip(sizes, (2, 2, 1), strict=False)
+        levels = zip(sizes, SPLIT_FROM, strict=False)
         kept = sum(float(size) / (dp if strategy.zero >= least else 1) for size, least in levels) / parts
         return bool(kept <= max(self.cluster.devices[d].usable_bytes for d in self.cluster.compute_devices.tolist()))
 

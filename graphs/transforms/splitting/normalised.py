@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graphs.op_kinds import op_kind
+from graphs.records import Phase
 from graphs.rows import OWN_FAMILY, Partial, Shard, SplitRow
 from graphs.transforms.per_graph import per_graph
 
@@ -57,8 +58,8 @@ def normalised(graph: OpGraph) -> tuple[frozenset[int], ...]:
         for number, dim in passage.classes.union(*handed_on):
             classes[first_written[op] + number].add(dim)
     forward_of = graph.forward_of.tolist()
-    backwards = list(reversed(passages.items()))
-    for op, passage in sorted(backwards, key=lambda each: phase[each[0]]):
+    for op in (op for each in Phase for op in reversed(passages) if phase[op] == each):
+        passage = passages[op]
         tensors, first = read[first_read[op] : first_read[op + 1]], first_written[op]
         carried = (
             before

@@ -410,7 +410,7 @@ class _Walk:
             self._gradient_state(op),
             self.row_number[self.gradients[op][1]] if op in self.gradients else -1,
             *((self.size[t], self.normalised[t]) for t in written),
-            *(self.state[s] for s in self.states_of[forward] if forward >= 0 and not states),
+            *(self.state[s] for s in (() if forward < 0 or states else self.states_of[forward])),
         )
 
     def _chosen(self, op: int, read: list[int], states: Sequence[int]) -> _Choice:

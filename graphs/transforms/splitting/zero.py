@@ -31,6 +31,8 @@ from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE, Exchanges, 
 from graphs.transforms.splitting.sharding import SUM, WHOLE, differing
 from graphs.transforms.splitting.storage_ops import cast_tensor, gathers_of, once_a_step, parameter_casts
 
+SPLIT_FROM = (2, 2, 1)  # levels from which parameters, gradients and states of the optimizer are stored in parts
+
 
 @dataclass(frozen=True)
 class Zero:
@@ -107,7 +109,7 @@ class Storage:
         """int64 [K] each: bytes of a state's parameter, gradient and optimizer state that each place keeps."""
         state, along = self.layout.graph.states[number], self._along[number]
         sizes = (state.parameter_bytes, state.gradient_bytes, state.optimizer_bytes)
-        levels = [self.level >= least and self._is_split(number, state) for least in (2, 2, 1)]
+        levels = [self.level >= least and self._is_split(number, state) for least in SPLIT_FROM]
         split = zip(sizes, levels, strict=True)
         found = [self._local(number, size, along if is_split else ()) for size, is_split in split]
         return found[0], found[1], found[2]

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 def compare_methods(given: CompareOptions, source: Source, methods: list[str] | None, search: dict[str, Any]) -> None:
     """Run the methods on one cluster and show them, best first."""
     from placement.comparing.methods import compare
-    from placement.report.bar_chart import MeanBar, bar_chart
     from placement.report.html import render_html
 
     target = target_of(given, source)
@@ -36,9 +35,13 @@ def compare_methods(given: CompareOptions, source: Source, methods: list[str] | 
             progress=lambda name, done, _: report(f"placing with {name}", done),
             **search,
         )
-    rows = [] if given.paper is None else [*found.to_dict()["results"], *_searched(found)]
-    bars = [MeanBar(one.method, one.answer.objective_s) for one in found.results if one.answer is not None]
-    chart = bar_chart(bars, f"{measure(given.objective)} of methods")
+    rows, chart = [], ""
+    if given.paper is not None:
+        from placement.report.bar_chart import MeanBar, bar_chart
+
+        rows = [*found.to_dict()["results"], *_searched(found)]
+        bars = [MeanBar(one.method, one.answer.objective_s) for one in found.results if one.answer is not None]
+        chart = bar_chart(bars, f"{measure(given.objective)} of methods")
     answer(given, found, lambda: _text(found, given), render_html, rows, found.answer, chart=chart)
     if found.best is None and (found.overall is None or not found.overall.feasible):
         _refuse(found)

@@ -95,12 +95,13 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
         name, config = str(record["policy"]), dict(record["config"])
     except (KeyError, TypeError, ValueError, OverflowError):
         raise PolicyFileError(f"{where} lacks part of its description of the policy; train it again.") from None
-    if policy_kind(name) is None:
+    kind = policy_kind(name)
+    if kind is None:
         raise PolicyFileError(
             f"{where} holds a policy {name!r}, which this version does not have; it has {', '.join(POLICIES)}. Import "
             f"its class first, or name it among the entry points {GROUP} of its package."
         )
-    return LoadedPolicy(_policy(name, config, weights, where), origin)
+    return LoadedPolicy(_policy(kind, config, weights, where), origin)
 
 
 def _origin(record: Mapping[str, Any]) -> PolicyOrigin:
@@ -120,7 +121,9 @@ def _origin(record: Mapping[str, Any]) -> PolicyOrigin:
     )
 
 
-def _policy(name: str, config: dict[str, Any], weights: Mapping[str, Tensor], where: str) -> PlacementPolicy:
+def _policy(
+    kind: type[PlacementPolicy], config: dict[str, Any], weights: Mapping[str, Tensor], where: str
+) -> PlacementPolicy:
     """The policy with these weights."""
     # A layer has at least as many weights as it is wide: larger numbers could only be there to fill the memory.
     most = sum(tensor.numel() for tensor in weights.values())
@@ -128,8 +131,6 @@ def _policy(name: str, config: dict[str, Any], weights: Mapping[str, Tensor], wh
         raise _misfit(where)
     try:
         with torch.random.fork_rng(devices=[]):  # what it draws for its first weights is nobody else's business
-            kind = policy_kind(name)
-            assert kind is not None, "its name was looked up"
             policy = kind(**config)
         policy.load_state_dict(weights)
     except PlacementError:

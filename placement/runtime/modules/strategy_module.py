@@ -23,6 +23,7 @@ from placement.runtime.modules.local_tensors import Unfilled, entries, outlines_
 from placement.runtime.modules.shared_module import SharedModule
 from placement.runtime.modules.shared_states import fill, part_of
 from placement.runtime.modules.strategy_states import StrategyStates
+from placement.runtime.program.variants import is_number
 from placement.runtime.ranks.group import RankGroup
 from placement.runtime.samples import OwnSamples, set_own_samples
 from placement.runtime.torch_runner.batch import borders
@@ -120,8 +121,7 @@ class StrategyModule(SharedModule, nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         outline = self.__dict__.get("_outline")
-        is_own = outline is not None and type(vars(outline).get(name)) in (bool, int, float) and name != "training"
-        if not is_own or "_states" not in self.__dict__:
+        if outline is None or not is_number(outline, name) or "_states" not in self.__dict__:
             super().__setattr__(name, value)
         elif self._setup.stages:
             raise MismatchError(f"stages have {name!r} of the model in their code; place the model with its new value.")

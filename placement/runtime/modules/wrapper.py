@@ -13,6 +13,7 @@ from graphs.errors import MismatchError
 from placement.runtime.modules.methods import Methods
 from placement.runtime.program.compiled_runs import Compile, compiler
 from placement.runtime.program.named_tensors import NamedTensors
+from placement.runtime.program.variants import is_number
 
 if TYPE_CHECKING:
     from graphs.capture import Program
@@ -45,9 +46,8 @@ class ModelWrapper(nn.Module):
         return self._model.load_state_dict(*args, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A number of the model's, which its code reads.
         model = self.__dict__.get("_model")
-        if model is not None and type(vars(model).get(name)) in (bool, int, float) and name != "training":
+        if model is not None and is_number(model, name):
             setattr(model, name, value)
         else:
             super().__setattr__(name, value)

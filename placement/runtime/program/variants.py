@@ -19,6 +19,11 @@ Planned = TypeVar("Planned")
 _MODES = {True: "training", False: "evaluation"}
 
 
+def is_number(module: nn.Module, name: str) -> bool:
+    """Whether a module has a number of that name that its code reads, such as the share that a dropout drops."""
+    return type(vars(module).get(name)) in (bool, int, float) and name != "training"
+
+
 class Variants(Generic[Planned]):
     """The plans of a model by mode and shapes: other sizes have the ops of the planned step, evaluation has others.
 
@@ -50,7 +55,7 @@ class Variants(Generic[Planned]):
             (vars(module), f"{path}.{name}" if path else name, name, value)
             for path, module in model.named_modules()
             for name, value in vars(module).items()
-            if type(value) in (bool, int, float) and name != "training"
+            if is_number(module, name)
         ]
         used = set(program.graph.modules)
         self._used = [(path, module) for path, module in model.named_modules() if path and path in used]

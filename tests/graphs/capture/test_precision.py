@@ -129,6 +129,8 @@ def test_bad_input_gets_one_sentence() -> None:
         captured("mixd")
     with pytest.raises(CaptureError, match="with granularity='module' there are none; leave the granularity out"):
         captured("master", granularity="module")
+    with pytest.raises(CaptureError, match=r"'master-fp8' makes casts .* with granularity='module' there are none"):
+        captured("master-fp8", granularity="module")
 
     class Integers(nn.Module):
         def __init__(self) -> None:

@@ -13,6 +13,7 @@ from graphs.zoo.decoders import DecoderConfig, decoder
 from placement.configurations.decoders import decoder_of
 from placement.configurations.models import graph_of_configuration
 from placement.configurations.registry import read_configuration
+from placement.configurations.strategies import settled, strategy_of
 
 TOML = """[model]
 name = "llama3"
@@ -101,6 +102,13 @@ def test_a_graph_has_the_batch_of_all_replicas_and_the_precision_of_the_file(tmp
     more = graph_of_configuration(written(tmp_path, TOML, "train.toml"), {"batch": 3, "sequence": 8})
     assert more.origin.batch_size == 3
     assert more.flops.sum() < toml.flops.sum()
+
+
+def test_how_experts_are_cut_says_nothing_of_a_model_without_any(tmp_path: Path) -> None:
+    text = MEGATRON + "--tensor-model-parallel-size 2 --expert-tensor-parallel-size 1\n"
+    graph = graph_of_configuration(written(tmp_path, text, "pretrain.sh"), {})
+    strategy = strategy_of(settled(read_configuration(text), Cluster.preset("4xH100-nvswitch")), graph)
+    assert {rule.name: (rule.size, rule.has_experts) for rule in strategy.mesh} == {"dp": (2, False), "tp": (2, False)}
 
 
 def test_attention_drops_inside_of_its_kernels(tmp_path: Path) -> None:
