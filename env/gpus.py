@@ -35,7 +35,7 @@ EAGER_LAUNCH_S = 25e-6
 # By real steps on the second of these hosts, 33 us (`env.gpu_rates`, "A parameter's share of the host").
 EAGER_LAUNCHES_S = {"H100-SXM5-80GB": 33e-6}
 CPU_LAUNCH_S = 1e-6
-# The same on a CPU, an assumption: `placement.calibrating.layers.host_times` finds 16 us forward and 18 backward with
+# The same on a CPU, an assumption: `placement.calibrating.layers.host_times` finds 15 to 18 us for each op with
 # one thread of a cloud's Xeon (torch 2.13, 29 November 2026), the computing of its small ops with it.
 EAGER_CPU_LAUNCH_S = 6.5e-6
 
