@@ -36,7 +36,6 @@ from truth_runs import (
 )
 
 T = TypeVar("T")
-csv.field_size_limit(2**30)  # a long cell is the fault of its row
 # torchtitan's selective recompute keeps attention and every second product of a layer: what runs again is the norms,
 # the product after attention, and that beside the gate with the activation.
 SELECTIVE = "layers.*.norm+layers.*.post+layers.*.inner.activation"
@@ -79,7 +78,11 @@ def _cells(path: Path) -> list[Row]:
     """Rows of a CSV file, or of a JSON list of objects, by itself or under ``"rows"``."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         if path.suffix == ".csv":
-            rows = list(csv.DictReader(file))
+            longest = csv.field_size_limit(2**30)  # a long cell is the fault of its row
+            try:
+                rows = list(csv.DictReader(file))
+            finally:
+                csv.field_size_limit(longest)
         else:
             found = json.load(file)
             rows = found.get("rows", []) if isinstance(found, dict) else found

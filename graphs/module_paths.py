@@ -19,4 +19,6 @@ def prefixes(path: str) -> list[str]:
 def pattern_of(path: str) -> str:
     """The pattern, as of `fnmatch`, that matches this path and no other."""
     escaped = re.sub(r"[*?[]", r"[\g<0>]", path)
+    if path.startswith("!"):  # which takes out, and fnmatch's "[!]" is no set; no path begins with a dot
+        return f"[.!]{escaped[1:]}"
     return f"[{path[0]}]{escaped[1:]}" if path.startswith(KIND) else escaped

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import base64
 import json
+import pickle
 import shutil
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
@@ -29,6 +31,24 @@ from placement.runtime.modules.shared_states import unwritten, written
 from placement.runtime.ranks.group import RankGroup
 
 _FORMAT = 2
+_ALONE = "torch.distributed is (disabled|unavailable)"  # one process: so it is meant
+_CHECKPOINT = "torch.distributed.checkpoint"
+# What the index of a checkpoint is made of, beside formats of numbers (`torch.float32`): none of it does anything.
+_INDEX = {
+    (f"{_CHECKPOINT}.metadata", "Metadata"),
+    (f"{_CHECKPOINT}.metadata", "MetadataIndex"),
+    (f"{_CHECKPOINT}.metadata", "ChunkStorageMetadata"),
+    (f"{_CHECKPOINT}.metadata", "BytesStorageMetadata"),
+    (f"{_CHECKPOINT}.metadata", "TensorStorageMetadata"),
+    (f"{_CHECKPOINT}.metadata", "TensorProperties"),
+    (f"{_CHECKPOINT}.metadata", "_MEM_FORMAT_ENCODING"),
+    (f"{_CHECKPOINT}.metadata", "StorageMeta"),
+    (f"{_CHECKPOINT}.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+}
 _MODEL, _SLOTS = "model.", "optim.state."
 Optimizer = torch.optim.Optimizer | None
 
@@ -134,7 +154,8 @@ def _name(number: int) -> str:
 
 def _write(ranks: RankGroup, tensors: Mapping[str, torch.Tensor], at: Path) -> None:
     """Raises: CheckpointError: a rank cannot write."""
-    with ranks.waiting(None, "a checkpoint"):
+    with ranks.waiting(None, "a checkpoint"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_ALONE)
         try:
             save(dict(tensors), checkpoint_id=str(at), process_group=ranks.group, no_dist=ranks.group is None)
         except CheckpointException as error:
@@ -149,9 +170,10 @@ def _load(ranks: RankGroup, found: dict[str, Any], at: Path) -> None:
     Raises:
         MismatchError: it cannot be read.
     """
-    with ranks.waiting(None, "a checkpoint"):
+    with ranks.waiting(None, "a checkpoint"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_ALONE)
         try:
-            load(found, checkpoint_id=str(at), process_group=ranks.group, no_dist=ranks.group is None)
+            load(found, storage_reader=_Reader(str(at)), process_group=ranks.group, no_dist=ranks.group is None)
         except CheckpointException as error:
             raise MismatchError(f"cannot read {at}: {_of_ranks(error)}") from None
 
@@ -164,6 +186,25 @@ def _of_ranks(error: Any) -> str:
     return f"rank {rank}: {type(reason).__name__}: {str(reason).partition(chr(10))[0].rstrip('.')}."
 
 
+class _Reader(FileSystemReader):
+    """A reader of checkpoints whose index, a pickle, calls nothing: torch's own would call what the file names."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with open(Path(self.path) / ".metadata", "rb") as file:
+            metadata: Metadata = _Index(file).load()
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _Index(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_format = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not is_format and (module, name) not in _INDEX:
+            raise pickle.UnpicklingError(f"its index names {module}.{name}, which belongs in none")
+        return super().find_class(module, name)
+
+
 def _metadata(at: Path) -> Metadata:
     """What a checkpoint has.
 
@@ -171,7 +212,7 @@ def _metadata(at: Path) -> Metadata:
         MismatchError: it is none.
     """
     try:
-        return FileSystemReader(str(at)).read_metadata()
+        return _Reader(str(at)).read_metadata()
     except Exception as error:  # whatever a file holds that is none
         raise MismatchError(f"cannot read {at} as a distributed checkpoint: {type(error).__name__}: {error}.") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baselines.strategies.applied import applied
@@ -145,6 +145,8 @@ NAMES = st.text(st.characters(exclude_characters=".") | st.sampled_from("[]*?! +
 PATHS = st.lists(NAMES | st.sampled_from(["0", "1", "2", "01", "on", "kind:a"]), min_size=1, max_size=3).map(".".join)
 
 
+@example(["0", "!.0"])
+@example(["0", "!"])
 @given(st.lists(PATHS, min_size=2, max_size=6, unique=True))
 def test_a_pattern_of_a_module_names_it_and_no_other(paths: list[str]) -> None:
     """Whatever characters torch allows in names, in the text too."""
