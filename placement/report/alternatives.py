@@ -15,7 +15,6 @@ from placement.results.strategy_words import family_in_words, in_words
 NOTHING = "–"
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 18, 40
-_LETTER, _LINE = 6.2, 13.0  # of a label: width of a letter, height of a line
 _MARGIN = 1.15  # of a logarithmic axis beyond the outermost points
 
 
@@ -31,8 +30,8 @@ def alternatives_cards(result: Result) -> str:
     )
     picture = (
         '<section class="card" id="time-and-memory"><h2>Time against memory</h2>'
-        f"{time_and_memory(result.alternatives)}"
-        '<p class="note">The line joins those that no other one beats in both. '
+        f"{time_and_memory(result.alternatives)}{_front(result.alternatives)}"
+        '<p class="note">The line joins those that no other one beats in both; their numbers are in the list. '
         "Both axes are logarithmic.</p></section>"
     )
     drawn = plan_drawing(result)
@@ -77,40 +76,27 @@ def time_and_memory(found: Sequence[Alternative]) -> str:
     at_y = _axis([y for _, _, y in points], HEIGHT - BOTTOM, TOP)
     parts = [*_ticks([x for _, x, _ in points], at_x, format_bytes, is_below=True)]
     parts += _ticks([y for _, _, y in points], at_y, format_seconds, is_below=False)
-    best, taken = set(front(found)), list[tuple[float, float, float]]()
-    line = [f"{at_x(x):.1f} {at_y(y):.1f}" for one, x, y in points if one in best]
+    numbers = {one: number for number, one in enumerate(front(found), 1)}
+    line = [f"{at_x(x):.1f} {at_y(y):.1f}" for one, x, y in points if one in numbers]
     parts.append(f'<path class="best" d="M{"L".join(line)}"/>')
-    for one, x, y in points:
-        name = family_in_words(one.name) if one.strategy.is_none else one.strategy.text
-        title = f"{name}: {format_seconds(y)}, {format_bytes(x)}"
-        kind = "best" if one in best else "other"
-        place = f'cx="{at_x(x):.1f}" cy="{at_y(y):.1f}"'
-        parts.append(f'<circle class="{kind}" {place} r="4"><title>{escape(title)}</title></circle>')
-        if one in best and _has_room(name, at_x(x), at_y(y), taken):
-            parts.append(_label(name, at_x(x), at_y(y)))
+    for one, x, y in sorted(points, key=lambda point: point[0] in numbers):  # numbers are not to be covered
+        kind, radius = ("best", 8) if one in numbers else ("other", 4)
+        place = f'cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="{radius}"'
+        parts.append(f'<circle class="{kind}" {place}><title>{escape(_said(one))}</title></circle>')
+        if one in numbers:
+            parts.append(f'<text class="number" x="{at_x(x):.1f}" y="{at_y(y) + 4:.1f}">{numbers[one]}</text>')
     label = 'role="img" aria-label="step time of strategies over memory of the fullest device"'
     return f'<svg class="curves" viewBox="0 0 {WIDTH} {HEIGHT}" {label}>{"".join(parts)}</svg>'
 
 
-def _has_room(name: str, x: float, y: float, taken: list[tuple[float, float, float]]) -> bool:
-    """Whether a label overlaps none that is there already, of which it is one from now on; its point has a title, too.
-
-    Args:
-        taken: left end, right end and height of the labels drawn so far.
-    """
-    wide = _LETTER * len(name)
-    left = x - 8 - wide if x > WIDTH / 2 else x + 8
-    if any(left < end and begin < left + wide and abs(y - other) < _LINE for begin, end, other in taken):
-        return False
-    taken.append((left, left + wide, y))
-    return True
+def _front(found: Sequence[Alternative]) -> str:
+    """Those on the front as a list, numbered as in the drawing."""
+    return f'<ol class="front">{"".join(f"<li>{escape(_said(one))}</li>" for one in front(found))}</ol>'
 
 
-def _label(name: str, x: float, y: float) -> str:
-    """Beside its point, on the side that has room."""
-    if x > WIDTH / 2:
-        return f'<text class="left" x="{x - 8:.1f}" y="{y - 7:.1f}">{escape(name)}</text>'
-    return f'<text class="beside" x="{x + 8:.1f}" y="{y - 7:.1f}">{escape(name)}</text>'
+def _said(one: Alternative) -> str:
+    name = family_in_words(one.name) if one.strategy.is_none else one.strategy.text
+    return f"{name}: {format_seconds(one.step_time_s or 0)}, {format_bytes(one.peak_bytes or 0)}"
 
 
 def _axis(values: Sequence[float], begin: float, end: float) -> Callable[[float], float]:

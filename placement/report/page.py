@@ -39,9 +39,18 @@ def repeating(command: str, facts: Mapping[str, str], versions: Mapping[str, str
     """
     known = {**facts, "versions": ", ".join(f"{name} {version}" for name, version in versions.items())}
     items = "".join(f"<dt>{label}</dt><dd>{escape(value)}</dd>" for label, value in known.items() if value)
+    return f"{typed('repeat with', command, copies)}<dl>{items}</dl>"
+
+
+def typed(purpose: str, command: str, copies: bool = False) -> str:
+    """What is to be typed for a purpose, as HTML; empty without a command.
+
+    Args:
+        copies: as of `repeating`.
+    """
     code, button = (' id="command"', '<button type="button" id="copy">copy</button>') if copies else ("", "")
-    replay = f'<div class="replay"><span>repeat with</span><code{code}>{escape(command)}</code>{button}</div>'
-    return f"{replay if command else ''}<dl>{items}</dl>"
+    box = f'<div class="replay"><span>{purpose}</span><code{code}>{escape(command)}</code>{button}</div>'
+    return box if command else ""
 
 
 def asset(name: str) -> str:

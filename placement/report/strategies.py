@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from graphs.formatting import format_bytes, format_seconds
 from placement.report.alternatives import alternatives_cards
-from placement.report.page import page, repeating
+from placement.report.page import page, repeating, typed
 from placement.report.strategy_drawings import PARTS, memory_bars, timeline
 from placement.results.advice import advice
 from placement.results.utilisation import basis
@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 MOST_SECTIONS = 8  # strategies with a timeline of their own
 
 
-def render_strategies(found: StrategyComparison, searched: Result | None = None) -> str:
-    """The page as text; `searched`: the result of the search that found the strategies, if there was one."""
+def render_strategies(found: StrategyComparison, searched: Result | None = None, do_it: str = "") -> str:
+    """The page as text.
+
+    Args:
+        searched: the result of the search that found the strategies, if there was one.
+        do_it: the command that takes the answer.
+    """
     graph, cluster = found.graph, found.cluster
     headline, *beside = [found.headline()] if searched is None else advice(searched).split("; ")
     drawn = [row for row in found.rows if row.applied is not None][:MOST_SECTIONS]
@@ -31,6 +36,7 @@ def render_strategies(found: StrategyComparison, searched: Result | None = None)
         "cluster": escape(cluster.name),
         "headline": escape(headline),
         "beside": escape("; ".join(beside)),
+        "do_it": typed("do it", do_it),
         "basis": escape(f"Step times are {note}." if (note := basis(graph, cluster)) else ""),
         "table": found.table().html(),
         "notes": _notes(found, "" if searched is None else searched.why),

@@ -27,17 +27,21 @@ def faster(best: Result, candidates: Mapping[str, Scored], left_out: Mapping[str
     return f"{first.strategy.text!r} is {gain:.1%} faster, and less plain." if gain > 0 else ""
 
 
-def few_samples(graph: OpGraph, cluster: Cluster) -> str:
-    """A remark where the batch has fewer samples than the cluster has devices; else empty."""
+def few_samples(graph: OpGraph, cluster: Cluster, used: int) -> str:
+    """A remark where the batch has fewer samples than the cluster has devices, or too few for all; else empty.
+
+    Args:
+        used: devices that the answer has work for.
+    """
     samples, n = graph.origin.batch_size, len(cluster.compute_devices)
-    if samples is None or samples >= n or not any(graph.split_rows):
+    if samples is None or (samples >= n and used == n) or not any(graph.split_rows):
         return ""
-    is_one = samples == 1
-    batch = (
-        "The batch has one sample, so there are no replicas"
-        if is_one
-        else f"The batch has {samples} samples, so there are at most {samples} replicas"
-    )
+    if samples >= n:
+        batch = f"For a batch of {samples} samples {used} of {n} devices are enough"
+    elif samples == 1:
+        batch = "The batch has one sample, so there are no replicas"
+    else:
+        batch = f"The batch has {samples} samples, so there are at most {samples} replicas"
     sizes = ",".join(str(samples * k) for k in (1, 2, 4))
     return f"{batch}; --sweep batch={sizes} says what a larger one brings."
 

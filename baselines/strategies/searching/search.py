@@ -81,6 +81,11 @@ def search_strategies(
         if budget.interrupted:
             raise  # asked twice: leave at once
         budget.interrupted = True
+    for family in [*search.pool.unwritten]:  # it is not lost where the plainest that nobody has asked for is run
+        unasked = [one for one in search.pool.estimates.values() if family_of(one.strategy) == family]
+        plainest = min(unasked, key=lambda one: (one.strategy.micro_batches, one.step_time_s), default=None)
+        if plainest is not None and tool.refuses(plainest.strategy) is None:
+            del search.pool.unwritten[family]
     return outcome_of(search.pool, budget.interrupted)
 
 

@@ -14,7 +14,7 @@ from placement.cli.executing import check_scorer, profiled
 from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json
 from placement.cli.reading import read_graph
 from placement.cli.records import is_default, option_of
-from placement.cli.searching import checked_search, first_lines, with_against
+from placement.cli.searching import checked_search, do_it, first_lines, with_against
 from placement.cli.targets import (
     as_the_tool_runs,
     handed_over,
@@ -180,7 +180,7 @@ def _page(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Clust
 
     found = compare_strategies(graph, cluster, [result.strategy], seed=given.seed)
     found = dataclasses.replace(found, command=result.command)
-    return render_strategies(found, result if result.alternatives else None)
+    return render_strategies(found, result if result.alternatives else None, do_it(given, result))
 
 
 def _refuse(given: OptimizeOptions, result: Result) -> None:

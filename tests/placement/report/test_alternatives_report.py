@@ -50,13 +50,14 @@ def test_every_way_that_fits_is_a_point_and_the_front_is_joined() -> None:
     svg = parsed(time_and_memory(WAYS))
     titles = [circle.findtext("title") for circle in svg.iter("circle")]
     assert titles == [
+        "dp2 | pp2 1f1b mb2 | tp2: 1.5 s, 500 bytes",
         "dp8: 1 s, 900 bytes",
         "dp8 zero3: 1.2 s, 300 bytes",
-        "dp2 | pp2 1f1b mb2 | tp2: 1.5 s, 500 bytes",
     ]
     (line,) = [path.get("d", "") for path in svg.iter("path") if path.get("class") == "best"]
     assert line.count("L") == 1
-    assert [c.get("class") for c in svg.iter("circle")] == ["best", "best", "other"]
+    assert [c.get("class") for c in svg.iter("circle")] == ["other", "best", "best"]
+    assert [text.text for text in svg.iter("text") if text.get("class") == "number"] == ["1", "2"]
 
 
 @pytest.mark.parametrize("ways", [WAYS[:1], ()])

@@ -71,6 +71,10 @@ def test_fewer_samples_than_devices_are_told() -> None:
     few = capture(Tokens(), (torch.randint(0, 100, (2, 8)),), train=True)
     assert "at most 2 replicas; --sweep batch=2,4,8" in optimize(few, CLUSTER, evaluations=100).note
     assert "replicas;" not in optimize(GRAPH, CLUSTER, evaluations=100).note
+    left = optimize(capture(Tokens(), (torch.randint(0, 100, (8, 8)),), train=True), CLUSTER, evaluations=100)
+    assert left.n_used < len(CLUSTER.compute_devices)
+    said = f"For a batch of 8 samples {left.n_used} of {len(CLUSTER.compute_devices)} devices are enough; --sweep batch=8,16,32"
+    assert said in left.note
 
 
 @pytest.mark.parametrize(
