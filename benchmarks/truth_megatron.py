@@ -137,8 +137,10 @@ def _bridge(row: Row) -> Run:
         shape = replace(shape, adapters=16)
     replicas, spread = replicas_of(gpus, tensor, stages, context), spread if shape.experts else 1
     sharded = "zero3" if shard > 1 else "zero1"
-    # Recipes of Megatron-Bridge leave experts whole (`expert_tensor_parallel_size = 1`).
-    spread_as = {"spread": spread, "sharded": sharded, "whole_experts": True}
+    # Recipes of Megatron-Bridge leave experts whole (`expert_tensor_parallel_size = 1`), and DeepSeek's for H100 enable
+    # DeepEP (scripts/performance/configs/deepseek/deepseek_llm_pretrain.py @ 01328424).
+    once = row["model"].startswith("DeepSeek") and kind_of(row["system"] or "H100") == "H100"
+    spread_as = {"spread": spread, "sharded": sharded, "whole_experts": True, "once": once}
     words = megatron_words(replicas, tensor, context, stages, chunks, **spread_as)
     words += [even_cuts(shape.layers, stages * chunks)]
     return Run(

@@ -241,6 +241,7 @@ def megatron_words(
     spread: int = 1,
     sharded: str = "zero1",
     whole_experts: bool = False,
+    once: bool = False,
 ) -> list[str]:
     """Segments of a strategy, with Megatron's distributed optimizer.
 
@@ -249,6 +250,7 @@ def megatron_words(
             it leaves experts whole, then replicas, and those of context parallelism where there are fewer of these.
         sharded: what replicas share, a word of ZeRO or none.
         whole_experts: tensor parallelism leaves experts whole (``expert_tensor_parallel_size`` of 1).
+        once: tokens are sent to a host once (DeepEP).
 
     Raises:
         NotBuilt: they are spread over some of the ranks of an axis.
@@ -266,6 +268,7 @@ def megatron_words(
     sizes = {"dp": replicas // spread, "ep": spread, "cp": context}
     split = next((name for name, size in sizes.items() if size > 1), "")
     words = {name: " experts" * along.get(name, False) for name in ("dp", "ep", "cp", "tp")}
+    words["ep"] = " once" * once
     return [
         *(f"{n}{size}{words[n]} {sharded * (n == split)}".strip() for n, size in sizes.items() if size > 1),
         f"tp{tensor}{' sp' if sequence else ''}{words['tp']}" if tensor > 1 else "",

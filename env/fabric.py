@@ -72,15 +72,17 @@ class Protocol:
         begun_s = self.base_s + (self.host_s if hosts > 1 else self.rank_s)
         return np.asarray(begun_s + size_bytes / ranks / port, dtype=np.float64)
 
-    def seconds(self, size_bytes: FloatArray, ranks: int, hosts: int, across_bytes_per_s: float) -> FloatArray:
+    def seconds(
+        self, size_bytes: FloatArray, ranks: int, hosts: int, across_bytes_per_s: float, copies: float = 1.0
+    ) -> FloatArray:
         """float64, in the shape of the sizes: arguments as of `Fabric.seconds`."""
         p, h, n = ranks, hosts, size_bytes
         if self.kind == "all_to_all":
             n = n / p  # that a rank gives
             inside, beyond = (p // h - 1) / p, (p - p // h) / p
             # Bytes that leave a host go through the ports that its ranks share there.
-            ports_s = n * beyond * (p // h) / across_bytes_per_s
-            moved_s = np.maximum(n * (inside + beyond) / self.bus_bytes_per_s, ports_s)
+            ports_s = n * _sent(copies, h) * beyond * (p // h) / across_bytes_per_s
+            moved_s = np.maximum(n * _sent(copies, p) * (inside + beyond) / self.bus_bytes_per_s, ports_s)
         else:
             twice = 2 if self.kind == "all_reduce" else 1
             moved_s = n * (twice * (p - 1) / p / min(self.bus_bytes_per_s, across_bytes_per_s))
@@ -120,7 +122,13 @@ class Fabric:
         return bool(self._usable(kind, ranks_of_host))
 
     def seconds(
-        self, kind: str, size_bytes: FloatArray | IntArray, ranks: int, hosts: int, across_bytes_per_s: float
+        self,
+        kind: str,
+        size_bytes: FloatArray | IntArray,
+        ranks: int,
+        hosts: int,
+        across_bytes_per_s: float,
+        copies: float = 1.0,
     ) -> FloatArray:
         """float64, in the shape of the sizes: by the quickest protocol.
 
@@ -130,13 +138,14 @@ class Fabric:
             ranks: all of them, equally many on each host.
             hosts: how many have some of the ranks.
             across_bytes_per_s: that the ports between hosts carry for the ranks of one host together.
+            copies: rows of an all-to-all that are of one token, which goes to each host, and each rank, once.
         """
         size = np.asarray(size_bytes, dtype=np.float64)
         usable = self._usable(kind, ranks // hosts)
         if kind == SHIFT:
             found = [each.shift_seconds(size, ranks, hosts, across_bytes_per_s) for each in usable]
         else:
-            found = [each.seconds(size, ranks, hosts, across_bytes_per_s) for each in usable]
+            found = [each.seconds(size, ranks, hosts, across_bytes_per_s, copies) for each in usable]
         return np.asarray(np.min(found, axis=0), dtype=np.float64)
 
     def scaled(self, bandwidth: float = 1.0, latency: float = 1.0, between_hosts: float = 1.0) -> Fabric:
@@ -193,3 +202,9 @@ def _check_keys(what: str, entry: dict[str, Any], kind: type[Any], needed: tuple
     for key in chain((key for key in entry if key not in known), (key for key in needed if key not in entry)):
         wrong = "unknown key" if key in entry else "no"
         raise ClusterError(f"{what} has {wrong} {key!r}; known: {', '.join(known)}; needed: {', '.join(needed)}.")
+
+
+def _sent(copies: float, places: int) -> float:
+    """Share of rows that is sent where so many rows of a token go anywhere evenly, and each place needs one of them."""
+    missed = float((1.0 - 1.0 / places) ** copies)
+    return places * (1.0 - missed) / copies

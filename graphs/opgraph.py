@@ -293,6 +293,16 @@ class OpGraph:
     def n_tensors(self) -> int:
         return len(self.tensor_producer)
 
+    @cached_property
+    def tokens(self) -> int | None:
+        """Positions of the longest input that has samples and a sequence; None where there is none."""
+        found = []
+        for kind, rows in zip(self.kinds, self.split_rows, strict=False):
+            extents = {row.axis: row.extent for row in rows} if kind == "input" else {}
+            if "batch" in extents and "sequence" in extents:
+                found.append(extents["batch"] * extents["sequence"])
+        return max(found, default=None)
+
     @property
     def n_edges(self) -> int:
         """Number of (tensor, consumer) pairs."""

@@ -37,9 +37,13 @@ class CollectiveCosts:
     Args:
         devices: int64 [stages, *sizes of the mesh], numbers of devices of the cluster; a stage is one mesh.
         axes: names of the axes of the mesh; along some of them devices compute meanwhile (`OVERLAPPED_AXES`).
+        copies: of what is exchanged along each of them, as of `AsUsed`; by default 1.
     """
 
-    def __init__(self, cluster: Cluster, devices: IntArray, axes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, cluster: Cluster, devices: IntArray, axes: Sequence[str] = (), copies: Sequence[float] = ()
+    ) -> None:
+        self.copies = copies
         self.cluster, self.devices = cluster, np.asarray(devices, dtype=np.int64)
         self.overlapped = frozenset(number for number, name in enumerate(axes) if name in OVERLAPPED_AXES)
         self._as_used: dict[tuple[int, int], AsUsed | None] = {}
@@ -116,7 +120,8 @@ class CollectiveCosts:
         key = axis, stage
         if key not in self._as_used:
             grid = np.moveaxis(self.devices[stage], axis, -1)
-            self._as_used[key] = AsUsed.of(self.cluster, grid.reshape(-1, grid.shape[-1]))
+            used = AsUsed.of(self.cluster, grid.reshape(-1, grid.shape[-1]))
+            self._as_used[key] = used if used is None or not self.copies else replace(used, copies=self.copies[axis])
         found = self._as_used[key]
         return found if found is not None and found.knows(kind) else None
 

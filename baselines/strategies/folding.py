@@ -164,7 +164,8 @@ def with_single_place_collectives(
         rank: int64 [n], the row of `grid` that each op runs on.
     """
     axes = [axis.name for axis in exchanged.mesh]
-    costs = CollectiveCosts(cluster, grid, axes)
+    copies = {collective.axis: collective.copies for collective in exchanged.collectives if collective.copies != 1.0}
+    costs = CollectiveCosts(cluster, grid, axes, [copies.get(axis, 1.0) for axis in axes])
     known: dict[tuple[str, int, int, int], tuple[str, float, int]] = {}
     found = []
     for collective in exchanged.collectives:

@@ -39,6 +39,7 @@ class AsUsed:
         sharing: how many groups go through one port, at most.
         measured: what was measured among so many ranks on so many hosts, by kind.
         fabric: for what was not measured; None: there are no figures.
+        copies: of what an all-to-all exchanges, as `graphs.transforms.derived.Collective.copies`.
     """
 
     ranks: int
@@ -47,6 +48,7 @@ class AsUsed:
     sharing: int
     measured: tuple[tuple[str, MeasuredCollective], ...]
     fabric: Fabric | None
+    copies: float = 1.0
 
     @staticmethod
     def of(cluster: Cluster, groups: IntArray) -> AsUsed | None:
@@ -76,7 +78,7 @@ class AsUsed:
                 # The others' bytes go through the same ports, as if they were its own.
                 return slower * found.at_sizes(size * (self.sharing if found.hosts > 1 else 1))
         assert self.fabric is not None
-        return slower * self.fabric.seconds(kind, size, self.ranks, self.hosts, self.across_bytes_per_s)
+        return slower * self.fabric.seconds(kind, size, self.ranks, self.hosts, self.across_bytes_per_s, self.copies)
 
 
 def has_figures(cluster: Cluster) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -228,6 +228,7 @@ def fused_s(
         figures = used[c]
         if figures is not None and figures.knows(collective.kind):
             carried_out_by(collective.kind, name)  # refuses unknown names
+            figures = replace(figures, copies=collective.copies)
             result[c] = figures.seconds(collective.kind, collective.bytes, collective.axis in OVERLAPPED_AXES)
         elif len(ranks) > EXPANDED_RANKS:
             key = tuple(ranks), group_size(name, len(ranks))

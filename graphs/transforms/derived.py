@@ -70,6 +70,7 @@ class Collective:
         bytes: of the whole tensor: what a rank gives to an all-reduce or a reduce-scatter, has after an all-gather, or
             all ranks together give to an all-to-all or a shift.
         members: what is exchanged; several where collectives share a bucket.
+        copies: rows of an all-to-all that are of one token, of which a host is sent one (DeepEP); 1 sends each.
     """
 
     kind: str
@@ -77,6 +78,7 @@ class Collective:
     ops: tuple[int, ...]
     bytes: int
     members: tuple[Exchanged, ...] = ()
+    copies: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

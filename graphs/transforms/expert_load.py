@@ -1,4 +1,4 @@
-"""How many tokens the devices of experts have: evenly many, unless a graph says otherwise.
+"""How many tokens the devices of experts have, and experts a token: evenly many, unless a graph says otherwise.
 
 Where experts are dropless, the data says how many tokens each has. A step waits for the device that has most, and so
 each counts as that one. Where experts have seats, their capacity, all seats are computed, whatever the data.
@@ -10,15 +10,25 @@ import math
 from dataclasses import replace
 
 from graphs.errors import GraphError
-from graphs.opgraph import OpGraph
+from graphs.opgraph import OpGraph, Phase
 from graphs.origin import with_step_of
+from graphs.records import Work
 from graphs.rows import ByGroups, Part, SplitRow
+from graphs.transforms.per_graph import per_graph
 
 
 def expert_load(graph: OpGraph) -> float | None:
     """Tokens of the device that has most over an even share, where experts are spread; None where none are dropless."""
     loads = [row.load for rows in dict.fromkeys(graph.split_rows) for row in rows if row.is_by_groups]
     return max(loads, default=None)
+
+
+@per_graph
+def expert_choices(graph: OpGraph) -> float:
+    """Dropless experts that a token asks, in the mean; 1 where there are none, or no input with tokens."""
+    products = graph.extents[(graph.work == Work.GROUPED) & (graph.phase == Phase.FORWARD)]
+    rows = (products[:, 0] * products[:, 1]).max(initial=0.0)  # of all groups together
+    return max(1.0, float(rows) / graph.tokens) if graph.tokens else 1.0
 
 
 def with_expert_load(graph: OpGraph, load: float) -> OpGraph:

@@ -51,6 +51,8 @@ class MeshRule:
         is_ring: of ``"cp"``: keys and values are not gathered but go round, a block at a time (``ring`` in texts).
         has_experts: of ``"tp"`` and ``"cp"``: experts are spread along it, too (``experts`` in texts), as Megatron-LM's
             are by ``--expert-tensor-parallel-size 1`` and beyond its replicas; else ``"tp"`` cuts their weights.
+        once_a_host: of ``"ep"``: a token is sent to a host once, however many of its experts are there (``once`` in
+            texts), as by DeepEP and HybridEP; else once for each expert.
 
     Raises:
         StrategyError: shares that are not one of 1 or more for each part, or not of ``"dp"``; modules whose weights are
@@ -66,8 +68,11 @@ class MeshRule:
     by_heads: bool = False
     is_ring: bool = False
     has_experts: bool = False
+    once_a_host: bool = False
 
     def __post_init__(self) -> None:
+        if self.once_a_host and self.name != "ep":
+            raise StrategyError(f"axis {self.name}{self.size} has 'once', which is a word of ep.")
         if self.has_experts and self.name not in ("tp", "cp"):
             raise StrategyError(f"axis {self.name}{self.size} has 'experts', which are a word of tp and cp.")
         if self.by_heads and self.name != "cp":
@@ -100,13 +105,15 @@ class MeshRule:
         words = AXES[self.name].words
         found = Axis(self.name, self.size, words, self.sequence, *patterns, shares=self.shares)
         words = ("experts", *words) if words and self.has_experts else words
-        return replace(found, words=words, by_heads=self.by_heads, is_ring=self.is_ring, has_experts=self.has_experts)
+        found = replace(found, words=words, has_experts=self.has_experts, once_a_host=self.once_a_host)
+        return replace(found, by_heads=self.by_heads, is_ring=self.is_ring)
 
     def __str__(self) -> str:
         where = f" on {_joined(self.modules)}" if self.modules else ""
         where += f" tp on {_joined(self.tensor_modules)}" if self.tensor_modules else ""
         shares = f" shares={self._shares}" if self.shares else ""
         known = {"sp": self.sequence, "ulysses": self.by_heads, "ring": self.is_ring, "experts": self.has_experts}
+        known["once"] = self.once_a_host
         words = "".join(f" {word}" for word, is_said in known.items() if is_said)
         return f"{AXES[self.name].in_text}{self.size}{words}{shares}{where}"
 

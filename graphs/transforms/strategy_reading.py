@@ -125,6 +125,8 @@ class _Reader:
                 rule = replace(rule, by_heads=True)
             elif word[0] == "ring" and rule.name == "cp":
                 rule = replace(rule, is_ring=True)
+            elif word[0] == "once" and rule.name == "ep":
+                rule = replace(rule, once_a_host=True)
             elif word[0] == "experts" and rule.name in ("tp", "cp"):
                 rule = replace(rule, has_experts=True)
             elif word[0] == "on":
@@ -144,7 +146,7 @@ class _Reader:
                     "dp": ["zero1", "zero2", "zero3", "shares=2:1", "on", "tp on"],
                     "tp": ["sp", "experts", "on"],
                     "cp": ["ulysses", "ring", "experts", "zero1", "on"],
-                    "ep": ["zero1", "zero2", "zero3", "on"],
+                    "ep": ["once", "zero1", "zero2", "zero3", "on"],
                 }.get(rule.name, ["on"])
                 raise self._unknown(word, options)
         mesh = {other.name: other for other in strategy.mesh}

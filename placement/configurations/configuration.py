@@ -34,6 +34,7 @@ class Configuration:
         context_by: how attention gets what it needs: ``""`` gathers, ``"ring"``, ``"ulysses"``.
         experts: degree of expert parallelism, on devices of the replicas, and of `tensor` with `has_whole_experts`.
         has_whole_experts: tensor parallelism spreads experts, and does not cut their weights.
+        once_a_host: a token is sent to a host once, however many of its experts are there.
         stages: of the pipeline.
         order: of its micro-batches, a name of `graphs.transforms.strategy.ORDERS`.
         chunks: stages of each device.
@@ -68,6 +69,7 @@ class Configuration:
     context_by: str = ""
     experts: int = 1
     has_whole_experts: bool = False
+    once_a_host: bool = False
     stages: int = 1
     order: str = "1f1b"
     chunks: int = 1

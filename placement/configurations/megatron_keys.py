@@ -8,6 +8,8 @@ from placement.configurations.shell import SCRIPT
 PROCESSES, NODES = "--nproc-per-node", "--nnodes"
 TP, PP, CP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"
 EP, SP, VPP = "--expert-model-parallel-size", "--sequence-parallel", "--num-virtual-stages-per-pipeline-rank"
+DEEPEP = "--moe-enable-deepep"
+DISPATCHER = "--moe-token-dispatcher-type"
 ETP, MOMENTUM, FLOAT8_FORMAT = "--expert-tensor-parallel-size", "--sgd-momentum", "--fp8-format"
 LAYERS_EACH, MICRO, BATCH = "--num-layers-per-virtual-pipeline-stage", "--micro-batch-size", "--global-batch-size"
 GRANULARITY, METHOD, COUNT = (f"--recompute-{name}" for name in ("granularity", "method", "num-layers"))
@@ -91,8 +93,8 @@ KEYS: dict[str, Key] = {
     "--cuda-graph-*": refused("launches of CUDA graphs are not modelled"),
     "--mtp-num-layers": refused("heads for several words are another model"),
     "--hybrid-*": refused("hybrid models are other models"),
-    "--moe-token-dispatcher-type": only("alltoall", "flex", why="tokens go to their experts by an all-to-all"),
-    "--moe-enable-deepep": refused("the kernels of DeepEP have no rates"),
+    DISPATCHER: read(str, "alltoall", "alltoall", "flex"),
+    DEEPEP: read(bool, False),
     "--moe-pad-expert-input-to-capacity": inert,
     "--moe-*": inert,
     "--overlap-moe-expert-parallel-comm": refused("all-to-alls are not hidden behind another micro-batch"),

@@ -77,6 +77,7 @@ def _degrees(graph: OpGraph, strategy: Strategy) -> dict[str, Any]:
         "context_by": "" if context is None else "ulysses" if context.by_heads else "ring" if context.is_ring else "",
         "experts": sizes["ep"] * (sizes["tp"] if has_whole else 1),
         "has_whole_experts": has_whole,
+        "once_a_host": "ep" in rules and rules["ep"].once_a_host,
         "stages": strategy.stages,
         "order": strategy.order,
         "chunks": strategy.chunks,

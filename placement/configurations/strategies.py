@@ -94,7 +94,7 @@ def strategy_of(found: Configuration, graph: OpGraph) -> Strategy:
     mesh = [
         MeshRule(GROUPS, groups),
         MeshRule("dp", inner if zero else inner * found.groups),
-        MeshRule("ep", experts),
+        MeshRule("ep", experts, once_a_host=found.once_a_host and experts > 1),
         MeshRule("cp", found.context, by_heads=found.context_by == "ulysses", is_ring=found.context_by == "ring"),
         MeshRule("tp", found.tensor, sequence=found.sequence_parallel, has_experts=has_whole),
     ]

@@ -45,6 +45,7 @@ def split_lines(strategy: Strategy) -> Iterator[str]:
         rest += "; attention by heads, between two all-to-alls" if rule.by_heads else ""
         rest += "; keys and values go round, a block at a time" if rule.is_ring else ""
         rest += "; of mixtures the experts" if rule.has_experts else ""
+        rest += "; a token goes to a host once" if rule.once_a_host else ""
         rest += f"; in {', '.join(rule.tensor_modules)} {AXES['tp'].cuts}" if rule.tensor_modules else ""
         shares = f" in shares of {':'.join(map(str, rule.shares))}" if rule.shares else ""
         yield f"{rule.name}, {rule.size} parts: {AXES[rule.name].cuts}{shares}{where}{rest}."

@@ -130,6 +130,7 @@ def _axis(rule: MeshRule, zero: int = 0, group: int = 0) -> str:
     extra += ["attention by heads (Ulysses)"] if rule.by_heads else []
     extra += ["attention in a ring"] if rule.is_ring else []
     extra += ["experts along it"] if rule.has_experts else []
+    extra += ["each token once a host"] if rule.once_a_host else []
     extra += [f"shares of {':'.join(map(str, rule.shares))}"] if rule.shares else []
     where = f" in {', '.join(rule.modules)}" if rule.modules else ""
     where += f", with the weights of {', '.join(rule.tensor_modules)} cut" if rule.tensor_modules else ""

@@ -53,7 +53,7 @@ def step_size(graph: OpGraph) -> dict[str, Any]:
     for dtype, n in zip(graph.dtypes, graph.flops.tolist(), strict=True):
         if n > 0:
             flops[dtype] += n
-    return {"samples": graph.origin.batch_size, "tokens": _tokens(graph), "flops": dict(flops)}
+    return {"samples": graph.origin.batch_size, "tokens": graph.tokens, "flops": dict(flops)}
 
 
 def rate_of(graph: OpGraph) -> tuple[str, Callable[[float], str]]:
@@ -61,16 +61,6 @@ def rate_of(graph: OpGraph) -> tuple[str, Callable[[float], str]]:
     size = step_size(graph)
     unit, n = next(((unit, size[unit]) for unit in ("tokens", "samples") if size[unit]), ("steps", 1))
     return f"{unit}/s", lambda step_s: format_rate(n / step_s) if step_s > 0 else "-"
-
-
-def _tokens(graph: OpGraph) -> int | None:
-    """Positions of the longest input that has samples and a sequence; None where there is none."""
-    found = []
-    for kind, rows in zip(graph.kinds, graph.split_rows, strict=False):
-        extents = {row.axis: row.extent for row in rows} if kind == "input" else {}
-        if "batch" in extents and "sequence" in extents:
-            found.append(extents["batch"] * extents["sequence"])
-    return max(found, default=None)
 
 
 def utilisation(

@@ -121,7 +121,11 @@ class Cuts:
         too_small = tuple(word for word in axis.words if 0 < self.units(word) < parts)
         every = (axis, *others)
         heads = tuple((other.size, other.is_ring) for other in every if other.by_heads or other.is_ring)
-        experts = (axis.has_experts, *(other.size for other in every if other.has_experts or "experts" in other.words))
+        experts = (
+            axis.has_experts,
+            axis.once_a_host,
+            *(other.size for other in every if other.has_experts or "experts" in other.words),
+        )
         walk = (axis.words, size, axis.sequence, axis.modules, axis.tensor_modules, levels, too_small, heads, experts)
         key = (*walk, axis.name == MICRO_BATCHES)
         if key in self._failed:

@@ -110,7 +110,7 @@ class Estimation:
         is_ordered = strategy.stages > 1 or strategy.micro_batches > 1 or bool(strategy.recompute or patterns)
         known = (is_ordered, self.source, stage.tobytes(), self.n_stages, is_late.tobytes(), self.is_apart, patterns)
         self.step, self.ways = estimator.step(frame, self.split, self.source, is_ordered, hosted, (*known, *key))
-        self.network = estimator.network(self.grid, tuple(rule.name for rule in strategy.mesh if rule.size > 1))
+        self.network = estimator.network(self.grid, [rule for rule in strategy.mesh if rule.size > 1])
 
     def _split(self) -> tuple[Split, Sizes, tuple[object, ...]]:
         strategy, cuts = self.strategy, self.source.cuts

@@ -7,6 +7,7 @@ each other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -40,8 +41,9 @@ from graphs.arrays import BoolArray, IntArray, pointers
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.activations import HostedTensors, hosted_tensors
 from graphs.transforms.derived import Derived
+from graphs.transforms.expert_load import expert_choices
 from graphs.transforms.sequencing import block_map
-from graphs.transforms.strategy import VIRTUAL, Strategy
+from graphs.transforms.strategy import VIRTUAL, MeshRule, Strategy
 
 _MOST_KEPT = 64  # steps and the like that are kept for the next estimate
 
@@ -141,10 +143,12 @@ class Estimator:
             self._hosted[key] = hosted_tensors(source.graph, patterns, stage)
         return self._hosted[key]
 
-    def network(self, grid: IntArray, axes: tuple[str, ...]) -> CollectiveCosts:
-        key = (grid.shape, grid.tobytes(), axes)
+    def network(self, grid: IntArray, mesh: Sequence[MeshRule]) -> CollectiveCosts:
+        axes = tuple(rule.name for rule in mesh)
+        copies = tuple(expert_choices(self.graph) if rule.once_a_host else 1.0 for rule in mesh)
+        key = (grid.shape, grid.tobytes(), axes, copies)
         if key not in self._networks:
-            self._networks[key] = CollectiveCosts(self.cluster, grid, axes)
+            self._networks[key] = CollectiveCosts(self.cluster, grid, axes, copies)
         return self._networks[key]
 
     def staged(self, strategy: Strategy, grid: IntArray) -> tuple[PreparedGraph, IntArray, BoolArray]:

@@ -23,6 +23,7 @@ from env.cluster import Cluster
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.axes import AXES, GROUPS, STORAGE_AXES
+from graphs.transforms.expert_load import expert_choices
 from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.strategy import ORDERS, VIRTUAL, MeshRule, Strategy
 
@@ -76,8 +77,10 @@ def _moves(graph: OpGraph, cluster: Cluster, strategy: Strategy) -> Iterator[Mov
     yield from _memory(graph, cluster, strategy)
     yield from _tensor(graph, strategy)
     for rule in strategy.mesh:
+        others = tuple(other for other in strategy.mesh if other is not rule)
+        if rule.name == "ep" and expert_choices(graph) > 1:
+            yield "experts", replace(strategy, mesh=(*others, replace(rule, once_a_host=not rule.once_a_host)))
         if rule.name == "cp":
-            others = tuple(other for other in strategy.mesh if other is not rule)
             for by_heads, is_ring in ((False, False), (True, False), (False, True)):
                 way = replace(rule, by_heads=by_heads, is_ring=is_ring)
                 if way != rule:

@@ -138,7 +138,7 @@ def like(strategy: Strategy) -> object:
     """Strategies that communicate alike, whose estimates are off alike."""
     rules = ((rule, bool(rule.tensor_modules)) for rule in strategy.mesh)
     mesh = tuple(
-        (rule.name, rule.size, rule.sequence, rule.by_heads, rule.is_ring, rule.has_experts, cuts)
+        (rule.name, rule.size, rule.sequence, rule.by_heads, rule.is_ring, rule.has_experts, rule.once_a_host, cuts)
         for rule, cuts in rules
     )
     pipeline = strategy.stages, strategy.order, bool(strategy.device_names)

@@ -10,6 +10,7 @@ from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import OWN_FAMILY
+from graphs.transforms.expert_load import expert_choices
 from graphs.transforms.per_graph import per_graph
 from graphs.transforms.splitting.op_states import states_of, where
 from graphs.transforms.splitting.ring_rows import turned
@@ -49,6 +50,11 @@ def _cut(graph: OpGraph, axis: Axis, others: tuple[Axis, ...]) -> Sharding:
         raise StrategyError(
             f"no op of graph {graph.name!r} can be cut into {parts} parts by {what}{place}, as axis {axis.name!r} "
             f"wants; {why}."
+        )
+    if axis.once_a_host and expert_choices(graph) == 1.0:
+        raise StrategyError(
+            f"axis {axis.name}{axis.size} has 'once', and no token of graph {graph.name!r} is known to ask several "
+            "dropless experts; leave the word out."
         )
     _check_shared(graph, sharding)
     _check_heads(graph, sharding, others)

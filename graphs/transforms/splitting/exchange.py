@@ -12,6 +12,7 @@ from graphs.arrays import IntArray
 from graphs.opgraph import Phase
 from graphs.records import LANE, Work
 from graphs.transforms.derived import Collective, Exchanged
+from graphs.transforms.expert_load import expert_choices
 from graphs.transforms.splitting.sharding import SUM, WHOLE, is_by_groups
 
 if TYPE_CHECKING:
@@ -232,9 +233,10 @@ class Exchanges:
             result = np.rint(result * made_load).astype(np.int64)
             whole = np.rint(whole * max(given_load, made_load)).astype(np.int64)
         made = self.out.tensors(ops.reshape(-1), result.reshape(-1), in_place).reshape(ops.shape)
-        name = layout.mesh[axis].axis.name
+        along = layout.mesh[axis].axis
+        choices = expert_choices(graph) if along.once_a_host and kind == "all_to_all" else 1.0
         self.collectives += [
-            Collective(kind, name, tuple(row), int(size), (about,))
+            Collective(kind, along.name, tuple(row), int(size), (about,), choices)
             for row, size in zip(ops.reshape(-1, k).tolist(), whole.reshape(-1).tolist(), strict=True)
         ]
         back = [np.moveaxis(x, -1, 2).reshape(ids.shape) for x in (made, result)]

@@ -56,6 +56,7 @@ class Axis:
         is_ring: of the axis of a sequence: keys and values of attention go round, a block at a time
             (`graphs.transforms.splitting.rings`).
         has_experts: ops are cut by experts where they have rows of these, as along the axis of experts.
+        once_a_host: of the axis of experts: a token goes to a host once, not once for each of its experts there.
         expert_parts: into which experts are cut along all axes together; 0 for `size`.
     """
 
@@ -70,6 +71,7 @@ class Axis:
     by_heads: bool = False
     is_ring: bool = False
     has_experts: bool = False
+    once_a_host: bool = False
     expert_parts: int = 0
 
     @property

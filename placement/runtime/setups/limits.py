@@ -142,6 +142,8 @@ def _limits(result: Result, strategy: Strategy, model_graph: OpGraph | None = No
             yield f"torch has no module for {AXES[rule.name].label} ({rule.name}{rule.size})"
         if rule.has_experts and rule.size > 1:
             yield f"torch has no module for experts spread along {rule.name}; leave 'experts' out"
+        if rule.once_a_host:
+            yield "torch's all-to-all sends each row of a token; leave 'once' out"
         if rule.name == "ep" and rule.size > 1 and any(r.name in ("tp", "cp") and r.size > 1 for r in strategy.mesh):
             yield "experts are cut by number (ep), not by features (tp) or beside parts of sequences (cp) as well"
         if rule.name == "ep" and (any(map(_is_uneven, strategy.mesh)) or any(r.tensor_modules for r in strategy.mesh)):

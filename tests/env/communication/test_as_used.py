@@ -91,6 +91,22 @@ def test_what_leaves_a_host_of_an_all_to_all_waits_for_its_ports() -> None:
     assert found == pytest.approx(20e-6 + 14e-6 + 10e-6 + 8 * (large / 16) * (8 / 16) / 40e9)
 
 
+def test_a_token_whose_experts_are_on_one_host_goes_there_once() -> None:
+    """With eight rows of a token, as DeepEP sends them: by hand, with shares that some row goes to each place."""
+    given, known = 2**30 / 16, hosts(2, rate=5e9)
+    found = AsUsed.of(known, np.array([[*range(16)]]))
+    assert found is not None
+    assert float(found.seconds("all_to_all", 2**30)) == pytest.approx(44e-6 + 8 * given * (8 / 16) / 40e9)
+    on_host = 2 * (1 - (1 / 2) ** 8) / 8
+    once = replace(found, copies=8.0)
+    assert float(once.seconds("all_to_all", 2**30)) == pytest.approx(44e-6 + on_host * 8 * given * (8 / 16) / 40e9)
+    inside = AsUsed.of(known, np.array([[*range(8)]]))
+    assert inside is not None
+    on_rank = 8 * (1 - (7 / 8) ** 8) / 8
+    moved = on_rank * 7 / 64 * 2**30 / 200e9
+    assert float(replace(inside, copies=8.0).seconds("all_to_all", 2**30)) == pytest.approx(27e-6 + moved)
+
+
 def test_hosts_add_steps_of_a_tree_to_sums_and_of_a_ring_to_others() -> None:
     cluster = hosts(8)
     group = [[*range(64)]]

@@ -169,3 +169,32 @@ def test_experts_may_be_spread_along_other_axes(weighed_inside: OpGraph, text: s
     assert sent == {"ep": 4 * 8 // sizes["ep"], other: 4 * 8 // sizes[other]}
     with pytest.raises(StrategyError, match="can be cut into 4 parts by experts"):
         split(weighed_inside, [rule.axis() for rule in Strategy.parse("ep4 | tp4 sp experts").mesh])
+
+
+def test_a_token_may_go_to_a_host_once(mixture: OpGraph) -> None:
+    """As DeepEP sends it: of two experts on two hosts a quarter of the tokens asks two of one host."""
+    cluster = Cluster.preset("2x8xH100-ib")
+    names = tuple(cluster.devices[d].name for d in cluster.compute_devices)
+    times = []
+    for text in ("ep8", "ep8 once"):
+        strategy = Strategy.parse(text)
+        assert Strategy.parse(strategy.text) == strategy
+        spread = replace(strategy, device_names=names[:4] + names[8:12])  # four of each host
+        scored = []
+        for folded in (False, True):
+            made = applied(mixture, cluster, spread, folded=folded)
+            scored.append(Simulator(made.problem).score(made.plan).step_time_s)
+        assert scored[1] == pytest.approx(scored[0], rel=1e-3)
+        assert Estimator(mixture, cluster).estimate(spread).step_time_s == pytest.approx(scored[0], rel=0.15)
+        times.append(scored[0])
+    tokens = 8 * 2048 * 2 * 2048 * 2 / 8  # of a device: sequences, words, experts that each asks, numbers, bytes
+    saved = tokens / 2 / 4 / 50e9  # of an all-to-all: half of its rows leave the host, through a port for each device
+    assert 2.9 * saved < times[0] - times[1] < 4.1 * saved  # of four in a step, one of them beside other work
+
+
+def test_once_is_of_dropless_experts() -> None:
+    model = build("mixtral_8x7b", device="meta", small=True)
+    with pytest.raises(StrategyError, match=r"no token of graph .* is known to ask several dropless experts"):
+        split(capture(model.model, model.args), [rule.axis() for rule in Strategy.parse("ep2 once").mesh])
+    with pytest.raises(StrategyError, match="expected sp or experts"):
+        Strategy.parse("tp2 once")

@@ -43,6 +43,7 @@ PARTS = {
     "cp2 ulysses": "all-to-all by heads",
     "cp2 ring": "keys and values sent round",
     "ep2": "all-to-all of tokens",
+    "ep2 once": "",
     "ep2 | tp2 sp experts": "",
     "hp2": "`DTensor`'s convolution",
     "wp2": "`DTensor`'s convolution",

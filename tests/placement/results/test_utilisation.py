@@ -73,8 +73,8 @@ def test_fewer_samples_than_devices_are_told() -> None:
     assert "replicas;" not in optimize(GRAPH, CLUSTER, evaluations=100).note
     left = optimize(capture(Tokens(), (torch.randint(0, 100, (8, 8)),), train=True), CLUSTER, evaluations=100)
     assert left.n_used < len(CLUSTER.compute_devices)
-    said = f"For a batch of 8 samples {left.n_used} of {len(CLUSTER.compute_devices)} devices are enough; --sweep batch=8,16,32"
-    assert said in left.note
+    used = f"{left.n_used} of {len(CLUSTER.compute_devices)}"
+    assert f"For a batch of 8 samples {used} devices are enough; --sweep batch=8,16,32" in left.note
 
 
 @pytest.mark.parametrize(
