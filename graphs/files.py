@@ -190,7 +190,7 @@ def graph_from_document(document: Any, where: str) -> OpGraph:
         got = f"schema {document['schema']!r}" if isinstance(document, dict) and "schema" in document else "no schema"
         raise GraphFileError(
             f'{where} is not a saved graph: expected "schema": "{SCHEMA}", it has {got}; a configuration of '
-            'transformers has "architectures" or "model_type".'
+            'transformers has "architectures" or "model_type", and results are for apply, verify and export.'
         )
     if document.get("version") not in _VERSIONS:
         raise GraphFileError(

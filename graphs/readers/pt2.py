@@ -113,6 +113,8 @@ def _rebuilt(archive: zipfile.ZipFile, where: str) -> io.BytesIO:
             content[part] = _read(archive, member, where)
         elif _OLDER.fullmatch(part):
             raise refusal(where, f"{part} is a pickle, as older versions of PyTorch saved tensors")
+        elif part == "policy.json":
+            raise GraphFileError(f"{where} is a trained policy and no graph; give it as --method policy:{where}.")
         elif not _LEFT_OUT.fullmatch(part):
             raise refusal(where, f"it has a part {part!r:.80}, which is neither a graph nor plain tensors")
     programs = sum(_PROGRAM.fullmatch(part) is not None for part in content)

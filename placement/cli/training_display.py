@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from placement.cli.output import is_terminal, note
+from placement.cli.output import is_terminal, note, progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def training_display() -> Iterator[tuple[Callable[[Session], None], Callable[[Status], None] | None]]:
-    """Functions to call at the beginning and after every update: where a person watches, a table on stderr follows."""
+def training_display() -> Iterator[tuple[Callable[[Session], None], Callable[[Status], None]]]:
+    """Functions to call at the beginning and after every update: a table on stderr, in a pipe a line in `EVERY_S`."""
     sessions: list[Session] = []
 
     def begin(session: Session) -> None:
@@ -26,7 +26,8 @@ def training_display() -> Iterator[tuple[Callable[[Session], None], Callable[[St
             note(f"going on from {session.files.checkpoint}, {session.resumed_from:,} placements in.")
 
     if not is_terminal(sys.stderr):
-        yield begin, None
+        with progress("training") as say:
+            yield begin, lambda status: say(_line(status), status.update.samples)
         return
     from rich.console import Console
     from rich.live import Live
@@ -54,12 +55,15 @@ def _table(session: Session, status: Status) -> RenderableType:
         gap = "–" if best_s is None or not session.proves else f"{relative_gap(best_s, target.lower_bound_s):.1%}"
         figures = ["–" if value is None else format_seconds(value) for value in (best_s, mean_s, target.lower_bound_s)]
         table.add_row(show(label), *figures, gap)
+    return Group(table, _line(status))
+
+
+def _line(status: Status) -> str:
     update = status.update
-    line = (
+    return (
         f"{update.samples:,} placements, {status.samples_per_s:,.0f} a second; "
         f"entropy {update.entropy:.2f}, {update.feasible:.0%} fit; {_clock(status.left_s)} left"
     )
-    return Group(table, line)
 
 
 def _clock(seconds: float) -> str:

@@ -116,5 +116,5 @@ def export(
 def check_takes(to: str, name: str) -> None:
     """Raises: MismatchError: the target has no use for an argument."""
     if to in EXPORTERS and name not in EXPORTERS[to].takes:
-        takers = " and ".join(exporter.label for exporter in EXPORTERS.values() if name in exporter.takes)
-        raise MismatchError(f"{name} is for {takers}, and the target is {to!r}; leave it out.")
+        takers = ", ".join(exporter.label for exporter in EXPORTERS.values() if name in exporter.takes)
+        raise MismatchError(f"{name} is for {takers}; the target is {to!r}, leave it out.")

@@ -245,8 +245,12 @@ class Session:
         rows = [[p.samples, p.seconds, p.problem, p.best_s, p.mean_s] for p in self.curve]
         save_checkpoint(self.files.checkpoint, Checkpoint(self.run, self.seconds, rows, self.learner.state()))
 
-    def save_curve(self) -> None:
-        """Write a row for each update: placements scored, seconds, the problem, its best and mean step time."""
+    def save_curve(self, results: Sequence[Result | None] = ()) -> None:
+        """Write a row for each update: placements scored, seconds, the problem, its best and mean step time.
+
+        Args:
+            results: in the end, of each problem: a last row where the order of its ops made it faster than in training.
+        """
         page = io.StringIO()
         writer = csv.writer(page, lineterminator="\n")
         writer.writerow(("samples", "seconds", "problem", "best_s", "mean_s"))
@@ -254,6 +258,9 @@ class Session:
         for point in self.curve:
             best_s = point.best_s if math.isfinite(point.best_s) else None
             writer.writerow((point.samples, f"{point.seconds:.3f}", labels[point.problem], best_s, point.mean_s))
+        for label, result, best_s in zip(labels, results, self.best_s, strict=False):
+            if result is not None and self.run["scorer"] == "simulate" and result.objective_s != best_s:
+                writer.writerow((self.learner.samples, f"{self.seconds:.3f}", label, result.objective_s, None))
         write_atomically(self.files.curve, page.getvalue())
 
     def _save_best(self, problem: int, rewrite: bool) -> Result | None:

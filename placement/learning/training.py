@@ -248,7 +248,7 @@ def _listed(value: Any) -> list[Any]:
 def _finished(session: Session) -> Training:
     """Write what a session has made; its checkpoint goes, unless it is to be gone on with."""
     results = session.save_best(rewrite=True)
-    session.save_curve()
+    session.save_curve(results)
     origin = PolicyOrigin(
         preset=session.run["preset"],
         warm_start=session.run["warm start"],

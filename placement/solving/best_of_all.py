@@ -237,7 +237,8 @@ def fastest(
     # A strategy of the user's own is not to be beaten by a slower one.
     off = max(WITHIN, (not aids.own and uncertainty(graph, cluster)) or 0.0)
     least_s = min((one.step_time_s for one in outcome.fitting), default=math.inf)
-    if single.answer is not None and single.answer.objective_s <= (1 + off) * least_s:
+    quickest_s = least_s if best is None else min(least_s, _objective_s(best))
+    if single.answer is not None and single.answer.objective_s <= (1 + off) * quickest_s:
         best, least_s = StrategyRow(single, None), 0.0
     left_out: dict[str, str] = {}
     candidates = {one.strategy.text: one for one in outcome.fitting}

@@ -53,11 +53,12 @@ def outcome_of(pool: Pool, is_interrupted: bool) -> StrategyOutcome:
     for found in fitting:
         if not found.strategy.is_none:
             best_of.setdefault(family_of(found.strategy), found)
+    refused = _refusals(pool, best_of)
     return StrategyOutcome(
         best=fitting[0] if fitting else None,
         best_of={name: best_of[name] for name in (IN_PARTS, *FAMILIES) if name in best_of},
         front=tuple(_front(fitting)),
-        ladder=ladder_of(pool),
+        ladder={name: one for name, one in ladder_of(pool).items() if family_of(one.strategy) not in refused},
         nearest=min(
             (one for one in estimates if one.fits and one.strategy.devices > 1),
             key=lambda estimate: estimate.step_time_s,
@@ -68,7 +69,7 @@ def outcome_of(pool: Pool, is_interrupted: bool) -> StrategyOutcome:
         beyond=_beyond(pool, fitting),
         estimated=len(estimates),
         scored=len(pool.scored),
-        refused=_refusals(pool, best_of),
+        refused=refused,
         interrupted=is_interrupted,
     )
 

@@ -190,7 +190,7 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         machine = named or read_cluster(LOCAL)
         report = partial(_told(bar, given.model, dims), f"{given.model} op by op")
         graph = _graph_of(example, machine, given, report)
-    with progress(f"placing with {method}"):
+    with progress(f"placing with {method if given.strategy is None else f'strategy {given.strategy}'}"):
         result = optimize(graph, machine, method, seed=given.seed, budget_s=given.budget_s, strategy=strategy)
     del example  # of which a strategy is checked on a smaller one
     if not result.feasible:
@@ -333,7 +333,8 @@ def _sentences(trial: Trial) -> list[str]:
         lines = [f"one device is best: the model runs as it is; {measured}, {noise}", f"step       {prediction}"]
     else:
         lines = [f"step       {measured} measured ({noise}), {prediction}"]
-        within = abs(trial.speedup - 1) <= trial.spread + trial.single_spread
+        ratio = max(trial.speedup, 1 / trial.speedup)
+        within = ratio <= (1 + trial.spread) * (1 + trial.single_spread)
         eager = "" if trial.stack == EAGER else " eager"
         lines.append(
             f"one device {format_seconds(trial.measured_single_step_s)} measured{eager} (median of "

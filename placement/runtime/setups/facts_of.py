@@ -146,8 +146,9 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
         _check_sharded(facts, model)
     if facts.batch == 0 and has_parts:
         raise MismatchError(
-            f"graph {show(result.graph_name)} does not say how many samples a batch has, and the script cuts it; "
-            "capture the model again."
+            f"graph {show(result.graph_name)} does not say how many samples a batch has: not all tensors that the "
+            "model is called with have as many entries in their first dimension; make those that have no sample for "
+            "each, such as weights of classes, buffers of the model, or take a strategy without 'dp' and 'mb'."
         )
     return facts
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from placement.runtime.torch_runner.context_parallel import part_of_sequence
 
@@ -48,6 +48,9 @@ def part_of_batch(inputs: dict[str, Any], mesh: DeviceMesh, setup: Setup, number
 
     A tensor with the whole batch, or with the samples of this replica, is cut along its first dimension; all else is
     taken as it is.
+
+    Raises:
+        ValueError: no tensor has as many samples.
     """
     ends = borders(mesh, setup)
     first, last = ends[0], ends[-1]
@@ -60,6 +63,9 @@ def part_of_batch(inputs: dict[str, Any], mesh: DeviceMesh, setup: Setup, number
             return value[low:high]
         return value[low - first : high - first] if len(value) == last - first else value
 
+    sizes = {len(value) for value in tree_leaves(inputs) if isinstance(value, torch.Tensor) and value.ndim}
+    if setup.batch and sizes and sizes.isdisjoint((setup.batch, last - first)):
+        raise ValueError(f"expected {setup.batch} samples in all, or this replica's {last - first}; got {min(sizes)}.")
     found = {name: tree_map(own, value) for name, value in inputs.items()}
     if setup.context > 1:
         return part_of_sequence(found, mesh, setup)

@@ -77,6 +77,22 @@ def test_fewer_devices_win_within_the_error_and_the_first_line_says_so() -> None
     assert advice(few).startswith("4 of 8 devices do as well as more: data parallel on 4 with ZeRO-3: ")
 
 
+def test_one_device_does_not_win_against_a_placement_that_is_faster_beyond_the_error() -> None:
+    graph = mlp(batch=64, width=512, layers=6)
+    solver = solver_or_reason(graph, CLUSTER, 0)
+    assert isinstance(solver, Solver)
+    single, off = solver.solve(SINGLE), uncertainty(graph, CLUSTER)
+    assert off is not None
+    least = single.answered().step_time_s
+    outcome = find_strategies(graph, CLUSTER, Budget(evaluations=3000))
+    slow = replace(outcome, fitting=tuple(one for one in outcome.fitting if one.step_time_s >= least / (1 + off / 2)))
+    for share, is_one in ((1 + 2 * off, False), (1 + off / 2, True)):
+        answer = replace(single.answered(), step_time_s=least / share, objective_s=least / share)
+        quick = replace(single, answer=answer, method="heft")
+        found = fastest(graph, CLUSTER, 0, quick, single, slow)
+        assert (found.answered().step_time_s == least) == is_one
+
+
 def test_what_a_colleague_would_type_has_a_row() -> None:
     rows = optimize(mlp(batch=64, width=512, layers=6), CLUSTER, evaluations=300).alternatives
     usual = {one.name: one.strategy.text for one in rows if one.name in (DDP, FSDP)}
