@@ -231,7 +231,8 @@ def _automodel(row: Row) -> Run:
     if shape.experts is None or spread == 1:
         words = [*_sharded(replicas, shard), *megatron_words(1, tensor, context, stages, chunks, False, sharded="")]
     else:
-        words = megatron_words(replicas, tensor, context, stages, chunks, False, spread, "zero3")
+        once = "deepep" in row["kernels"].lower()
+        words = megatron_words(replicas, tensor, context, stages, chunks, False, spread, "zero3", once=once)
     words += [again(FULL * row.says("activation_checkpointing"))]
     stack = "fused" if "TE" in row["kernels"] else "compiled" if row.says("compile") else "eager"
     return Run(
