@@ -1,7 +1,8 @@
 """`with_float8_products`: the products of a model's layers read 8 bit numbers, which casts make of what they read.
 
 So do Transformer Engine (``fp8_format="hybrid"``) and torchao: the factors of the three products of a layer are cast,
-each once, with the largest number seen (amax) of the step before as their scale, and sums stay in 16 bit. The weight
+each once, with the largest number seen (amax) as their scale, and sums stay in 16 bit. It is that of the step before or,
+by torchao, of all numbers now, so that no compiler makes a cast in the kernel that makes the factor. The weight
 gradient reads what the forward pass cast, so that activations wait for it in one byte a number. Attention, norms, the
 embedding, the head and products of narrow weights, such as routers, stay in 16 bit. Weights are cast once a step: their
 bytes are counted with their update. Not counted are the cast weights themselves, two bytes a number where frameworks
@@ -22,7 +23,7 @@ from graphs.rows import Part, Shard, SplitRow
 from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.splitting.storage_ops import weight_casts
 
-_KIND = "aten._to_copy"
+_KIND = "float8.quantize"
 _PRODUCTS = (Work.PRODUCT, Work.WEIGHT_GRADIENT, Work.GROUPED)
 _LEAST, _MULTIPLE = 512, 16  # rows and columns of weights: narrower ones gain nothing, others have no kernels
 _WEIGHT_BYTES = 4.0  # of a number of a weight: read in two bytes, and written in one, by rows and by columns
