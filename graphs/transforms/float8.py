@@ -1,12 +1,12 @@
 """`with_float8_products`: the products of a model's layers read 8 bit numbers, which casts make of what they read.
 
 So do Transformer Engine (``fp8_format="hybrid"``) and torchao: the factors of the three products of a layer are cast,
-each once, with the largest number seen (amax) as their scale, and sums stay in 16 bit. It is that of the step before or,
-by torchao, of all numbers now, so that no compiler makes a cast in the kernel that makes the factor. The weight
-gradient reads what the forward pass cast, so that activations wait for it in one byte a number. Attention, norms, the
-embedding, the head and products of narrow weights, such as routers, stay in 16 bit. Weights are cast once a step: their
-bytes are counted with their update. Not counted are the cast weights themselves, two bytes a number where frameworks
-keep both orders of them, and the exchange of the amax, a number a factor.
+each once, with the largest number seen (amax) as their scale, and sums stay in 16 bit. It is that of the step before,
+or by torchao that of now, so that no compiler makes a cast in the kernel that makes the factor. The weight gradient
+reads what the forward pass cast, so that activations wait for it in one byte a number. Attention, norms, the embedding,
+the head and products of narrow weights, such as routers, stay in 16 bit. Weights are cast once a step: their bytes are
+counted with their update. Not counted are the cast weights themselves, two bytes a number where frameworks keep both
+orders of them, and the exchange of the amax, a number a factor.
 """
 
 from __future__ import annotations

@@ -127,7 +127,9 @@ def train(given: TrainOptions) -> None:
     running: Running = contextlib.nullcontext(given.scorer)
     if not is_default(given, "scorer"):
         running = executed(given.graphs, targets, given)
+    from graphs.disk import write_atomically
     from placement.learning import training
+    from placement.report.learning import learning_curve
 
     with reason_as_json(given.as_json), running as scorer, training_display() as (begin, show):
         found = training.train(
@@ -151,7 +153,12 @@ def train(given: TrainOptions) -> None:
             begin=begin,
             progress=show,
         )
+    write_atomically(_beside(found, ".curve.svg"), learning_curve(found))
     _report(given, found)
+
+
+def _beside(found: Training, ending: str) -> Path:
+    return found.policy_file.with_name(found.policy_file.name.removesuffix(".zip") + ending)
 
 
 def _report(given: TrainOptions, found: Training) -> None:
@@ -256,7 +263,7 @@ def _summary(found: Training) -> Iterator[str]:
     proven = f"proven optimal {scope(LATENCY)} after"
     how = proven if found.proven else "interrupted after" if found.interrupted else "trained on"
     yield f"{how} {found.samples:,} placements in {format_seconds(found.seconds)}"
-    yield f"curve: {found.policy_file.with_name(found.policy_file.name.removesuffix('.zip') + '.curve.csv')}"
+    yield f"curve: {_beside(found, '.curve.csv')}, drawn: {_beside(found, '.curve.svg')}"
     yield f"policy: {found.policy_file} (use it with --method policy:{found.policy_file})"
     if found.interrupted:
         yield "the same command goes on from here"

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from command_lines import Call, process, refused
@@ -65,7 +66,7 @@ def test_train_then_use_the_policy(call: Call, fan_file: Path, tmp_path: Path) -
     assert (tmp_path / "policy.zip").read_bytes() == before
 
 
-def test_train_says_what_it_made(call: Call, fan_file: Path, graph_file: Path) -> None:
+def test_train_says_what_it_made(call: Call, fan_file: Path, graph_file: Path, tmp_path: Path) -> None:
     code, out, err = call("train", fan_file, graph_file, *TRAIN)
     assert (code, err) == (0, "")
     assert "fan: " in out
@@ -73,6 +74,9 @@ def test_train_says_what_it_made(call: Call, fan_file: Path, graph_file: Path) -
     assert "found by ppo: policy.best.2.json" in out
     assert "trained on " in out
     assert "policy: policy.zip (use it with --method policy:policy.zip)" in out
+    drawn = ElementTree.fromstring((tmp_path / "policy.curve.svg").read_text(encoding="utf-8"))
+    words = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"fan, over its lower bound", "branches, over its lower bound"} <= set(words)
 
 
 def test_train_shows_how_it_goes_to_who_is_watching(
