@@ -27,8 +27,7 @@ def summary(result: Result) -> str:
     answer = result.answer
     devices = [device.name for device in result.cluster.devices if device.kind != LANE]
     named = [device.name for device in result.used_devices]
-    # Where one place of each stage stands for all, the others have no peaks of their own.
-    shown = named if 0 < len(named) < result.n_used else [name for name in devices if name not in result.hosts]
+    shown = named or [name for name in devices if name not in result.hosts]
     peaks = [f"{show(name)} {format_bytes(answer.peak_bytes[name])}" for name in shown]
     if len(shown) > 1 and len({answer.peak_bytes[name] for name in shown}) == 1:
         peaks = [f"{format_bytes(answer.peak_bytes[shown[0]])} on each of {len(shown)}"]
