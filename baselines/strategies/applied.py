@@ -30,7 +30,7 @@ from env.communication.times import quickest
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.simulator import Simulator
-from graphs.arrays import BoolArray, FloatArray, IntArray, nearly_least
+from graphs.arrays import BoolArray, FloatArray, IntArray, nearly_least, sums
 from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.records import HOST
@@ -211,7 +211,8 @@ def _exchanged(
     axes = [rule.axis() for rule in strategy.mesh]
     zero = Zero.of(strategy.zero, strategy.reduces_each)
     is_synchronised = strategy.statistics == "sync" and graph.is_training
-    copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded)
+    is_pipeline = strategy.stages > 1 and not strategy.is_placed
+    copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded, in_stages=is_pipeline)
     joined = None
     if copies is not None and copies.chunks is not None:
         joined = joins_micro_batches(again.graph, copies.is_chunked, copies.chunks.written, copies.chunks.read)
@@ -219,6 +220,7 @@ def _exchanged(
     identity = Derived.identity(again.graph)
     whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)
     whole = _gathered_by_readers(whole, stage) if strategy.stages > 1 else whole
+    whole = _with_copies_of_tables(whole, stage) if is_pipeline else whole
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
     exchanged = with_fused_updates(exchanged) if strategy.fused_updates else exchanged
     copied: _Copied = {}
@@ -245,6 +247,27 @@ def _gathered_by_readers(derived: Derived, stage: IntArray) -> Derived:
         moves = (first == last)[maker] & (at != stage[origin[maker]])
         origin[maker[moves]] = origin[reader[moves]]
     return derived if np.array_equal(origin, derived.origin) else replace(derived, origins=origin)
+
+
+def _with_copies_of_tables(derived: Derived, stage: IntArray) -> Derived:
+    """A stage that reads a table of a later one keeps a copy, its gradient and its states, as in every framework.
+
+    So does the first stage, whose embedding is tied to the head. What is looked up still comes from the later one.
+    """
+    graph, at = derived.graph, stage[derived.origin]
+    group, lane = graph.colocation, graph.is_pinned_to(LANE)
+    kept = sums(group[group >= 0], graph.kept_bytes[group >= 0], 1 + group.max(initial=-1))
+    table = np.where((group >= 0) & (graph.phase == Phase.FORWARD), group, -1)  # of each op, or whose part it passes on
+    producer, consumer, _ = graph.edge_list
+    own = derived.part[producer] == derived.part[consumer]
+    for _ in derived.mesh:
+        passes = lane[consumer] & own & (table[producer] >= 0)
+        table[consumer[passes]] = table[producer[passes]]
+    reads = (table[producer] >= 0) & (at[consumer] < at[producer]) & ~lane[consumer]
+    tables, first = np.unique(table[producer[reads]], return_index=True)
+    parameter_bytes = graph.parameter_bytes.copy()
+    np.add.at(parameter_bytes, consumer[reads][first], kept[tables])
+    return replace(derived, graph=replace(graph, parameter_bytes=parameter_bytes)) if kept[tables].any() else derived
 
 
 def _note(

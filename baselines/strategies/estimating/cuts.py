@@ -127,7 +127,7 @@ class Cuts:
             *(other.size for other in every if other.has_experts or "experts" in other.words),
         )
         walk = (axis.words, size, axis.sequence, axis.modules, axis.tensor_modules, levels, too_small, heads, experts)
-        key = (*walk, axis.name == MICRO_BATCHES)
+        key = (*walk, axis.in_stages, axis.name == MICRO_BATCHES)
         if key in self._failed:
             raise self._failed[key]
         if key not in self._made and self._first is not None and self._origins is not None:

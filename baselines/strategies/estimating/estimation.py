@@ -18,7 +18,7 @@ from baselines.strategies.estimating.block_kernel import (
     run_blocks,
     run_pipeline,
 )
-from baselines.strategies.estimating.cuts import MICRO_BATCHES, AxisCut
+from baselines.strategies.estimating.cuts import AxisCut
 from baselines.strategies.estimating.estimate import Estimate
 from baselines.strategies.estimating.hosts import Done, HostWay, Offloaded, OnWay, missing_on_hosts
 from baselines.strategies.estimating.local_costs import Hops, LocalCosts, Sizes, hops_of, local_costs
@@ -49,7 +49,7 @@ from graphs.arrays import FloatArray, IntArray
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.axes import STORAGE_AXES
-from graphs.transforms.splitting.sharding import Axis
+from graphs.transforms.splitting.splitter import in_micro_batches
 from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Estimation:
         axes = [axis for axis in (rule.axis() for rule in strategy.mesh) if axis.size > 1]
         if (axes or strategy.micro_batches > 1) and not any(graph.split_rows):
             raise StrategyError(f"graph {graph.name!r} has no split rows, so nothing says how its ops may be cut.")
-        chunking = Axis(MICRO_BATCHES, strategy.micro_batches, ("batch",))
+        chunking = in_micro_batches(strategy.micro_batches, strategy.stages > 1 and not strategy.is_placed)
         made: list[AxisCut] = []
         for number, axis in enumerate(axes):
             others = axes[:number] if axis.words else [*axes[:number], *axes[number + 1 :], chunking]

@@ -26,7 +26,7 @@ from graphs.rows import OWN_FAMILY, ByGroups, Part, Partial, Replicate, Shard, S
 from graphs.transforms.splitting.normalised import normalised
 from graphs.transforms.splitting.op_states import states_of, where
 from graphs.transforms.splitting.ring_rows import SEQUENCE, in_ring, turned
-from graphs.transforms.splitting.storage_ops import gradient_casts, weight_casts
+from graphs.transforms.splitting.storage_ops import gradient_casts, sums_of_uses, weight_casts
 
 EXPERTS, HEADS = "experts", "heads"
 WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
@@ -57,6 +57,8 @@ class Axis:
             (`graphs.transforms.splitting.rings`).
         has_experts: ops are cut by experts where they have rows of these, as along the axis of experts.
         once_a_host: of the axis of experts: a token goes to a host once, not once for each of its experts there.
+        in_stages: of the axis of time: micro-batches go through a pipeline, so gradients of a table that is used twice
+            come from two stages, and are added to each other once in the step.
         expert_parts: into which experts are cut along all axes together; 0 for `size`.
     """
 
@@ -72,6 +74,7 @@ class Axis:
     is_ring: bool = False
     has_experts: bool = False
     once_a_host: bool = False
+    in_stages: bool = False
     expert_parts: int = 0
 
     @property
@@ -270,6 +273,7 @@ class _Walk:
         is_cut = where(graph, axis.modules) | (is_tensor & bool(axis.words))
         if axis.name == IN_TIME:  # an update comes once, after all micro-batches
             is_cut &= graph.phase != Phase.UPDATE
+            is_cut &= ~(sums_of_uses(graph) & axis.in_stages)
         self.is_tensor, self.is_cut = is_tensor.tolist(), (is_cut & among).tolist()
         self.choices: dict[tuple[object, ...], list[_Choice]] = {}
         self.open: dict[int, list[_Choice]] = {}  # ops that nothing binds yet, and their rows

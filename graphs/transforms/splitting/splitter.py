@@ -59,13 +59,18 @@ def split(
     return Derived.identity(graph) if copies is None else split_as(copies, zero, synchronised=synchronised)
 
 
-def in_micro_batches(count: int) -> Axis:
-    """The axis of time, along which a batch is cut into micro-batches."""
-    return Axis(IN_TIME, count, (BATCH,))
+def in_micro_batches(count: int, in_stages: bool = False) -> Axis:
+    """The axis of time, along which a batch is cut into micro-batches; ``in_stages`` as of `Axis`."""
+    return Axis(IN_TIME, count, (BATCH,), in_stages=in_stages)
 
 
-def copies_of(graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, *, folded: bool = False) -> Copies | None:
+def copies_of(
+    graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, *, folded: bool = False, in_stages: bool = False
+) -> Copies | None:
     """How `split` cuts a graph; None where it is not cut.
+
+    Args:
+        in_stages: as of `Axis`.
 
     Raises:
         StrategyError: as `split`.
@@ -78,7 +83,7 @@ def copies_of(graph: OpGraph, axes: Sequence[Axis], micro_batches: int = 1, *, f
             f"graph {graph.name!r} has no split rows, so nothing says how its ops may be cut; capture the model from "
             "PyTorch, or use a strategy of stages and recomputation alone."
         )
-    chunking = in_micro_batches(micro_batches)
+    chunking = in_micro_batches(micro_batches, in_stages)
     mesh = [cut(graph, axis, axes[:number] if axis.words else [*axes, chunking]) for number, axis in enumerate(axes)]
     chunks = in_time(graph, cut(graph, chunking, axes)) if micro_batches > 1 else None
     if folded:

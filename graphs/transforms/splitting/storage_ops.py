@@ -146,6 +146,21 @@ def writes_only_gradients(graph: OpGraph) -> BoolArray:
     return result
 
 
+def sums_of_uses(graph: OpGraph) -> BoolArray:
+    """bool [n]: ops of the backward pass that add up gradients of the uses of a state, with the casts behind them."""
+    result = np.zeros(graph.n_ops, dtype=np.bool_)
+    writes, ptr, producer = writes_only_gradients(graph), graph.output_ptr, graph.tensor_producer
+    of_casts = gradient_casts(graph)
+    for op in np.flatnonzero(graph.phase == Phase.BACKWARD).tolist():
+        if base_name(graph.kinds[op]) == "add" and (writes[op] or any(t in of_casts for t in range(*ptr[op : op + 2]))):
+            result[op] = True
+    for tensor, (cast, _) in of_casts.items():
+        if result[producer[tensor]]:
+            result[graph.consumers_of(tensor)] = True
+            result[cast] = True
+    return result
+
+
 def layer_of(name: str) -> str:
     """The module of a parameter that is gathered as one: the first with a number in its path."""
     found = _LAYER.match(name)
