@@ -24,6 +24,7 @@ from baselines.strategies.folding import (
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order, order_of
 from baselines.strategies.placed import placed_rows
 from baselines.strategies.stage_cuts import recomputed_in_stages
+from baselines.strategies.stages import tables_elsewhere
 from env.cluster import BLOCKING, LANE, Cluster
 from env.communication.formulas import buffer_bytes, fused_s
 from env.communication.times import quickest
@@ -142,6 +143,8 @@ def _carried_out(graph: OpGraph, cluster: Cluster, strategy: Strategy, folded: b
         hosted = hosted_tensors(again.graph, strategy.offloaded_activations, stage)
         exchanged = with_hosted_activations(exchanged, again.graph, hosted)
     rank = stage if order is None else np.array(order.devices, dtype=np.int64)[stage]
+    if strategy.stages > 1 and not strategy.is_placed:
+        exchanged = _with_copies_of_tables(exchanged, stage, rank)
     if folded:
         unordered = _folded(exchanged, strategy.reduce, cluster, grid, rank)
         if strategy.offload:
@@ -211,8 +214,8 @@ def _exchanged(
     axes = [rule.axis() for rule in strategy.mesh]
     zero = Zero.of(strategy.zero, strategy.reduces_each)
     is_synchronised = strategy.statistics == "sync" and graph.is_training
-    is_pipeline = strategy.stages > 1 and not strategy.is_placed
-    copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded, in_stages=is_pipeline)
+    in_stages = strategy.stages > 1 and not strategy.is_placed
+    copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded, in_stages=in_stages)
     joined = None
     if copies is not None and copies.chunks is not None:
         joined = joins_micro_batches(again.graph, copies.is_chunked, copies.chunks.written, copies.chunks.read)
@@ -220,7 +223,6 @@ def _exchanged(
     identity = Derived.identity(again.graph)
     whole = identity if copies is None else split_as(copies, zero, synchronised=is_synchronised)
     whole = _gathered_by_readers(whole, stage) if strategy.stages > 1 else whole
-    whole = _with_copies_of_tables(whole, stage) if is_pipeline else whole
     exchanged = bucketed(whole, strategy.bucket_bytes, stage) if strategy.bucket_bytes else whole
     exchanged = with_fused_updates(exchanged) if strategy.fused_updates else exchanged
     copied: _Copied = {}
@@ -249,24 +251,18 @@ def _gathered_by_readers(derived: Derived, stage: IntArray) -> Derived:
     return derived if np.array_equal(origin, derived.origin) else replace(derived, origins=origin)
 
 
-def _with_copies_of_tables(derived: Derived, stage: IntArray) -> Derived:
-    """A stage that reads a table of a later one keeps a copy, its gradient and its states, as in every framework.
+def _with_copies_of_tables(derived: Derived, stage: IntArray, rank: IntArray) -> Derived:
+    """With what `stages.tables_elsewhere` says is kept twice, on the ops that read it.
 
-    So does the first stage, whose embedding is tied to the head. What is looked up still comes from the later one.
+    Args:
+        stage, rank: int64 [n of the graph before], of each op.
     """
-    graph, at = derived.graph, stage[derived.origin]
-    group, lane = graph.colocation, graph.is_pinned_to(LANE)
+    graph, origin = derived.graph, derived.origin
+    tables, readers = tables_elsewhere(graph, stage[origin], rank[origin], derived.part, len(derived.mesh))
+    group = graph.colocation
     kept = sums(group[group >= 0], graph.kept_bytes[group >= 0], 1 + group.max(initial=-1))
-    table = np.where((group >= 0) & (graph.phase == Phase.FORWARD), group, -1)  # of each op, or whose part it passes on
-    producer, consumer, _ = graph.edge_list
-    own = derived.part[producer] == derived.part[consumer]
-    for _ in derived.mesh:
-        passes = lane[consumer] & own & (table[producer] >= 0)
-        table[consumer[passes]] = table[producer[passes]]
-    reads = (table[producer] >= 0) & (at[consumer] < at[producer]) & ~lane[consumer]
-    tables, first = np.unique(table[producer[reads]], return_index=True)
     parameter_bytes = graph.parameter_bytes.copy()
-    np.add.at(parameter_bytes, consumer[reads][first], kept[tables])
+    np.add.at(parameter_bytes, readers, kept[tables])
     return replace(derived, graph=replace(graph, parameter_bytes=parameter_bytes)) if kept[tables].any() else derived
 
 

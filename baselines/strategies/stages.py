@@ -15,6 +15,7 @@ from baselines.strategies.stage_kernels import best_begins, follow
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
+from graphs.records import LANE
 from graphs.transforms.strategy import Strategy
 
 _SLACK = 0.1  # of the longest stage's time: so much longer it may be where less is sent
@@ -294,3 +295,27 @@ def _followed(graph: OpGraph, stage: IntArray) -> IntArray:
     readers = graph.output_ptr, graph.consumer_ptr, graph.consumers
     follow(known, graph.topological_order, reads, producers, *readers, is_data)
     return known
+
+
+def tables_elsewhere(
+    graph: OpGraph, stage: IntArray, rank: IntArray, part: IntArray, axes: int = 0
+) -> tuple[IntArray, IntArray]:
+    """``(groups of colocation, ops)``: tables that an earlier stage reads, and there the first op that does.
+
+    So it is with an embedding that is tied to the head. What is looked up comes from the table's own stage; but every
+    framework keeps a copy where it is read, with its gradient and its states.
+
+    Args:
+        stage, rank, part: int64 [n], of each op: virtual stage, row of devices, place in the mesh.
+        axes: of the mesh, along which what is looked up may be exchanged.
+    """
+    lane, (producer, consumer, _) = graph.is_pinned_to(LANE), graph.edge_list
+    table = np.where(graph.phase == Phase.FORWARD, graph.colocation, -1)  # of each op, or of what it passes on
+    own = part[producer] == part[consumer]
+    for _ in range(axes):
+        passes = lane[consumer] & own & (table[producer] >= 0)
+        table[consumer[passes]] = table[producer[passes]]
+    is_earlier = (stage[consumer] < stage[producer]) & (rank[consumer] != rank[producer])
+    reads = (table[producer] >= 0) & is_earlier & ~lane[consumer]
+    tables, first = np.unique(table[producer[reads]], return_index=True)
+    return tables, consumer[reads][first]

@@ -126,8 +126,9 @@ class Cuts:
             axis.once_a_host,
             *(other.size for other in every if other.has_experts or "experts" in other.words),
         )
-        walk = (axis.words, size, axis.sequence, axis.modules, axis.tensor_modules, levels, too_small, heads, experts)
-        key = (*walk, axis.in_stages, axis.name == MICRO_BATCHES)
+        named = (axis.words, axis.sequence, axis.in_stages, axis.modules, axis.tensor_modules)
+        walk = (*named, size, levels, too_small, heads, experts)
+        key = (*walk, axis.name == MICRO_BATCHES)
         if key in self._failed:
             raise self._failed[key]
         if key not in self._made and self._first is not None and self._origins is not None:

@@ -44,12 +44,14 @@ from baselines.strategies.estimating.step import (
 from baselines.strategies.folding import grid_of
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
 from baselines.strategies.orders import PipelineOrder
+from baselines.strategies.stages import tables_elsewhere
 from env.times.op_times import launch_seconds
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import InfeasibleError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.axes import STORAGE_AXES
 from graphs.transforms.splitting.splitter import in_micro_batches
+from graphs.transforms.splitting.storage_ops import sums_of_uses
 from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -317,6 +319,15 @@ class Estimation:
         seconds = np.column_stack([seconds, seconds[:, BACKWARD] + seconds[:, WEIGHTS]])
         held, peak, stages = memory.held, memory.peak, self.strategy.stages
         kept = _sums(ranks[frame.stage], local.kept, stages) + _sums(ranks, memory.once, stages)
+        graph = self.source.graph
+        tables, readers = tables_elsewhere(graph, frame.stage, ranks[frame.stage], np.zeros(graph.n_ops, np.int64))
+        of_table = [local.kept[graph.colocation == table].sum() for table in tables.tolist()]
+        kept += _sums(ranks[frame.stage[readers]], np.array(of_table), stages)
+        if self.strategy.micro_batches > 1:  # sums of what the uses of a table make, which are added once
+            late, (makers, adds, made) = sums_of_uses(graph), graph.edge_list
+            reads = late[adds] & ~late[makers]
+            adds, made = adds[reads], made[reads]
+            kept += _sums(ranks[frame.stage[adds]], local.tensor_bytes[made], stages)
         standing = kept - _sums(ranks[frame.stage], local.coming, stages)
         longer = np.zeros(stages)
         np.maximum.at(longer, ranks, tail)

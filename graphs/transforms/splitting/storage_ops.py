@@ -146,6 +146,7 @@ def writes_only_gradients(graph: OpGraph) -> BoolArray:
     return result
 
 
+@per_graph
 def sums_of_uses(graph: OpGraph) -> BoolArray:
     """bool [n]: ops of the backward pass that add up gradients of the uses of a state, with the casts behind them."""
     result = np.zeros(graph.n_ops, dtype=np.bool_)

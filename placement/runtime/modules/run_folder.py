@@ -92,7 +92,9 @@ def save_run(
     ranks.agreed(begin)
     ranks.agreed(lambda: _write(ranks, tensors, folder / _name(number)))
     random = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
+    tied = {name: first for each in ranks.told(_tied(own)) for name, first in each.items()}
     run = {"format": _FORMAT, "number": number, "facts": dict(facts), "groups": settings, "random": random}
+    run["tied"] = tied
 
     def finish() -> None:
         if ranks.rank == 0:
@@ -130,16 +132,18 @@ def load_run(
         is_amsgrad = optimizer is not None and any(group.get("amsgrad") for group in run["groups"])
         if is_amsgrad and "exp_avg_sq" in slots and "max_exp_avg_sq" not in slots:
             raise MismatchError(f"the run in {folder} has amsgrad = True without its state; save the run again.")
-        return _memory(known, own, optimizer, at), _random(run["random"], folder)
+        slots_of.update(_saved_names(known, own, optimizer, run.get("tied", {})))
+        return _memory(known, own, optimizer, at, slots_of), _random(run["random"], folder)
 
     # All is read and found right before anything is changed.
+    slots_of: dict[str, str] = {}
     found, random = ranks.agreed(read)
     ranks.agreed(lambda: _load(ranks, found, at))
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(found[f"{_MODEL}{name}"])
     if optimizer is not None:
-        _fill(optimizer, own, found, run["groups"])
+        _fill(optimizer, own, found, run["groups"], slots_of)
     torch.set_rng_state(random)
     facts: dict[str, Any] = run["facts"]
     return facts
@@ -217,10 +221,30 @@ def _metadata(at: Path) -> Metadata:
         raise MismatchError(f"cannot read {at} as a distributed checkpoint: {type(error).__name__}: {error}.") from None
 
 
+def _tied(own: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Names of tensors that have an earlier one, with that: a tied weight's state is saved under its first name."""
+    firsts: dict[int, str] = {}
+    named = [(name, firsts.setdefault(id(tensor), name)) for name, tensor in own.items()]
+    return {name: first for name, first in named if name != first}
+
+
+def _saved_names(
+    known: Metadata, own: Mapping[str, torch.Tensor], optimizer: Optimizer, tied: Mapping[str, str]
+) -> dict[str, str]:
+    """The name under which a checkpoint has the state of each parameter of an optimizer: its own or a tied one."""
+    saved = {key.removeprefix(_SLOTS).rpartition(".")[0] for key in known.state_dict_metadata if key.startswith(_SLOTS)}
+    found = {}
+    for name in _trained(own, optimizer):
+        first = tied.get(name, name)
+        alike = [name, first, *(other for other, of in tied.items() if of == first)]
+        found[name] = next((each for each in alike if each in saved), name)
+    return found
+
+
 def _memory(
-    known: Metadata, own: Mapping[str, torch.Tensor], optimizer: Optimizer, at: Path
+    known: Metadata, own: Mapping[str, torch.Tensor], optimizer: Optimizer, at: Path, slots_of: Mapping[str, str]
 ) -> dict[str, torch.Tensor]:
-    """Memory on the CPU for what this rank reads of a checkpoint, by key.
+    """Memory on the CPU for what this rank reads of a checkpoint, by key; ``slots_of`` as of `_saved_names`.
 
     Raises:
         MismatchError: the checkpoint is of another model.
@@ -233,7 +257,7 @@ def _memory(
             raise MismatchError(f"the run in {at.parent} has {got} for {key!r}; expected shape {shape}, of this model.")
     like = {f"{_MODEL}{name}": tensor for name, tensor in own.items()}  # which says what part of it is read
     if optimizer is not None:
-        trained = {f"{_SLOTS}{name}.": parameter for name, parameter in _trained(own, optimizer).items()}
+        trained = {f"{_SLOTS}{slots_of[name]}.": parameter for name, parameter in _trained(own, optimizer).items()}
         slots = {key: tuple(each.size) for key, each in entries.items() if key.startswith(tuple(trained)) and trained}
         wanted |= slots
         like |= {key: each for key in slots for start, each in trained.items() if key.startswith(start)}
@@ -262,8 +286,9 @@ def _fill(
     own: Mapping[str, torch.Tensor],
     found: Mapping[str, torch.Tensor],
     groups: list[dict[str, Any]],
+    slots_of: Mapping[str, str],
 ) -> None:
-    """Give an optimizer its state and the settings of its groups."""
+    """Give an optimizer its state and the settings of its groups; ``slots_of`` as of `_saved_names`."""
     names = {id(parameter): name for name, parameter in _trained(own, optimizer).items()}
     state: dict[int, dict[str, torch.Tensor]] = {}
     filled, number = [], 0
@@ -272,7 +297,7 @@ def _fill(
         told = {name: _as_known(value, known.get(name)) for name, value in settings.items()}
         filled.append({**known, **told, "params": list(range(number, number + len(group["params"])))})
         for parameter in group["params"]:
-            prefix = f"{_SLOTS}{names[id(parameter)]}."
+            prefix = f"{_SLOTS}{slots_of[names[id(parameter)]]}."
             slots = {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
             if slots:
                 state[number] = slots
