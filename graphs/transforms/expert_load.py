@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
+
 from graphs.errors import GraphError
 from graphs.opgraph import OpGraph, Phase
 from graphs.origin import with_step_of
@@ -25,8 +27,10 @@ def expert_load(graph: OpGraph) -> float | None:
 
 @per_graph
 def expert_choices(graph: OpGraph) -> float:
-    """Dropless experts that a token asks, in the mean; 1 where there are none, or no input with tokens."""
-    products = graph.extents[(graph.work == Work.GROUPED) & (graph.phase == Phase.FORWARD)]
+    """Experts that a token asks, or has seats at, in the mean; 1 where there are none, or no input with tokens."""
+    of_experts = np.array([any(row.axis == "experts" for row in rows) for rows in graph.split_rows], dtype=np.bool_)
+    is_product = np.isin(graph.work, (Work.GROUPED, Work.PRODUCT)) & (graph.phase == Phase.FORWARD)
+    products = graph.extents[is_product & of_experts]
     rows = (products[:, 0] * products[:, 1]).max(initial=0.0)  # of all groups together
     return max(1.0, float(rows) / graph.tokens) if graph.tokens else 1.0
 

@@ -108,7 +108,9 @@ class DecoderConfig:
                 "values; expected the heads to divide the width, and those of keys and values to divide the heads."
             )
         if self.experts and (not self.gated or self.activation != "silu"):
-            raise GraphError("experts are gated by silu here; give gated=True and activation='silu', or no experts.")
+            raise GraphError(
+                "experts are gated by silu here; give gated=True and activation='silu' (--swiglu), or no experts."
+            )
         if self.experts and not 1 <= self.experts_asked <= self.experts:
             raise GraphError(
                 f"each token asks {self.experts_asked} of {self.experts} experts; expected at least 1, and at most all."

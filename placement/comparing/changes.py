@@ -46,7 +46,7 @@ def parts_of(strategy: Strategy) -> dict[str, Any]:
     return {
         DEGREES: (replace(inner, size=strategy.replicas), degrees, strategy.stages, strategy.device_names),
         GROUPING: (inner.size if GROUPS in rules else 0) if strategy.zero else None,
-        ZERO: strategy.zero if strategy.replicas > 1 else None,
+        ZERO: strategy.zero if strategy.storage_parts > 1 else None,
         SEQUENCE: None if tensor is None else tensor.sequence,
         CONTEXT: None if context is None else (context.by_heads, context.is_ring),
         ORDER: (strategy.order, strategy.chunks, strategy.cuts) if strategy.stages > 1 else None,
@@ -88,13 +88,9 @@ def strategy_with(parts: Mapping[str, Any]) -> Strategy:
         statistics=parts[REDUCE][1],
         device_names=devices,
     )
-    zero = (parts[ZERO] or 0) if replicas.size > 1 else 0
-    if zero:
-        found = (
-            found.grouped(parts[GROUPING] or 0, zero)
-            if replicas == MeshRule("dp", replicas.size)
-            else replace(found, zero=zero)
-        )
+    if zero := (parts[ZERO] or 0) if found.storage_parts > 1 else 0:
+        is_plain = replicas.size > 1 and replicas == MeshRule("dp", replicas.size)
+        found = found.grouped(parts[GROUPING] or 0, zero) if is_plain else replace(found, zero=zero)
     return replace(found, cuts=cuts) if len(cuts) == found.virtual_stages - 1 else found
 
 

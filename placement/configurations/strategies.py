@@ -14,6 +14,7 @@ from graphs.opgraph import OpGraph
 from graphs.recipes import PRECISIONS, number_bytes
 from graphs.records import Phase
 from graphs.transforms.axes import GROUPS
+from graphs.transforms.expert_load import expert_choices
 from graphs.transforms.strategy import OPTIMIZER, PARAMETERS, VIRTUAL, MeshRule, Strategy
 from placement.configurations.configuration import AFTER_ALL, LAYERS_PER_STAGE, UPDATES_LATE, Configuration
 from placement.configurations.recomputing import patterns_of
@@ -94,7 +95,7 @@ def strategy_of(found: Configuration, graph: OpGraph) -> Strategy:
     mesh = [
         MeshRule(GROUPS, groups),
         MeshRule("dp", inner if zero else inner * found.groups),
-        MeshRule("ep", experts, once_a_host=found.once_a_host and experts > 1),
+        MeshRule("ep", experts, once_a_host=found.once_a_host and experts > 1 and expert_choices(graph) > 1),
         MeshRule("cp", found.context, by_heads=found.context_by == "ulysses", is_ring=found.context_by == "ring"),
         MeshRule("tp", found.tensor, sequence=found.sequence_parallel, has_experts=has_whole),
     ]

@@ -265,6 +265,8 @@ def _unsaid(found: Configuration) -> Iterator[str]:
         yield "it has no hand-made kernels"
     if found.zero == 1:
         yield "FSDP cuts gradients with the optimizer's state, as zero2 does"
+    if found.experts > 1 and not found.zero:
+        yield "experts are spread over ranks that cut parameters as well, as ep with zero3"
     if found.groups > 1 and not found.zero:
         yield "replicas without ZeRO are no groups"
     if found.tensor > 1 and not found.sequence_parallel:

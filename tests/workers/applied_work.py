@@ -146,7 +146,9 @@ class Case:
                 optimizer.step()
             placed.save_run(folder, optimizer, step=2)
         self.seen["facts"] = facts
-        self.seen["stateless"] = [n for n, p in placed.named_parameters() if p.requires_grad and p not in optimizer.state]
+        self.seen["stateless"] = [
+            n for n, p in placed.named_parameters() if p.requires_grad and p not in optimizer.state
+        ]
         for _ in range(2):
             optimizer.zero_grad()
             placed.step(*args, **kwargs)

@@ -54,7 +54,7 @@ def _cut(graph: OpGraph, axis: Axis, others: tuple[Axis, ...]) -> Sharding:
     if axis.once_a_host and expert_choices(graph) == 1.0:
         raise StrategyError(
             f"axis {axis.name}{axis.size} has 'once', and no token of graph {graph.name!r} is known to ask several "
-            "dropless experts; leave the word out."
+            "experts; leave the word out."
         )
     _check_shared(graph, sharding)
     _check_heads(graph, sharding, others)

@@ -19,7 +19,7 @@ from graphs.errors import GraphError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import SplitRow
 from graphs.transforms import split
-from graphs.transforms.expert_load import expert_load, with_expert_load
+from graphs.transforms.expert_load import expert_choices, expert_load, with_expert_load
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import build
 
@@ -192,9 +192,13 @@ def test_a_token_may_go_to_a_host_once(mixture: OpGraph) -> None:
     assert 2.9 * saved < times[0] - times[1] < 4.1 * saved  # of four in a step, one of them beside other work
 
 
-def test_once_is_of_dropless_experts() -> None:
-    model = build("mixtral_8x7b", device="meta", small=True)
-    with pytest.raises(StrategyError, match=r"no token of graph .* is known to ask several dropless experts"):
-        split(capture(model.model, model.args), [rule.axis() for rule in Strategy.parse("ep2 once").mesh])
+def test_once_is_for_several_experts_of_a_token(mixture: OpGraph) -> None:
+    assert expert_choices(mixture) == 2.0
+    model, gpt = build("mixtral_8x7b", device="meta", small=True), build("gpt2", device="meta", small=True)
+    seated = capture(model.model, model.args)
+    assert expert_choices(seated) == pytest.approx(2.0, rel=0.3)  # by a capacity factor of 1, seats rounded up
+    assert split(seated, [rule.axis() for rule in Strategy.parse("ep2 once").mesh]).collectives
+    with pytest.raises(StrategyError, match=r"no token of graph .* is known to ask several experts"):
+        split(capture(gpt.model, gpt.args), [rule.axis() for rule in Strategy.parse("ep2 once").mesh])
     with pytest.raises(StrategyError, match="expected sp or experts"):
         Strategy.parse("tp2 once")

@@ -58,6 +58,8 @@ def _unchecked() -> Iterator[None]:
         "dp2 | pp2 interleaved v2 mb8 | tp2",
         "cp4 ring | dp2",
         "ep4 | dp2 zero2",
+        "ep4 zero1 | mb4 | tp2 sp experts",
+        "ep8 once zero3",
         "dp4 | recompute=layers.* | offload=optimizer | bucket=4MB | updates=fused | reduce=ring",
         "pp2 1f1b mb4 | cuts=layers.1/add",
     ],

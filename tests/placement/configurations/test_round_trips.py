@@ -65,7 +65,8 @@ def _common(draw: st.DrawFn, tool: str) -> Configuration:
 @st.composite
 def torchtitan(draw: st.DrawFn) -> dict[str, Any]:
     stages, tensor, context = draw(_DEGREES), draw(_DEGREES), draw(_DEGREES)
-    is_sharded = context > 1 or draw(st.booleans())
+    experts = draw(_DEGREES)
+    is_sharded = max(context, experts) > 1 or draw(st.booleans())
     micro = draw(st.integers(1, 8))
     return {
         "groups": draw(_DEGREES) if is_sharded else 1,
@@ -76,7 +77,7 @@ def torchtitan(draw: st.DrawFn) -> dict[str, Any]:
         "sequence_parallel": tensor > 1,
         "context": context,
         "context_by": draw(st.sampled_from(["", "ring"])),
-        "experts": draw(_DEGREES),
+        "experts": experts,
         "once_a_host": draw(st.booleans()),
         "stages": stages,
         "order": draw(st.sampled_from(["1f1b", "gpipe", "interleaved", "zbv"])),
