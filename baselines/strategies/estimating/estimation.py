@@ -323,7 +323,9 @@ class Estimation:
         tables, readers = tables_elsewhere(graph, frame.stage, ranks[frame.stage], np.zeros(graph.n_ops, np.int64))
         of_table = [local.kept[graph.colocation == table].sum() for table in tables.tolist()]
         kept += _sums(ranks[frame.stage[readers]], np.array(of_table), stages)
-        if min(self.strategy.stages, self.strategy.micro_batches) > 1:  # sums of what the uses of a table make, which are added once
+        if (
+            min(self.strategy.stages, self.strategy.micro_batches) > 1
+        ):  # sums of what the uses of a table make, which are added once
             late, (makers, adds, made) = sums_of_uses(graph), graph.edge_list
             reads = late[adds] & ~late[makers]
             adds, made = adds[reads], made[reads]
