@@ -35,8 +35,8 @@ class Compared:
 COMPARED: dict[str, Compared] = {
     each.device.model: each
     for each in (
-        Compared(A100_SXM4, 88, 0.11, "FSDP on 8 A100, Megatron of 2022 on 320 to 384"),
-        Compared(H100, 42, 0.05, "FSDP and Megatron on 8 to 2,048 H100"),
+        Compared(A100_SXM4, 66, 0.10, "FSDP on 8 A100, Megatron of 2022 on 320 to 384"),
+        Compared(H100, 67, 0.05, "FSDP and Megatron on 8 to 2,048 H100"),
         Compared(H100_HBM2E, 4, 0.06, "FSDP2 on 8 and 128 of them"),
         Compared(B200, 12, 0.08, "Megatron on 8 B200"),
     )
