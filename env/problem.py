@@ -136,9 +136,11 @@ class Problem:
             for device in self.cluster.devices:
                 known = device.rates.products if device.rates is not None else {}
                 if device.kind == "gpu" and dtype not in known and dtype not in device.peak_flops:
+                    what = "peak in its figures" if device.rates is None else "rate"
+                    instead = "rates of kernels instead of peaks" if device.rates is None else "GPUs that have one"
                     raise MismatchError(
                         f"graph {self.graph.name!r} has products in {dtype}, and device {device.name!r} "
-                        f"({device.model}) has no rate of these; take GPUs that have one, such as H100, H200 and B200, "
+                        f"({device.model}) has no {what} of these; take {instead}, such as H100, H200 and B200 have, "
                         "or a precision without fp8."
                     )
 

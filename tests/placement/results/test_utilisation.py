@@ -15,7 +15,7 @@ from graphs.capture import capture
 from placement.comparing.methods import compare
 from placement.optimization import optimize
 from placement.report.words import NOT_SEARCHED, headline
-from placement.results.utilisation import BEST_CASE, format_rate
+from placement.results.utilisation import BEST_CASE, format_rate, step_size, utilisation
 
 CLUSTER = Cluster.preset("8xH100-nvswitch")
 
@@ -82,3 +82,11 @@ def test_fewer_samples_than_devices_are_told() -> None:
 )
 def test_rates_have_three_figures(rate: float, text: str) -> None:
     assert format_rate(rate) == text
+
+
+def test_products_of_8_bit_are_measured_against_their_own_peak() -> None:
+    """Twice that of 16 bit, whatever the preset lists."""
+    graph = replace(GRAPH, dtypes=("float8_e4m3fn",) * GRAPH.n_ops)
+    device = Cluster.preset("8xH100-nvswitch").devices[0]
+    found = utilisation(1, None, step_size(graph)["flops"], 1.0, [device], 1)
+    assert found.mfu == pytest.approx(GRAPH.flops.sum() / 1979e12)
