@@ -18,7 +18,7 @@ from graphs.errors import PlacementError
 
 HERE = Path(__file__).parent
 
-model, args = make(batch=8)
+model, args = make()
 graph = placement.capture(model, args, train=True)
 cluster = placement.Cluster.preset("8xA100-nvswitch")
 

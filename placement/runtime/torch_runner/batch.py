@@ -65,7 +65,8 @@ def part_of_batch(inputs: dict[str, Any], mesh: DeviceMesh, setup: Setup, number
 
     sizes = {len(value) for value in tree_leaves(inputs) if isinstance(value, torch.Tensor) and value.ndim}
     if setup.batch and sizes and sizes.isdisjoint((setup.batch, last - first)):
-        raise ValueError(f"expected {setup.batch} samples in all, or this replica's {last - first}; got {min(sizes)}.")
+        told = f"expected {setup.batch} samples in all (BATCH), or this replica's {last - first}"
+        raise ValueError(f"{told}; got {min(sizes)}.")
     found = {name: tree_map(own, value) for name, value in inputs.items()}
     if setup.context > 1:
         return part_of_sequence(found, mesh, setup)

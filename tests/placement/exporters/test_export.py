@@ -48,7 +48,7 @@ def test_what_cannot_be_exported() -> None:
     assert placement.export(nameless, "json")["modules"] == {"": "d0"}
     with pytest.raises(MismatchError, match="no_split is for device maps"):
         placement.export(good, "json", no_split=["Layer"])
-    with pytest.raises(MismatchError, match="model is for device maps and scripts of PyTorch"):
+    with pytest.raises(MismatchError, match="model is for device maps, scripts of PyTorch"):
         placement.export(good, "json", model=Stack())
 
 
