@@ -24,7 +24,7 @@ from baselines.strategies.folding import (
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order, order_of
 from baselines.strategies.placed import placed_rows
 from baselines.strategies.stage_cuts import recomputed_in_stages
-from baselines.strategies.stages import tables_elsewhere
+from baselines.strategies.stages import Lookups
 from env.cluster import BLOCKING, LANE, Cluster
 from env.communication.formulas import buffer_bytes, fused_s
 from env.communication.times import quickest
@@ -143,7 +143,7 @@ def _carried_out(graph: OpGraph, cluster: Cluster, strategy: Strategy, folded: b
         hosted = hosted_tensors(again.graph, strategy.offloaded_activations, stage)
         exchanged = with_hosted_activations(exchanged, again.graph, hosted)
     rank = stage if order is None else np.array(order.devices, dtype=np.int64)[stage]
-    if strategy.stages > 1 and not strategy.is_placed:
+    if strategy.is_pipeline:
         exchanged = _with_copies_of_tables(exchanged, stage, rank)
     if folded:
         unordered = _folded(exchanged, strategy.reduce, cluster, grid, rank)
@@ -214,8 +214,7 @@ def _exchanged(
     axes = [rule.axis() for rule in strategy.mesh]
     zero = Zero.of(strategy.zero, strategy.reduces_each)
     is_synchronised = strategy.statistics == "sync" and graph.is_training
-    in_stages = strategy.stages > 1 and not strategy.is_placed
-    copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded, in_stages=in_stages)
+    copies = copies_of(again.graph, axes, strategy.micro_batches, folded=folded, in_stages=strategy.is_pipeline)
     joined = None
     if copies is not None and copies.chunks is not None:
         joined = joins_micro_batches(again.graph, copies.is_chunked, copies.chunks.written, copies.chunks.read)
@@ -252,13 +251,14 @@ def _gathered_by_readers(derived: Derived, stage: IntArray) -> Derived:
 
 
 def _with_copies_of_tables(derived: Derived, stage: IntArray, rank: IntArray) -> Derived:
-    """With what `stages.tables_elsewhere` says is kept twice, on the ops that read it.
+    """With what `Lookups.elsewhere` says is kept twice, on the ops that read it.
 
     Args:
         stage, rank: int64 [n of the graph before], of each op.
     """
     graph, origin = derived.graph, derived.origin
-    tables, readers = tables_elsewhere(graph, stage[origin], rank[origin], derived.part, len(derived.mesh))
+    lookups = Lookups.of(graph, stage[origin], derived.part, len(derived.mesh))
+    tables, readers = lookups.elsewhere(rank[origin])
     group = graph.colocation
     kept = sums(group[group >= 0], graph.kept_bytes[group >= 0], 1 + group.max(initial=-1))
     parameter_bytes = graph.parameter_bytes.copy()

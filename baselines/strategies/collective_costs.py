@@ -43,8 +43,7 @@ class CollectiveCosts:
     def __init__(
         self, cluster: Cluster, devices: IntArray, axes: Sequence[str] = (), copies: Sequence[float] = ()
     ) -> None:
-        self.copies = copies
-        self.cluster, self.devices = cluster, np.asarray(devices, dtype=np.int64)
+        self.cluster, self.devices, self.copies = cluster, np.asarray(devices, dtype=np.int64), copies
         self.overlapped = frozenset(number for number, name in enumerate(axes) if name in OVERLAPPED_AXES)
         self._as_used: dict[tuple[int, int], AsUsed | None] = {}
         self._networks: dict[tuple[int, int], tuple[Network, ...]] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -297,25 +298,41 @@ def _followed(graph: OpGraph, stage: IntArray) -> IntArray:
     return known
 
 
-def tables_elsewhere(
-    graph: OpGraph, stage: IntArray, rank: IntArray, part: IntArray, axes: int = 0
-) -> tuple[IntArray, IntArray]:
-    """``(groups of colocation, ops)``: tables that an earlier stage reads, and there the first op that does.
+class Lookups(NamedTuple):
+    """What an earlier stage reads of tables of later ones, int64 [k]; so it is with an embedding tied to the head.
 
-    So it is with an embedding that is tied to the head. What is looked up comes from the table's own stage; but every
-    framework keeps a copy where it is read, with its gradient and its states.
-
-    Args:
-        stage, rank, part: int64 [n], of each op: virtual stage, row of devices, place in the mesh.
-        axes: of the mesh, along which what is looked up may be exchanged.
+    Attributes:
+        table: groups of colocation.
+        maker, reader: ops, of which one looks up, or passes on, what the other one reads.
     """
-    lane, (producer, consumer, _) = graph.is_pinned_to(LANE), graph.edge_list
-    table = np.where(graph.phase == Phase.FORWARD, graph.colocation, -1)  # of each op, or of what it passes on
-    own = part[producer] == part[consumer]
-    for _ in range(axes):
-        passes = lane[consumer] & own & (table[producer] >= 0)
-        table[consumer[passes]] = table[producer[passes]]
-    is_earlier = (stage[consumer] < stage[producer]) & (rank[consumer] != rank[producer])
-    reads = (table[producer] >= 0) & is_earlier & ~lane[consumer]
-    tables, first = np.unique(table[producer[reads]], return_index=True)
-    return tables, consumer[reads][first]
+
+    table: IntArray
+    maker: IntArray
+    reader: IntArray
+
+    @staticmethod
+    def of(graph: OpGraph, stage: IntArray, part: IntArray | None = None, axes: int = 0) -> Lookups:
+        """Those of a graph in virtual stages, int64 [n].
+
+        Args:
+            part: int64 [n], place of each op in a mesh.
+            axes: of the mesh, along which what is looked up may be exchanged.
+        """
+        lane, (producer, consumer, _) = graph.is_pinned_to(LANE), graph.edge_list
+        table = np.where(graph.phase == Phase.FORWARD, graph.colocation, -1)  # of each op, or of what it passes on
+        own = True if part is None else part[producer] == part[consumer]
+        for _ in range(axes):
+            passes = lane[consumer] & own & (table[producer] >= 0)
+            table[consumer[passes]] = table[producer[passes]]
+        reads = (table[producer] >= 0) & (stage[consumer] < stage[producer]) & ~lane[consumer]
+        return Lookups(table[producer[reads]], producer[reads], consumer[reads])
+
+    def elsewhere(self, rank: IntArray) -> tuple[IntArray, IntArray]:
+        """``(tables, ops)``: tables that are read on other devices, int64 [n], and there the first op that does.
+
+        What is looked up comes from the table's own stage; but every framework keeps a copy of the table where it is
+        read, with its gradient and its states.
+        """
+        is_away = rank[self.maker] != rank[self.reader]
+        tables, first = np.unique(self.table[is_away], return_index=True)
+        return tables, self.reader[is_away][first]

@@ -228,7 +228,8 @@ def fused_s(
         figures = used[c]
         if figures is not None and figures.knows(collective.kind):
             carried_out_by(collective.kind, name)  # refuses unknown names
-            figures = replace(figures, copies=collective.copies)
+            if collective.copies != 1.0:
+                figures = replace(figures, copies=collective.copies)
             result[c] = figures.seconds(collective.kind, collective.bytes, collective.axis in OVERLAPPED_AXES)
         elif len(ranks) > EXPANDED_RANKS:
             key = tuple(ranks), group_size(name, len(ranks))

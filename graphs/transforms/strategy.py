@@ -101,19 +101,27 @@ class MeshRule:
 
     def axis(self) -> Axis:
         """The axis as `graphs.transforms.splitting.splitter` takes it."""
-        patterns = self.modules, self.tensor_modules
         words = AXES[self.name].words
-        found = Axis(self.name, self.size, words, self.sequence, *patterns, shares=self.shares)
-        words = ("experts", *words) if words and self.has_experts else words
-        found = replace(found, words=words, has_experts=self.has_experts, once_a_host=self.once_a_host)
-        return replace(found, by_heads=self.by_heads, is_ring=self.is_ring)
+        return Axis(
+            self.name,
+            self.size,
+            ("experts", *words) if words and self.has_experts else words,
+            self.sequence,
+            self.modules,
+            self.tensor_modules,
+            shares=self.shares,
+            by_heads=self.by_heads,
+            is_ring=self.is_ring,
+            has_experts=self.has_experts,
+            once_a_host=self.once_a_host,
+        )
 
     def __str__(self) -> str:
         where = f" on {_joined(self.modules)}" if self.modules else ""
         where += f" tp on {_joined(self.tensor_modules)}" if self.tensor_modules else ""
         shares = f" shares={self._shares}" if self.shares else ""
-        known = {"sp": self.sequence, "ulysses": self.by_heads, "ring": self.is_ring, "experts": self.has_experts}
-        known["once"] = self.once_a_host
+        known = {"sp": self.sequence, "ulysses": self.by_heads, "ring": self.is_ring}
+        known |= {"experts": self.has_experts, "once": self.once_a_host}
         words = "".join(f" {word}" for word, is_said in known.items() if is_said)
         return f"{AXES[self.name].in_text}{self.size}{words}{shares}{where}"
 
@@ -304,6 +312,11 @@ class Strategy:
     def replicas(self) -> int:
         """Replicas of the model, those of all groups."""
         return math.prod(rule.size for rule in self.mesh if rule.name in (GROUPS, "dp"))
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether micro-batches go from stage to stage, which parts that are placed do not."""
+        return self.stages > 1 and not self.is_placed
 
     @property
     def storage_parts(self) -> int:

@@ -245,12 +245,15 @@ class Session:
         rows = [[p.samples, p.seconds, p.problem, p.best_s, p.mean_s] for p in self.curve]
         save_checkpoint(self.files.checkpoint, Checkpoint(self.run, self.seconds, rows, self.learner.state()))
 
-    def save_curve(self, results: Sequence[Result | None] = ()) -> None:
-        """Write a row for each update: placements scored, seconds, the problem, its best and mean step time.
+    def finish_curve(self, results: Sequence[Result | None]) -> None:
+        """Add a last point for each result that the order of its ops makes faster than it was in training."""
+        for k, result in enumerate(results):
+            if result is not None and not self.targets[k].is_measured and result.objective_s != self.best_s[k]:
+                self.curve.append(Point(self.learner.samples, self.seconds, k, result.answered().objective_s, None))
+        self.save_curve()
 
-        Args:
-            results: in the end, of each problem: a last row where the order of its ops made it faster than in training.
-        """
+    def save_curve(self) -> None:
+        """Write a row for each update: placements scored, seconds, the problem, its best and mean step time."""
         page = io.StringIO()
         writer = csv.writer(page, lineterminator="\n")
         writer.writerow(("samples", "seconds", "problem", "best_s", "mean_s"))
@@ -258,9 +261,6 @@ class Session:
         for point in self.curve:
             best_s = point.best_s if math.isfinite(point.best_s) else None
             writer.writerow((point.samples, f"{point.seconds:.3f}", labels[point.problem], best_s, point.mean_s))
-        for label, result, best_s in zip(labels, results, self.best_s, strict=False):
-            if result is not None and self.run["scorer"] == "simulate" and result.objective_s != best_s:
-                writer.writerow((self.learner.samples, f"{self.seconds:.3f}", label, result.objective_s, None))
         write_atomically(self.files.curve, page.getvalue())
 
     def _save_best(self, problem: int, rewrite: bool) -> Result | None:

@@ -47,7 +47,8 @@ class Training:
         lower_bounds_s: P, no placement can have a smaller step time.
         samples: placements scored.
         seconds: trained, over all parts of the run.
-        curve: every update.
+        curve: every update, and in the end results that the order of their ops made faster.
+        curve_file: the same as CSV.
         proven: every best placement is proven optimal, so it ended there.
         interrupted: it was asked to stop (Ctrl-C); the same call goes on.
         resumed_from: placements that were already scored when it went on from a checkpoint, else 0.
@@ -62,6 +63,7 @@ class Training:
     samples: int
     seconds: float
     curve: tuple[Point, ...]
+    curve_file: Path
     proven: bool
     interrupted: bool
     resumed_from: int
@@ -248,7 +250,7 @@ def _listed(value: Any) -> list[Any]:
 def _finished(session: Session) -> Training:
     """Write what a session has made; its checkpoint goes, unless it is to be gone on with."""
     results = session.save_best(rewrite=True)
-    session.save_curve(results)
+    session.finish_curve(results)
     origin = PolicyOrigin(
         preset=session.run["preset"],
         warm_start=session.run["warm start"],
@@ -271,6 +273,7 @@ def _finished(session: Session) -> Training:
         samples=session.learner.samples,
         seconds=session.seconds,
         curve=tuple(session.curve),
+        curve_file=session.files.curve,
         proven=session.proven,
         interrupted=session.interrupted,
         resumed_from=session.resumed_from,

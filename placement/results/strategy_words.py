@@ -94,7 +94,7 @@ def _parts(strategy: Strategy) -> Iterator[str]:
         elif rule.name != GROUPS:
             yield _axis(rule, strategy.zero if rule.name == split else 0, rule.size)
     micro = f"{strategy.micro_batches} micro-batches"
-    if strategy.stages > 1 and not strategy.is_placed:
+    if strategy.is_pipeline:
         order = _ORDERS.get(strategy.order, strategy.order)
         chunks = f", {strategy.chunks} a device" if strategy.chunks > 1 else ""
         only = "1 micro-batch" if strategy.micro_batches == 1 else micro

@@ -272,7 +272,7 @@ def fastest(
     )
     said = (
         faster(answer, candidates, left_out),
-        few_samples(graph, cluster, answer.n_used if answer.answer is not None else len(cluster.compute_devices)),
+        few_samples(graph, cluster, answer),
         *left_out_words(left_out),
         counted(outcome),
     )

@@ -27,13 +27,10 @@ def faster(best: Result, candidates: Mapping[str, Scored], left_out: Mapping[str
     return f"{first.strategy.text!r} is {gain:.1%} faster, and less plain." if gain > 0 else ""
 
 
-def few_samples(graph: OpGraph, cluster: Cluster, used: int) -> str:
-    """A remark where the batch has fewer samples than the cluster has devices, or too few for all; else empty.
-
-    Args:
-        used: devices that the answer has work for.
-    """
+def few_samples(graph: OpGraph, cluster: Cluster, best: Result) -> str:
+    """A remark where the batch has fewer samples than the cluster has devices, or the answer uses fewer; else empty."""
     samples, n = graph.origin.batch_size, len(cluster.compute_devices)
+    used = n if best.answer is None else best.n_used
     if samples is None or (samples >= n and used == n) or not any(graph.split_rows):
         return ""
     if samples >= n:

@@ -23,9 +23,7 @@ from graphs.transforms.splitting.extents import divided_extents
 from graphs.transforms.splitting.joint import in_time
 from graphs.transforms.splitting.ring_rows import turned
 from graphs.transforms.splitting.rings import in_rings
-from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding
-
-MICRO_BATCHES = "mb"  # name of the axis that cuts the batch in time
+from graphs.transforms.splitting.sharding import IN_TIME, SUM, WHOLE, Axis, Sharding
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +126,7 @@ class Cuts:
         )
         named = (axis.words, axis.sequence, axis.in_stages, axis.modules, axis.tensor_modules)
         walk = (*named, size, levels, too_small, heads, experts)
-        key = (*walk, axis.name == MICRO_BATCHES)
+        key = (*walk, axis.name == IN_TIME)
         if key in self._failed:
             raise self._failed[key]
         if key not in self._made and self._first is not None and self._origins is not None:

@@ -44,7 +44,6 @@ from baselines.strategies.estimating.step import (
 from baselines.strategies.folding import grid_of
 from baselines.strategies.memory_order import MEMORY_ORDER, memory_order
 from baselines.strategies.orders import PipelineOrder
-from baselines.strategies.stages import tables_elsewhere
 from env.times.op_times import launch_seconds
 from graphs.arrays import FloatArray, IntArray
 from graphs.errors import InfeasibleError, StrategyError
@@ -120,7 +119,7 @@ class Estimation:
         axes = [axis for axis in (rule.axis() for rule in strategy.mesh) if axis.size > 1]
         if (axes or strategy.micro_batches > 1) and not any(graph.split_rows):
             raise StrategyError(f"graph {graph.name!r} has no split rows, so nothing says how its ops may be cut.")
-        chunking = in_micro_batches(strategy.micro_batches, strategy.stages > 1 and not strategy.is_placed)
+        chunking = in_micro_batches(strategy.micro_batches, strategy.is_pipeline)
         made: list[AxisCut] = []
         for number, axis in enumerate(axes):
             others = axes[:number] if axis.words else [*axes[:number], *axes[number + 1 :], chunking]
@@ -319,17 +318,7 @@ class Estimation:
         seconds = np.column_stack([seconds, seconds[:, BACKWARD] + seconds[:, WEIGHTS]])
         held, peak, stages = memory.held, memory.peak, self.strategy.stages
         kept = _sums(ranks[frame.stage], local.kept, stages) + _sums(ranks, memory.once, stages)
-        graph = self.source.graph
-        tables, readers = tables_elsewhere(graph, frame.stage, ranks[frame.stage], np.zeros(graph.n_ops, np.int64))
-        of_table = [local.kept[graph.colocation == table].sum() for table in tables.tolist()]
-        kept += _sums(ranks[frame.stage[readers]], np.array(of_table), stages)
-        if (
-            min(self.strategy.stages, self.strategy.micro_batches) > 1
-        ):  # sums of what the uses of a table make, which are added once
-            late, (makers, adds, made) = sums_of_uses(graph), graph.edge_list
-            reads = late[adds] & ~late[makers]
-            adds, made = adds[reads], made[reads]
-            kept += _sums(ranks[frame.stage[adds]], local.tensor_bytes[made], stages)
+        kept += self._of_tables(local, ranks)
         standing = kept - _sums(ranks[frame.stage], local.coming, stages)
         longer = np.zeros(stages)
         np.maximum.at(longer, ranks, tail)
@@ -348,6 +337,19 @@ class Estimation:
         ends += lead_s + _sums(ranks, apart_s, stages) * self.strategy.micro_batches
         np.maximum.at(ends, ranks, np.where(late_s > 0, late_s + apart_s, 0.0))
         return ends, longer, np.maximum(peaks, kept)
+
+    def _of_tables(self, local: LocalCosts, ranks: IntArray) -> FloatArray:
+        """float64 [p]: bytes of tables that are kept twice, and of sums of what their uses make, added once."""
+        frame, graph, stages = self.step.frame, self.source.graph, self.strategy.stages
+        tables, readers = frame.lookups.elsewhere(ranks[frame.stage])
+        copied = np.array([local.kept[graph.colocation == table].sum() for table in tables.tolist()])
+        found = _sums(ranks[frame.stage[readers]], copied, stages)
+        late = sums_of_uses(graph)
+        if self.strategy.is_pipeline and self.strategy.micro_batches > 1 and late.any():
+            makers, adds, made = graph.edge_list
+            reads = late[adds] & ~late[makers]
+            found += _sums(ranks[frame.stage[adds[reads]]], local.tensor_bytes[made[reads]], stages)
+        return found
 
     def _finished(
         self,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from baselines.strategies.stages import Lookups
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.op_kinds import shape_readers
 from graphs.opgraph import OpGraph, Phase
@@ -57,6 +58,11 @@ class Frame:
     is_late: BoolArray
     position: IntArray
     n_stages: int
+
+    @cached_property
+    def lookups(self) -> Lookups:
+        """What earlier stages read of tables of later ones."""
+        return Lookups.of(self.graph, self.stage)
 
     @cached_property
     def reads_shapes(self) -> BoolArray:

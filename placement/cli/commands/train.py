@@ -153,12 +153,8 @@ def train(given: TrainOptions) -> None:
             begin=begin,
             progress=show,
         )
-    write_atomically(_beside(found, ".curve.svg"), learning_curve(found))
+    write_atomically(found.curve_file.with_suffix(".svg"), learning_curve(found))
     _report(given, found)
-
-
-def _beside(found: Training, ending: str) -> Path:
-    return found.policy_file.with_name(found.policy_file.name.removesuffix(".zip") + ending)
 
 
 def _report(given: TrainOptions, found: Training) -> None:
@@ -263,7 +259,7 @@ def _summary(found: Training) -> Iterator[str]:
     proven = f"proven optimal {scope(LATENCY)} after"
     how = proven if found.proven else "interrupted after" if found.interrupted else "trained on"
     yield f"{how} {found.samples:,} placements in {format_seconds(found.seconds)}"
-    yield f"curve: {_beside(found, '.curve.csv')}, drawn: {_beside(found, '.curve.svg')}"
+    yield f"curve: {found.curve_file}, drawn: {found.curve_file.with_suffix('.svg')}"
     yield f"policy: {found.policy_file} (use it with --method policy:{found.policy_file})"
     if found.interrupted:
         yield "the same command goes on from here"

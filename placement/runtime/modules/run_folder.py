@@ -8,47 +8,29 @@ found as it was saved before.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
-import pickle
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from graphs.errors import CheckpointError, MismatchError
+from placement.runtime.modules.run_index import CheckpointReader
 from placement.runtime.modules.shared_states import unwritten, written
 from placement.runtime.ranks.group import RankGroup
 
 _FORMAT = 2
-_ALONE = "torch.distributed is (disabled|unavailable)"  # one process: so it is meant
-_CHECKPOINT = "torch.distributed.checkpoint"
-# What the index of a checkpoint is made of, beside formats of numbers (`torch.float32`): none of it does anything.
-_INDEX = {
-    (f"{_CHECKPOINT}.metadata", "Metadata"),
-    (f"{_CHECKPOINT}.metadata", "MetadataIndex"),
-    (f"{_CHECKPOINT}.metadata", "ChunkStorageMetadata"),
-    (f"{_CHECKPOINT}.metadata", "BytesStorageMetadata"),
-    (f"{_CHECKPOINT}.metadata", "TensorStorageMetadata"),
-    (f"{_CHECKPOINT}.metadata", "TensorProperties"),
-    (f"{_CHECKPOINT}.metadata", "_MEM_FORMAT_ENCODING"),
-    (f"{_CHECKPOINT}.metadata", "StorageMeta"),
-    (f"{_CHECKPOINT}.filesystem", "_StorageInfo"),
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "WindowsPath"),
-}
 _MODEL, _SLOTS = "model.", "optim.state."
 Optimizer = torch.optim.Optimizer | None
 
@@ -93,8 +75,8 @@ def save_run(
     ranks.agreed(lambda: _write(ranks, tensors, folder / _name(number)))
     random = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
     tied = {name: first for each in ranks.told(_tied(own)) for name, first in each.items()}
-    run = {"format": _FORMAT, "number": number, "facts": dict(facts), "groups": settings, "random": random}
-    run["tied"] = tied
+    run = {"format": _FORMAT, "number": number, "facts": dict(facts), "groups": settings}
+    run |= {"random": random, "tied": tied}
 
     def finish() -> None:
         if ranks.rank == 0:
@@ -125,19 +107,18 @@ def load_run(
         return None
     at = folder / _name(run["number"])
 
-    def read() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    def read() -> tuple[dict[str, str], dict[str, torch.Tensor], torch.Tensor]:
         known = _metadata(at)
         _check_groups(run["groups"], optimizer, folder)
         slots = {key.rpartition(".")[2] for key in known.state_dict_metadata}
         is_amsgrad = optimizer is not None and any(group.get("amsgrad") for group in run["groups"])
         if is_amsgrad and "exp_avg_sq" in slots and "max_exp_avg_sq" not in slots:
             raise MismatchError(f"the run in {folder} has amsgrad = True without its state; save the run again.")
-        slots_of.update(_saved_names(known, own, optimizer, run.get("tied", {})))
-        return _memory(known, own, optimizer, at, slots_of), _random(run["random"], folder)
+        slots_of = _saved_names(known, own, optimizer, run.get("tied", {}))
+        return slots_of, _memory(known, own, optimizer, at, slots_of), _random(run["random"], folder)
 
     # All is read and found right before anything is changed.
-    slots_of: dict[str, str] = {}
-    found, random = ranks.agreed(read)
+    slots_of, found, random = ranks.agreed(read)
     ranks.agreed(lambda: _load(ranks, found, at))
     with torch.no_grad():
         for name, tensor in own.items():
@@ -156,10 +137,17 @@ def _name(number: int) -> str:
 # -- tensors ---------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _waiting(ranks: RankGroup) -> Iterator[None]:
+    """Torch's checkpoints at work; its warning that one process is alone says what is meant."""
+    with ranks.waiting(None, "a checkpoint"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
+        yield
+
+
 def _write(ranks: RankGroup, tensors: Mapping[str, torch.Tensor], at: Path) -> None:
     """Raises: CheckpointError: a rank cannot write."""
-    with ranks.waiting(None, "a checkpoint"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_ALONE)
+    with _waiting(ranks):
         try:
             save(dict(tensors), checkpoint_id=str(at), process_group=ranks.group, no_dist=ranks.group is None)
         except CheckpointException as error:
@@ -174,10 +162,11 @@ def _load(ranks: RankGroup, found: dict[str, Any], at: Path) -> None:
     Raises:
         MismatchError: it cannot be read.
     """
-    with ranks.waiting(None, "a checkpoint"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_ALONE)
+    with _waiting(ranks):
         try:
-            load(found, storage_reader=_Reader(str(at)), process_group=ranks.group, no_dist=ranks.group is None)
+            load(
+                found, storage_reader=CheckpointReader(str(at)), process_group=ranks.group, no_dist=ranks.group is None
+            )
         except CheckpointException as error:
             raise MismatchError(f"cannot read {at}: {_of_ranks(error)}") from None
 
@@ -190,25 +179,6 @@ def _of_ranks(error: Any) -> str:
     return f"rank {rank}: {type(reason).__name__}: {str(reason).partition(chr(10))[0].rstrip('.')}."
 
 
-class _Reader(FileSystemReader):
-    """A reader of checkpoints whose index, a pickle, calls nothing: torch's own would call what the file names."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with open(Path(self.path) / ".metadata", "rb") as file:
-            metadata: Metadata = _Index(file).load()
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
-
-
-class _Index(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        is_format = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if not is_format and (module, name) not in _INDEX:
-            raise pickle.UnpicklingError(f"its index names {module}.{name}, which belongs in none")
-        return super().find_class(module, name)
-
-
 def _metadata(at: Path) -> Metadata:
     """What a checkpoint has.
 
@@ -216,16 +186,15 @@ def _metadata(at: Path) -> Metadata:
         MismatchError: it is none.
     """
     try:
-        return _Reader(str(at)).read_metadata()
+        return CheckpointReader(str(at)).read_metadata()
     except Exception as error:  # whatever a file holds that is none
         raise MismatchError(f"cannot read {at} as a distributed checkpoint: {type(error).__name__}: {error}.") from None
 
 
 def _tied(own: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Names of tensors that have an earlier one, with that: a tied weight's state is saved under its first name."""
-    firsts: dict[int, str] = {}
-    named = [(name, firsts.setdefault(id(tensor), name)) for name, tensor in own.items()]
-    return {name: first for name, first in named if name != first}
+    firsts = _first_names(own)
+    return {name: firsts[id(tensor)] for name, tensor in own.items() if firsts[id(tensor)] != name}
 
 
 def _saved_names(
@@ -305,15 +274,18 @@ def _fill(
     optimizer.load_state_dict({"state": state, "param_groups": filled})
 
 
+def _first_names(own: Mapping[str, torch.Tensor]) -> dict[int, str]:
+    """By their ids, the first name of each tensor."""
+    return {id(tensor): name for name, tensor in reversed([*own.items()])}
+
+
 def _trained(own: Mapping[str, torch.Tensor], optimizer: Optimizer) -> dict[str, nn.Parameter]:
     """The parameters of an optimizer, by the first name of each.
 
     Raises:
         MismatchError: one of them is not this rank's.
     """
-    names: dict[int, str] = {}
-    for name, tensor in own.items():
-        names.setdefault(id(tensor), name)
+    names = _first_names(own)
     parameters = [] if optimizer is None else [each for group in optimizer.param_groups for each in group["params"]]
     if any(id(parameter) not in names for parameter in parameters):
         raise MismatchError(
@@ -340,6 +312,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError) as error:
         raise MismatchError(f"cannot read {path}: {error}.") from None
     is_run = isinstance(run, dict) and run.get("format") == _FORMAT and isinstance(run.get("number"), int)
+    tied = run.get("tied", {}) if is_run else {}
+    is_run = is_run and isinstance(tied, dict) and all(isinstance(first, str) for first in tied.values())
     if not is_run or not {"facts", "groups", "random"} <= set(run):
         raise MismatchError(f"{path} is no run of this version; expected what save_run() writes, format {_FORMAT}.")
     return dict(run)
