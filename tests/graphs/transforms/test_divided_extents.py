@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baselines.strategies.estimating.cuts import MICRO_BATCHES, Cuts
+from baselines.strategies.estimating.cuts import Cuts
 from baselines.strategies.estimating.local_costs import local_work
 from graphs import OpGraph, SplitRow, Work, contract
 from graphs.capture import capture
 from graphs.transforms import Derived, split
 from graphs.transforms.splitting import Zero
 from graphs.transforms.splitting.extents import BATCH, COLUMNS, DEPTH, HEADS, QUERIES, ROWS, divided_extent
-from graphs.transforms.splitting.sharding import Axis
+from graphs.transforms.splitting.splitter import in_micro_batches
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import build
 
@@ -79,7 +79,7 @@ def test_parts_have_whole_sizes(case: tuple[str, str]) -> None:
 def test_an_estimate_has_the_sizes_of_the_first_place(case: tuple[str, str]) -> None:
     graph, made, strategy = captured(case[0]), cut(*case), Strategy.parse(case[1])
     cuts, axes = Cuts(graph), [rule.axis() for rule in strategy.mesh]
-    time = Axis(MICRO_BATCHES, strategy.micro_batches, ("batch",))
+    time = in_micro_batches(strategy.micro_batches, strategy.is_pipeline)
     every = [
         (cuts.along(axis, axes[:n] if axis.words else [*axes, time]), axis.size, axis.shares)
         for n, axis in enumerate(axes)
