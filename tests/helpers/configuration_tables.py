@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from textwrap import fill
 
 from placement.configurations.keys import INERT, ONLY, READ, Format, Key, one_of, shown
 from placement.configurations.registry import TOOLS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configurations.md"
 BEGIN, END = "<!-- tables: python tests/helpers/configuration_tables.py -->", "<!-- end of tables -->"
-_KINDS = {int: "a whole number", float: "a number", bool: "true, false", str: "a word", list: "a list"}
 
 
 def tables() -> str:
@@ -22,27 +22,30 @@ def tables() -> str:
 
 def _rows(found: Format) -> Iterator[str]:
     yield from (f"### {found.label}", "", f"Keys are those of {found.version}.", "")
-    yield from ("| understood | without it | values |", "| --- | --- | --- |")
-    for name, key in found.keys.items():
-        if key.use == READ:
-            yield f"| `{name}` | {_default(key)} | {_values(key)} |"
+    read = (f"`{name}`{_default(key)}{_values(key)}" for name, key in found.keys.items() if key.use == READ)
+    text = f"**Understood**, with what counts where it is left out: {', '.join(read)}."
+    yield fill(text, 120, break_long_words=False, break_on_hyphens=False)
     yield from ("", "| understood at some values alone | which | for |", "| --- | --- | --- |")
     for name, key in found.keys.items():
         if key.use == ONLY:
-            yield f"| `{name}` | {_values(key)} | {key.why} |"
-    inert = ", ".join(f"`{name}`" for name, key in found.keys.items() if key.use == INERT)
-    yield from ("", f"**Without consequence**: {inert}.", "")
+            yield f"| `{name}` | {_one_of(key)} | {key.why} |"
+    inert = sum(key.use == INERT for key in found.keys.values())
+    yield from ("", f"{inert} more keys are read and have no consequence for a step.", "")
 
 
 def _default(key: Key) -> str:
-    return "" if key.default is None else f"`{shown(key.default)}`"
+    return "" if key.default is None else f" `{shown(key.default)}`"
 
 
 def _values(key: Key) -> str:
-    if key.use == ONLY and not key.values:
-        return "none"
-    found = one_of(f"`{shown(value)}`" for value in key.values) if key.values else _KINDS[key.kind]
-    return f"{found}, `auto`" if key.may_be_auto else found
+    """Values in brackets, where not every one of the kind is taken."""
+    if not key.values:
+        return " (or `auto`)" if key.may_be_auto else ""
+    return f" ({_one_of(key)}{', `auto`' if key.may_be_auto else ''})"
+
+
+def _one_of(key: Key) -> str:
+    return one_of(f"`{shown(value)}`" for value in key.values) if key.values else "none"
 
 
 def page_with_tables(text: str) -> str:
