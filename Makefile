@@ -3,7 +3,7 @@
 # make test-all  pass the slow tests, too, and three times as many examples of each law: for every night
 # make check  what continuous integration runs: lint, types, tests, wheel
 # make bench  measure every speed and write docs/results/speed.md (minutes; on a machine that does nothing else)
-# make suite  run every method on zoo models and clusters and write docs/results/suite.md, and the tables of
+# make suite  run every method on zoo models and clusters and write docs/results/suite.md, and the table of
 #             docs/methods.md (more than an hour; goes on where it was stopped)
 # make learning  train policies on the tasks of the papers and write docs/results/learning.md (hours; goes on where it
 #             was stopped)

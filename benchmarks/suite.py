@@ -5,7 +5,7 @@
 Each row of the study is one method on one model and cluster with one seed; it is appended to OUT/suite.jsonl as soon
 as it is known, and a run that was stopped goes on with what is missing. Methods with chance in them run with --seeds
 seeds from --seed on. At the end OUT/suite.md (tables) and OUT/suite.svg (performance profile) are written from all rows
-of the study, and the tables between the markers in docs/methods.md with them; --render does only that.
+of the study, and the table between the markers in docs/methods.md with them; --render does only that.
 Losses and ties are printed like wins.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from suite_report import cluster_table, method_table, profile_plot, tables
+from suite_report import cluster_table, profile_plot, tables
 from table import machine, parser, read_rows
 
 from baselines.budget import Limits
@@ -59,7 +59,7 @@ def main() -> None:
     print(f"{len(shown)} rows: {table_file}, {options.out / 'suite.svg'}")
     if options.out == OUT and options.objective == "latency":
         caption = f"`{command}` (`make suite`)"
-        page = [caption, "", *cluster_table(shown, SHOWN_CLUSTERS), "", *method_table(shown)]
+        page = [caption, "", *cluster_table(shown, SHOWN_CLUSTERS)]
         _fill(Path("docs/methods.md"), page)
 
 

@@ -25,11 +25,6 @@ def cluster_table(rows: Sequence[Row], clusters: Sequence[str]) -> list[str]:
     return _problem_table(shown, ("random", "hash", "mite", "heft"), searches=False)
 
 
-def method_table(rows: Sequence[Row]) -> list[str]:
-    """What every method is worth, over all rows."""
-    return _method_table(_by_problem(rows))
-
-
 def tables(rows: Sequence[Row], command: str, machine: str) -> str:
     """The markdown page."""
     problems = _by_problem(rows)

@@ -254,7 +254,7 @@ def test_a_stage_for_every_op_is_asked_for() -> None:
 @pytest.mark.parametrize("name", ORDERS)
 def test_the_pictures_in_the_docs_are_of_these_orders(name: str) -> None:
     page = (ROOT / "docs" / "pipelines.md").read_text(encoding="utf-8")
-    order = pipeline_order(name, 4, 8, 2 if name == "interleaved" else 1)
+    order = pipeline_order(name, 3, 6, 2 if name == "interleaved" else 1)
     shown = page.split(f"### `{name}`\n")[1].split("```\n")[1]
     assert shown == order.drawn() + "\n"
 
