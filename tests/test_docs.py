@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import configuration_tables
+import figures
 import pytest
 import rooms_table
 from source_tree import ROOT
@@ -21,6 +22,7 @@ PAGES = [
 ]
 # Decisions are a chronicle and results were written once: both may name files that have gone since.
 CURRENT = [page for page in PAGES if page.parent.name != "results" and page.name != "decisions.md"]
+SUITE = (ROOT / "docs" / "results" / "suite.md").read_text(encoding="utf-8")
 FOLDERS = ("graphs", "env", "baselines", "placement", "tests", "benchmarks", "docs", "examples")
 
 
@@ -69,6 +71,32 @@ def test_the_index_names_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
     assert [page for page in pages if page != "index.md" and f"]({page})" not in index] == []
+
+
+@pytest.mark.parametrize("page", figures.pages(), ids=lambda page: page.name)
+def test_figures_are_those_of_the_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == figures.with_figures(text), "run PYTHONPATH=. python tests/helpers/figures.py"
+    names = set(re.findall(r"<!--(\w+\.\w+)-->", text))
+    assert names <= figures.FIGURES.keys()
+    assert text.count("<!---->") == len(re.findall(figures.MARK, text))
+
+
+def test_every_figure_is_shown() -> None:
+    shown = "".join(page.read_text(encoding="utf-8") for page in figures.pages())
+    assert [name for name in figures.FIGURES if f"<!--{name}-->" not in shown] == []
+
+
+def test_the_methods_page_has_the_rows_of_the_suite() -> None:
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    for row in re.findall(r"^\| \w+ on .*$", page, re.MULTILINE):
+        model, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+        found = next(line for line in SUITE.splitlines() if line.startswith(f"| {model} |"))
+        assert set(cells) <= {cell.strip() for cell in found.split("|")}
+
+
+def test_docs_have_at_most_60_000_words() -> None:
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs").glob("*.md")) <= 60_000
 
 
 def test_contributing_has_the_rooms_of_today() -> None:
