@@ -239,7 +239,7 @@ def _list(form: _Form, is_text: bool) -> _Form:
         if form.made is None:
             return tuple(value)
         return tuple(
-            form.made(item, what if is_text else f"number {i} of {what}", error) for i, item in enumerate(value)
+            form.made(item, what if is_text else f"entry {i} of {what}", error) for i, item in enumerate(value, start=1)
         )
 
     return _Form(f"a list of {form.many}", f"lists of {form.many}", fits, made)

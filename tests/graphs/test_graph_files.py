@@ -184,7 +184,10 @@ def test_every_truncation_of_a_saved_graph_is_said_to_be_one(graph: OpGraph, tmp
         (with_ops([{"name": "\ud800"}]), r"has name = '\\ud800'; expected a string of Unicode text"),
         (with_ops([{"name": "a", "pins": ["\udc00"]}]), r"has pins = \['\\udc00'\]"),
         (with_ops([{"name": 5}]), r"ops\[0\] has name = 5; expected a string"),
-        (with_ops([{"name": "a", "flop": 1}]), "op 'a' has unknown field 'flop'; known: name, kind, flops"),
+        (
+            with_ops([{"name": "a", "flop": 1}]),
+            "op 'a' has unknown field 'flop', did you mean 'flops'\\? Known: name, kind",
+        ),
         (with_ops([{"name": "a", "flops": "1"}]), "op 'a' has flops = '1'; expected a number"),
         (with_ops([{"name": "a", "flops": True}]), "op 'a' has flops = True; expected a number"),
         (with_ops([{"name": "a", "kept_bytes": 1.0}]), "op 'a' has kept_bytes = 1.0; expected a whole number"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphs.capture.drafts import DraftCall, Root
-from graphs.capture.rows.letters import Call, Cut, Letter, Slot
+from graphs.ops.letters import Call, Cut, Letter, Slot
 
 _MAKES, _CONVERTS = "arange", ("to", "_to_copy", "clone", "contiguous")
 _BAGS = ("_embedding_bag", "_embedding_bag_forward_only", "embedding_bag", "_embedding_bag_backward")

@@ -15,7 +15,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 from graphs.capture.drafts import DraftCall, Operand, Root
-from graphs.capture.rows.letters import Call, Cut, Letter, Slot, handed_on
+from graphs.ops.letters import Call, Cut, Letter, Slot, handed_on
 
 _SORTS = ("sort", "argsort")
 _COUNTS = ("histc", "bincount")

@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from graphs.capture.drafts import Operand, Root
-from graphs.capture.rows.letters import Letter
 from graphs.capture.rows.memory import REPEATED, Digit, insert
+from graphs.ops.letters import Letter
 from graphs.rows import Replicate, Shard
 
 # A stretch that is given several words is called by the first.

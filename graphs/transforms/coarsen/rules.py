@@ -7,23 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from graphs.errors import GraphError
-from graphs.op_kinds import base_name
+from graphs.op_kinds import ELEMENTWISE, base_name
 from graphs.opgraph import OpGraph
 from graphs.transforms.coarsen.contraction import contract, merge_classes, neighbours
 from graphs.transforms.derived import Derived
-
-# Names as of `base_name`.
-# fmt: off
-ELEMENTWISE = frozenset({
-    "abs", "add", "addcdiv", "addcmul", "cast", "ceil", "celu", "clamp", "clip", "clone", "convert_element_type",
-    "copy", "cos", "div", "dropout", "elu", "eq", "erf", "exp", "floor", "ge", "gelu", "gelu_backward", "gt",
-    "hardsigmoid", "hardswish", "hardtanh", "le", "leaky_relu", "leakyrelu", "log", "logical_and", "logical_not",
-    "logical_or", "lt", "masked_fill", "maximum", "minimum", "mish", "mul", "native_dropout", "ne", "neg", "not", "pow",
-    "reciprocal", "relu", "relu6", "remainder", "rsqrt", "rsub", "selu", "sigmoid", "sigmoid_backward", "sign", "silu",
-    "silu_backward", "sin", "softplus", "sqrt", "square", "sub", "swish", "tanh", "tanh_backward",
-    "threshold_backward", "to", "to_copy", "where",
-})
-# fmt: on
 
 
 def fuse_chains(graph: OpGraph) -> Derived:

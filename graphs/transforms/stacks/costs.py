@@ -16,11 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray, numbered, sums
-from graphs.op_kinds import base_name
+from graphs.op_kinds import ATTENTION, KernelRole, base_name, item_bytes
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.stacks.facts import KernelFacts, read_bytes
-from graphs.transforms.stacks.kinds import ATTENTION, KernelRole, item_bytes
 
 # Norms whose sums over all rows need a kernel beside the one that passes over the elements.
 _TWICE = ("native_layer_norm_backward", "native_group_norm_backward", "fused_rms_norm_backward")

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray, sums
-from graphs.op_kinds import base_name
+from graphs.op_kinds import HEAVY, PRODUCTS, KernelRole, base_name, item_bytes, role_of
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.rows import Shard
 from graphs.transforms.coarsen.contraction import merge_classes
-from graphs.transforms.stacks.kinds import HEAVY, PRODUCTS, KernelRole, item_bytes, role_of
 
 FUSIBLE = (
     KernelRole.POINTWISE,

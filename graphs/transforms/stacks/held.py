@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphs.arrays import BoolArray, IntArray
-from graphs.op_kinds import base_name
+from graphs.op_kinds import KernelRole, base_name, role_of
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.stacks.facts import FUSIBLE
-from graphs.transforms.stacks.kinds import KernelRole, role_of
 
 _LOG_SOFTMAX = "log_softmax"
 _CASTS = ("to_copy", "convert_element_type")

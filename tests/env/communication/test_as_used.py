@@ -185,11 +185,11 @@ def test_wrong_protocols_are_refused(changes: dict[str, object], sentence: str) 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("fabric = 3", "fabric is 3; expected a table"),
+        ("fabric = 3", "the fabric is 3; expected an object with protocols"),
         ("[fabric]\noverlap = 0.5\nprotocols = []", "overlap = 0.5; expected a number of 1 or more"),
         ("[fabric]\nprotocols = []", "the fabric has no protocols"),
-        ("[fabric]\nspeed = 3", "the fabric has unknown key 'speed'"),
-        ("[[fabric.protocols]]\nkind = 'all_reduce'", "a protocol has no 'base_s'"),
+        ("[fabric]\nspeed = 3", "the fabric has unknown field 'speed'"),
+        ("[[fabric.protocols]]\nkind = 'all_reduce'", "entry 1 of protocols of the fabric has no 'base_s'"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, text: str, sentence: str) -> None:
