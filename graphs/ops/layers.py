@@ -340,7 +340,7 @@ def _embedding_backward(call: Call) -> list[Letter]:
 
 @split_of("_embedding_bag", "_embedding_bag_forward_only", "embedding_bag", "_embedding_bag_backward")
 def _bags(call: Call) -> list[Letter]:
-    """Columns of a table, and of a sum of rows its rows. Samples are for `graphs.capture.rows.counted` to find."""
+    """Columns of a table, and of a sum of rows its rows. Samples are for `graphs.capture.rows.dispatch` to find."""
     mode, is_backward = call["mode"] or 0, call.name.endswith("backward")
     table, bags = (call.output, call["grad"]) if is_backward else (call["weight"], call.output)
     slots = [slot for slot in (*call.inputs, *call.outputs) if slot is not None and slot.ndim == 2]

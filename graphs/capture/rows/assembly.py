@@ -12,11 +12,8 @@ from torch._ops import OpOverload
 
 from graphs.capture.drafts import DraftCall, DraftRow, Drafts, Operand, Root
 from graphs.capture.rows import dtensor
-from graphs.capture.rows.counted import Counted
-from graphs.capture.rows.dispatch import Places
-from graphs.capture.rows.in_groups import add_group_rows
-from graphs.capture.rows.memory import Elsewhere, digits
-from graphs.capture.rows.naming import Dimensions, MemoryCut, Spelled, part_of
+from graphs.capture.rows.dispatch import Counted, Places, add_group_rows
+from graphs.capture.rows.naming import Dimensions, Elsewhere, MemoryCut, Spelled, digits, part_of
 from graphs.capture.trace import PARAMETER, Layout, flat
 from graphs.ops import operator
 from graphs.ops.letters import Call, Cut, Letter, Slot, aligned

@@ -12,9 +12,8 @@ from graphs.arrays import BoolArray, FloatArray, IntArray, groups
 from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import ANY_DEVICE, OpGraph
 from graphs.recipes import number_bytes
-from graphs.transforms.collectives.rewiring import rewired, taken
 from graphs.transforms.collectives.template import Template, fused_template, template
-from graphs.transforms.derived import Derived
+from graphs.transforms.derived import Derived, rewired, taken
 
 ITEM_BYTES = 4  # of float32
 MOVED_PER_BYTE = 3  # adding two tensors: read both, write one
