@@ -17,7 +17,7 @@ from torch import nn
 import placement
 from env.cluster import Cluster
 from env.device import Device
-from graphs.zoo.records import ZooModel
+from graphs.zoo.registry import ZooModel
 from placement.results.result import Result
 
 # Where the model is captured and made, and the strategy.

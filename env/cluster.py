@@ -8,12 +8,12 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import networkx as nx
 import numpy as np
@@ -31,14 +31,13 @@ from env.device import (
     check_string,
     host_of,
     refusal,
-    without,
 )
-from env.fabric import Fabric, Protocol, fabric_from_dict
+from env.fabric import Fabric, Protocol
 from env.lanes import check_memories, host_devices, lane_of, memory_owner, outer_lane_of, with_lanes
 from env.local import measurer
-from env.rates import Rates
 from env.routes import ROUTE_BYTES, Route, Routes, find_routes
 from graphs.arrays import frozen
+from graphs.codec import LATER, plain, record_of, short, unknown_field
 from graphs.disk import plain_reason, stem, too_much
 from graphs.errors import ClusterError, UnknownNameError
 from graphs.records import LANE
@@ -67,6 +66,10 @@ MEASURED, PEAK = "measured", "peak"
 RATES = (MEASURED, PEAK)  # of which a preset may be
 UNLIMITED_BYTES = 2**60  # the memory of a device whose memory is not modelled
 _LIKE_A_DEVICE = 0.7  # similarity by difflib: gpu7 is like gpu0, switch0 is not
+_ABOUT = ("name", "summary", "source", "communication")
+_UNLIMITED = "inf"  # in JSON: the bandwidth of a link without a limit
+_NAMES = ("name", "kind", "model", "memory_of", "src", "dst", "source")
+_RecordT = TypeVar("_RecordT")
 _BARE_KEY = re.compile("[A-Za-z0-9_-]+")
 
 
@@ -97,8 +100,8 @@ class Cluster:
     summary: str = field(default="", compare=False)
     source: str = field(default="", compare=False)
     communication: str = OVERLAPPED
-    collectives: tuple[MeasuredCollective, ...] = ()
-    fabric: Fabric | None = None
+    collectives: tuple[MeasuredCollective, ...] = field(default=(), metadata=LATER)
+    fabric: Fabric | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         for key in ("name", "summary", "source"):
@@ -188,7 +191,7 @@ class Cluster:
         except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
             raise ClusterError(f"{path} is not a TOML cluster file: {plain_reason(error)}.") from None
         try:
-            return _from_dict(data, default_name=stem(path))
+            return Cluster.from_dict(data, default_name=stem(path))
         except ClusterError as error:
             raise ClusterError(f"{path}: {error}") from None
 
@@ -225,33 +228,48 @@ class Cluster:
 
     def to_toml(self) -> str:
         """The cluster as TOML text; ``from_toml`` of it equals this cluster."""
-        lines = [f"{key} = {_quoted(getattr(self, key))}" for key in ("name", "summary", "source", "communication")]
-        for device in self.devices:
-            lines += ["", "[[devices]]"]
-            for key, value in device.to_dict().items():
-                if key == "peak_flops":
-                    rates = (f"{_key(k)} = {_number(v)}" for k, v in value.items())
-                    value = "{ " + ", ".join(rates) + " }"
-                    lines.append(f"{key} = {value}")
-                elif key == "rates":  # a table of its own, behind the other keys
-                    lines += _table_lines("devices.rates", value)
-                else:
-                    lines.append(f"{key} = {_quoted(value) if isinstance(value, str) else _number(value)}")
-        for link in self.links:
-            lines += ["", "[[links]]", f"src = {_quoted(link.src)}", f"dst = {_quoted(link.dst)}"]
-            lines += [f"bandwidth_bytes_per_s = {_number(link.bandwidth_bytes_per_s)}"]
-            lines += [f"latency_s = {_number(link.latency_s)}"]
-            lines += [] if link.exclusive else ["exclusive = false"]
-            if link.nominal_bytes_per_s is not None:
-                lines += [f"nominal_bytes_per_s = {_number(link.nominal_bytes_per_s)}"]
-        for each in self.collectives:
-            lines += ["", "[[collectives]]", f"kind = {_quoted(each.kind)}", f"ranks = {each.ranks}"]
-            lines += [f"sizes = [{', '.join(map(_number, each.sizes))}]"]
-            lines += [f"seconds = [{', '.join(map(_number, each.seconds))}]"]
-            lines += [f"hosts = {each.hosts}"] if each.hosts else []
-        if self.fabric is not None:
-            lines += _fabric_lines(self.fabric)
-        return "\n".join(lines) + "\n"
+        data = plain(self)
+        for link in data["links"]:
+            if link["exclusive"]:  # as links are
+                del link["exclusive"]
+        return "\n".join(_toml(data)) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The cluster as JSON values; ``from_dict`` of it equals this cluster."""
+        found = plain(self)
+        found |= {key: [_with_texts(entry) for entry in found[key]] for key in ("devices", "links")}
+        return {key: found[key] for key in _ABOUT} | found
+
+    @staticmethod
+    def from_dict(data: Any, default_name: str = "") -> Cluster:
+        """Read what `to_dict` wrote.
+
+        Args:
+            default_name: of a cluster without one.
+
+        Raises:
+            ClusterError: an unknown or missing key, a value of another type, or a broken rule of `Cluster`.
+        """
+        if not isinstance(data, Mapping):
+            raise ClusterError(f"the cluster is {short(data)}; expected an object with devices and links.")
+        known = tuple(each.name for each in fields(Cluster))
+        for key in data:
+            if key not in known:
+                raise ClusterError(unknown_field("a cluster", key, known))
+        devices, links, collectives = (_tables(data, key) for key in ("devices", "links", "collectives"))
+        return Cluster(
+            devices=tuple(
+                _record(Device, entry, f"device {entry['name']!r}" if "name" in entry else f"device number {i}")
+                for i, entry in enumerate(devices, start=1)
+            ),
+            links=tuple(link for entry in links for link in _links_of(entry)),
+            collectives=tuple(
+                _record(MeasuredCollective, entry, f"measured collective number {i}")
+                for i, entry in enumerate(collectives, start=1)
+            ),
+            fabric=_record(Fabric, data["fabric"], "the fabric") if "fabric" in data else None,
+            **{"name": default_name} | {key: data[key] for key in _ABOUT if key in data},
+        )
 
     def measured(self, kind: str, ranks: int, hosts: int = 1) -> MeasuredCollective | None:
         """The collective of that kind among that many devices on so many hosts, if it was measured."""
@@ -314,7 +332,7 @@ class Cluster:
     def alike(self) -> NDArray[np.int64]:
         """int64 [D]: devices of the same number compute alike and have as much memory."""
         number: dict[str, int] = {}
-        texts = (json.dumps(device.to_dict() | {"name": "", "memory_of": ""}) for device in self.devices)
+        texts = (json.dumps(plain(device) | {"name": "", "memory_of": ""}) for device in self.devices)
         return frozen(np.array([number.setdefault(text, len(number)) for text in texts], dtype=np.int64))
 
     @cached_property
@@ -340,12 +358,8 @@ class Cluster:
     @cached_property
     def hash(self) -> str:
         """Content hash (SHA-256, hex) of devices, links, communication, measured collectives and fabric."""
-        content: dict[str, Any] = {"devices": [device.to_dict() for device in self.devices]}
-        content |= {"links": [link.to_dict() for link in self.links], "communication": self.communication}
-        if self.collectives:  # others keep the hashes from before there were any
-            content["collectives"] = [each.to_dict() for each in self.collectives]
-        if self.fabric is not None:
-            content["fabric"] = without(self.fabric.to_dict(), "source")
+        content = {key: value for key, value in plain(self).items() if key not in ("name", "summary", "source")}
+        content.get("fabric", {}).pop("source", None)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def __hash__(self) -> int:
@@ -360,53 +374,19 @@ def _made(preset: Preset) -> Cluster:
     return Cluster(preset.name, devices, preset.links, preset.summary, preset.source, fabric=preset.fabric)
 
 
-def _from_dict(data: Mapping[str, Any], default_name: str) -> Cluster:
-    known = ("name", "summary", "source", "communication", "devices", "links", "collectives", "fabric")
-    for key in data:
-        if key not in known:
-            raise _unknown_key("a cluster", key, known)
-    for key in ("devices", "links", "collectives"):
-        entries = data.get(key, [])
-        if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
-            raise ClusterError(f"{key} is {entries!r}; expected tables, each under its own [[{key}]].")
-    return Cluster(
-        name=str(data.get("name", default_name)),
-        devices=tuple(
-            _device(entry, f"device {entry['name']!r}" if "name" in entry else f"device number {i}")
-            for i, entry in enumerate(data.get("devices", ()), start=1)
-        ),
-        links=tuple(link for entry in data.get("links", ()) for link in _links_from_entry(entry)),
-        summary=str(data.get("summary", "")),
-        source=str(data.get("source", "")),
-        communication=data.get("communication", OVERLAPPED),
-        collectives=tuple(
-            _record(MeasuredCollective, entry, f"measured collective number {i}")
-            for i, entry in enumerate(data.get("collectives", ()), start=1)
-        ),
-        fabric=fabric_from_dict(data["fabric"]) if "fabric" in data else None,
-    )
+def _tables(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    entries = data.get(key, [])
+    if not (isinstance(entries, list) and all(isinstance(entry, Mapping) for entry in entries)):
+        raise ClusterError(f"{key} is {short(entries)}; expected tables, each under its own [[{key}]].")
+    return entries
 
 
-def _named(each: MeasuredCollective) -> str:
-    return f"{each.kind} among {each.ranks}" + (f" on {each.hosts} hosts" if each.hosts else "")
+def _record(kind: type[_RecordT], entry: Any, what: str) -> _RecordT:
+    return record_of(kind, _with_numbers(entry), what, ClusterError, checked=False)
 
 
-def _fabric_lines(fabric: Fabric) -> list[str]:
-    table = fabric.to_dict()
-    lines = ["", "[fabric]", *_value_lines(table)]
-    for row in table["protocols"]:
-        lines += ["", "[[fabric.protocols]]", *_value_lines(row)]
-    return lines
-
-
-def _device(entry: Mapping[str, Any], what: str) -> Device:
-    if "rates" in entry:
-        entry = {**entry, "rates": Rates.from_dict(what, entry["rates"])}
-    made: Device = _record(Device, entry, what)
-    return made
-
-
-def _links_from_entry(entry: Mapping[str, Any]) -> tuple[Link, ...]:
+def _links_of(entry: Mapping[str, Any]) -> tuple[Link, ...]:
+    """One link, or both of a connection that a file gives at once."""
     if "between" not in entry:
         return (_record(Link, entry, f"the link {entry.get('src', '?')} -> {entry.get('dst', '?')}"),)
     ends = entry["between"]
@@ -414,29 +394,25 @@ def _links_from_entry(entry: Mapping[str, Any]) -> tuple[Link, ...]:
         raise ClusterError(f"a link has between = {ends!r}; expected two names, e.g. ['gpu0', 'gpu1'].")
     rest = {key: value for key, value in entry.items() if key != "between"}
     what = f"the link between {ends[0]} and {ends[1]}"
-    return (
-        _record(Link, {"src": ends[0], "dst": ends[1], **rest}, what),
-        _record(Link, {"src": ends[1], "dst": ends[0], **rest}, what),
-    )
+    return tuple(_record(Link, {"src": src, "dst": dst, **rest}, what) for src, dst in (ends, ends[::-1]))
 
 
-def _record(kind: type[Any], entry: Mapping[str, Any], what: str) -> Any:
-    fields = kind.__dataclass_fields__
-    unknown = set(entry) - set(fields)
-    if unknown:
-        # A link in TOML may give both its directions at once.
-        raise _unknown_key(what, min(unknown), (*fields, "between") if kind is Link else fields)
-    needed = [key for key, described in fields.items() if described.default is MISSING]
-    for key in needed:
-        if key not in entry:
-            raise ClusterError(f"{what} has no {key!r}; expected at least {', '.join(needed)}.")
-    return kind(**entry)
+def _with_texts(value: Any) -> Any:
+    """A value with texts for infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _with_texts(item) for key, item in value.items()}
+    return _UNLIMITED if value == math.inf else value
 
 
-def _unknown_key(what: str, key: str, known: Iterable[str]) -> ClusterError:
-    near = difflib.get_close_matches(key, known := tuple(known), n=1)
-    hint = f", did you mean {near[0]!r}? Known" if near else "; known"
-    return ClusterError(f"{what} has unknown key {key!r}{hint}: {', '.join(known)}.")
+def _with_numbers(value: Any, key: str = "") -> Any:
+    """The inverse of `_with_texts`."""
+    if isinstance(value, dict):
+        return {key: _with_numbers(item, key) for key, item in value.items()}
+    return math.inf if value == _UNLIMITED and key not in _NAMES else value
+
+
+def _named(each: MeasuredCollective) -> str:
+    return f"{each.kind} among {each.ranks}" + (f" on {each.hosts} hosts" if each.hosts else "")
 
 
 def _refuse_mistyped_ends(cluster: Cluster) -> None:
@@ -464,22 +440,28 @@ def _refuse_twice(names: Iterable[str], message: str) -> None:
         seen.add(name)
 
 
-def _table_lines(name: str, table: Mapping[str, Any]) -> list[str]:
-    """A TOML table of numbers, texts and tables; those in it come last."""
-    lines = ["", f"[{name}]", *_value_lines(table)]
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            lines += _table_lines(f"{name}.{_key(key)}", value)
-    return lines
-
-
-def _value_lines(table: Mapping[str, Any]) -> list[str]:
-    """Lines of the texts and numbers of a table."""
-    return [
-        f"{_key(key)} = {_quoted(value) if isinstance(value, str) else _number(value)}"
+def _toml(table: Mapping[str, Any], name: str = "") -> Iterator[str]:
+    """The lines of a TOML table: its values, then the tables in it."""
+    is_table = {
+        key: key != "peak_flops" and isinstance(value[0] if isinstance(value, list) and value else value, Mapping)
         for key, value in table.items()
-        if not isinstance(value, Mapping | list)
-    ]
+    }
+    for key, value in table.items():
+        if not is_table[key] and value != []:
+            yield f"{_key(key)} = {_value(value)}"
+    for key, value in table.items():
+        path = f"{name}.{_key(key)}" if name else _key(key)
+        for each in value if isinstance(value, list) and is_table[key] else [value] if is_table[key] else []:
+            yield from ("", f"[[{path}]]" if isinstance(value, list) else f"[{path}]")
+            yield from _toml(each, path)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool | str):
+        return _quoted(value) if isinstance(value, str) else str(value).lower()
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + " }"
+    return f"[{', '.join(map(_number, value))}]" if isinstance(value, list) else _number(value)
 
 
 def _key(key: str) -> str:

@@ -7,7 +7,7 @@ import re
 import sys
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from numbers import Real
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from env.rates import Rates
 from graphs.arrays import FloatArray
 from graphs.checks import BYTES_LIMIT
+from graphs.codec import LATER
 from graphs.errors import ClusterError
 from graphs.formatting import is_text
 
@@ -52,11 +53,11 @@ class Device:
     memory_bytes_per_s: float
     launch_overhead_s: float = 0.0
     model: str = ""
-    reserved_bytes: int = 0
-    compute_efficiency: float = 1.0
-    bandwidth_efficiency: float = 1.0
-    memory_of: str = ""
-    rates: Rates | None = None
+    reserved_bytes: int = field(default=0, metadata=LATER)
+    compute_efficiency: float = field(default=1.0, metadata=LATER)
+    bandwidth_efficiency: float = field(default=1.0, metadata=LATER)
+    memory_of: str = field(default="", metadata=LATER)
+    rates: Rates | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         what = f"device {self.name!r}"
@@ -109,18 +110,6 @@ class Device:
         """Bytes of its own memory that ops move per second."""
         return self.memory_bytes_per_s * self.bandwidth_efficiency
 
-    def to_dict(self) -> dict[str, Any]:
-        """Its fields; the last five only where they differ from their defaults, as in files from before them."""
-        result = {each.name: getattr(self, each.name) for each in fields(self)}
-        result = {key: value for key, value in result.items() if key not in _LATER or value != _LATER[key]}
-        result["peak_flops"] = dict(self.peak_flops)
-        if self.rates is not None:
-            result["rates"] = self.rates.as_dict
-        return result
-
-
-_LATER = {"reserved_bytes": 0, "compute_efficiency": 1.0, "bandwidth_efficiency": 1.0, "memory_of": "", "rates": None}
-
 
 @dataclass(frozen=True)
 class Link:
@@ -141,7 +130,7 @@ class Link:
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
     exclusive: bool = True
-    nominal_bytes_per_s: float | None = None
+    nominal_bytes_per_s: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         what = f"link {self.src} -> {self.dst}"
@@ -153,11 +142,6 @@ class Link:
             raise refusal(what, "exclusive", self.exclusive, "true or false")
         if self.nominal_bytes_per_s is not None:
             check_rate(what, "nominal_bytes_per_s", self.nominal_bytes_per_s)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its fields; the nominal bandwidth only where there is one, as in files from before it."""
-        fields = asdict(self)
-        return fields if self.nominal_bytes_per_s is not None else without(fields, "nominal_bytes_per_s")
 
     def wider(self, factor: float) -> Link:
         """The link with that many times the bandwidth, nominal, too."""
@@ -192,7 +176,7 @@ class MeasuredCollective:
     ranks: int
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
-    hosts: int = 0
+    hosts: int = field(default=0, metadata=LATER)
 
     def __post_init__(self) -> None:
         check_string("a measured collective", "kind", self.kind)
@@ -215,11 +199,6 @@ class MeasuredCollective:
     @property
     def _may_have_hosts(self) -> bool:
         return self.hosts == 0 or (self.hosts > 0 and self.ranks % self.hosts == 0)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its fields; the hosts only where they are said, as in files from before them."""
-        fields = asdict(self)
-        return fields if self.hosts else without(fields, "hosts")
 
     def at_sizes(self, size_bytes: FloatArray) -> FloatArray:
         """float64, in the shape of the sizes: `at` each."""
@@ -250,11 +229,6 @@ def host_of(name: str) -> str | None:
     """``"host0"`` of ``"host0/gpu1"``; None of a name without a host."""
     found = HOST.match(name)
     return None if found is None else found[0].removesuffix("/")
-
-
-def without(entry: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """All of a record's fields but one."""
-    return {each: value for each, value in entry.items() if each != key}
 
 
 def check_string(what: str, key: str, value: Any, may_be_empty: bool = False) -> None:

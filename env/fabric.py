@@ -13,14 +13,13 @@ carry less than a protocol does inside one (`env.communication.as_used` finds ou
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from itertools import chain
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from env.device import check_amount, check_rate, check_string, refusal
 from graphs.arrays import FloatArray, IntArray
+from graphs.codec import LATER
 from graphs.errors import ClusterError
 
 FABRIC_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -47,8 +46,8 @@ class Protocol:
     rank_s: float
     host_s: float
     bus_bytes_per_s: float
-    copy_bytes_per_s: float = math.inf
-    least_ranks: int = 2
+    copy_bytes_per_s: float = field(default=math.inf, metadata=LATER)
+    least_ranks: int = field(default=2, metadata=LATER)
 
     def __post_init__(self) -> None:
         what = f"a protocol of {self.kind!r}"
@@ -169,39 +168,6 @@ class Fabric:
             own = [each for each in self.protocols if each.kind == "all_gather"]
         # One rank of each host has no other inside; what the protocol takes to begin holds for it as well.
         return [each for each in own if max(ranks_of_host, 2) >= each.least_ranks]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its fields; those of protocols that have their defaults left out."""
-        rows = [{k: v for k, v in asdict(each).items() if k not in _LATER or v != _LATER[k]} for each in self.protocols]
-        return {"overlap": self.overlap, "source": self.source, "protocols": rows}
-
-
-_LATER = {"copy_bytes_per_s": math.inf, "least_ranks": 2}
-
-
-def fabric_from_dict(entry: Any) -> Fabric:
-    """Read what `Fabric.to_dict` wrote.
-
-    Raises:
-        ClusterError: a missing or unknown key, or a wrong value.
-    """
-    if not isinstance(entry, dict):
-        raise ClusterError(f"fabric is {entry!r}; expected a table, under [fabric].")
-    rows = entry.get("protocols", [])
-    if not isinstance(rows, (list, tuple)) or not all(isinstance(row, dict) for row in rows):
-        raise ClusterError(f"protocols is {rows!r}; expected tables, each under its own [[fabric.protocols]].")
-    _check_keys("the fabric", entry, Fabric, ("protocols",))
-    for row in rows:
-        _check_keys("a protocol", row, Protocol, ("kind", "base_s", "rank_s", "host_s", "bus_bytes_per_s"))
-    rest = {key: value for key, value in entry.items() if key != "protocols"}
-    return Fabric(tuple(Protocol(**row) for row in rows), **rest)
-
-
-def _check_keys(what: str, entry: dict[str, Any], kind: type[Any], needed: tuple[str, ...]) -> None:
-    known = tuple(kind.__dataclass_fields__)
-    for key in chain((key for key in entry if key not in known), (key for key in needed if key not in entry)):
-        wrong = "unknown key" if key in entry else "no"
-        raise ClusterError(f"{what} has {wrong} {key!r}; known: {', '.join(known)}; needed: {', '.join(needed)}.")
 
 
 def _sent(copies: float, places: int) -> float:

@@ -1,10 +1,10 @@
-"""Records of which `env.rates.Rates` are made: what kernels of one kind reach, and how tables of a file become them."""
+"""Records of which `env.rates.Rates` are made: what kernels of one kind reach."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -113,18 +113,3 @@ def mapping(what: str, key: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise refusal(what, key, value, "a table")
     return value
-
-
-def of_table(kind: type[Any], what: str, table: Any) -> Any:
-    entries = mapping(what, "value", table)
-    known = [each.name for each in fields(kind)]
-    for key in entries:
-        if key not in known:
-            raise ClusterError(f"{what} has an unknown key {key!r}; expected {', '.join(known)}.")
-    try:
-        return kind(**entries)
-    except TypeError:
-        needed = [name for name in known if name not in kind.__dict__]
-        raise ClusterError(f"{what} lacks a key; expected at least {', '.join(needed)}.") from None
-    except ClusterError as error:
-        raise ClusterError(f"{what}: {error}") from None

@@ -7,9 +7,7 @@ arrays of ops (n ops); none of them looks at another op: what ops wait for their
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,10 +18,10 @@ from env.rate_records import (
     check,
     check_positive,
     mapping,
-    of_table,
     refusal,
 )
 from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.codec import LATER
 from graphs.origin import COMPILED, EAGER, FUSED, STACKS
 
 # Kinds of work of an op, as `graphs.records.Work` numbers them.
@@ -77,14 +75,14 @@ class Rates:
     sustained: float = 1.0
     weight_gradient: float = 1.0
     grouped: float = 1.0
-    misaligned: float = 1.0
-    convolutions: ConvolutionRate | None = None
-    attention: AttentionRate | None = None
-    fused_attention: AttentionRate | None = None
-    steps: Mapping[str, float] | None = None
-    backward_launch: float = 1.0
-    parameter_s: float = 0.0
-    source: str = ""
+    misaligned: float = field(default=1.0, metadata=LATER)
+    convolutions: ConvolutionRate | None = field(default=None, metadata=LATER)
+    attention: AttentionRate | None = field(default=None, metadata=LATER)
+    fused_attention: AttentionRate | None = field(default=None, metadata=LATER)
+    steps: Mapping[str, float] | None = field(default=None, metadata=LATER)
+    backward_launch: float = field(default=1.0, metadata=LATER)
+    parameter_s: float = field(default=0.0, metadata=LATER)
+    source: str = field(default="", metadata=LATER)
 
     def __post_init__(self) -> None:
         check(
@@ -266,48 +264,7 @@ class Rates:
             figures.append((flops_per_s, rate.depth, rate.edge, rate.bytes_per_s, share, untiled, aligned_to))
         return ProductRates(np.array(figures, dtype=np.float64).reshape(-1, len(_CONSTANTS)).T, dtype_of)
 
-    # -- Files --------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def as_dict(self) -> dict[str, Any]:
-        """Its fields as plain tables, those that are None or have no text left out.
-
-        So is what says nothing, as rates from before there was any keep their hash.
-        """
-        result: dict[str, Any] = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name == "products":
-                result["products"] = {dtype: dict(vars(rate)) for dtype, rate in value.items()}
-            elif isinstance(value, (AttentionRate, ConvolutionRate)):
-                result[each.name] = dict(vars(value))
-            elif value not in (None, ""):
-                result[each.name] = value
-        return {name: value for name, value in result.items() if value != _NOTHING.get(name)}
-
-    @staticmethod
-    def from_dict(what: str, data: Any) -> Rates:
-        """Rates of tables as `as_dict` has them.
-
-        Raises:
-            ClusterError: a key is unknown or missing, or a rule of `Rates` is broken.
-        """
-        entries = dict(mapping(what, "rates", data))
-        products = mapping(f"the rates of {what}", "products", entries.get("products", {}))
-        if "products" in entries:
-            entries["products"] = {
-                dtype: of_table(ProductRate, f"the {dtype} products of {what}", table)
-                for dtype, table in products.items()
-            }
-        for key, kind in _RECORDS.items():
-            if key in entries:
-                entries[key] = of_table(kind, f"the {key} of {what}", entries[key])
-        made: Rates = of_table(Rates, f"the rates of {what}", entries)
-        return made
-
-
-_RECORDS = {"attention": AttentionRate, "fused_attention": AttentionRate, "convolutions": ConvolutionRate}
-_NOTHING = {"misaligned": 1.0, "backward_launch": 1.0, "parameter_s": 0.0}  # what a table has no line for
 # Fields of `ProductRate`; the share of attention's FLOP/s, the FLOP/s of products too narrow for tiles, `ALIGNED_TO`.
 _CONSTANTS = ("flops_per_s", "depth", "edge", "bytes_per_s", "share", "untiled", "aligned_to")
 

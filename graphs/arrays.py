@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -83,3 +84,30 @@ def nearly_least(values: Sequence[float], slack: float = 1e-9) -> list[int]:
     """The places of the values that are no larger than the least, but for this share of it; by default for rounding."""
     least = min(values)
     return [k for k, value in enumerate(values) if value <= least * (1 + slack)]
+
+
+# -- Found once for each graph --------------------------------------------------------------------------------------
+
+
+Found = TypeVar("Found")
+
+_KEPT = "_found"  # attribute of a graph, beside its cached properties
+
+
+def per_graph(find: Callable[..., Found]) -> Callable[..., Found]:
+    """A function of a graph, and hashable arguments beside it, that works out once for each graph what it returns.
+
+    Callers change nothing of that; an array is read-only. It is gone with the graph, and no part of its copies.
+    """
+
+    @wraps(find)
+    def known(graph: Any, *others: Hashable) -> Found:
+        kept: dict[tuple[Any, ...], Found] = vars(graph).setdefault(_KEPT, {})
+        key = (find, *others)
+        if key not in kept:
+            found = kept[key] = find(graph, *others)
+            if isinstance(found, np.ndarray):
+                found.setflags(write=False)
+        return kept[key]
+
+    return known

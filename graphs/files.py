@@ -14,26 +14,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
+from graphs.codec import plain, record_of, values_of
 from graphs.disk import read_bytes, read_json, read_text, write_atomically
 from graphs.errors import GraphError, GraphFileError
-from graphs.formatting import is_text
-from graphs.opgraph import Op, OpGraph, Phase, Tensor, Work
-from graphs.origin import origin_of
+from graphs.opgraph import Op, OpGraph, Tensor
+from graphs.origin import Origin
 from graphs.packed import graph_from_columns, packed_columns
-from graphs.records import EXTENTS
-from graphs.rows import SplitRow, State
+from graphs.rows import State
 
 SCHEMA = "placement.opgraph"
 VERSION = 2
 PACKED_VERSION = 3  # of graphs as columns, inside of other files
-_VERSIONS = (1, 2, PACKED_VERSION)  # that are read
 Path = str | os.PathLike[str]
+_RecordT = TypeVar("_RecordT")
 
 
 def save_graph(graph: OpGraph, path: Path) -> None:
@@ -50,9 +47,9 @@ def graph_to_json(graph: OpGraph) -> str:
     ops, tensors = graph.records()
     whole = {"schema": SCHEMA, "version": VERSION, "name": graph.name, "origin": graph.origin.known()}
     head = json.dumps(whole)[:-1]
-    op_lines = ",\n  ".join(_encode(_differing(op)) for op in ops)
-    tensor_lines = ",\n  ".join(_encode(_differing(tensor)) for tensor in tensors)
-    state_lines = ",\n  ".join(_encode(_differing(state)) for state in graph.states)
+    op_lines = ",\n  ".join(_encode(plain(op, sparse=True)) for op in ops)
+    tensor_lines = ",\n  ".join(_encode(plain(tensor, sparse=True)) for tensor in tensors)
+    state_lines = ",\n  ".join(_encode(plain(state, sparse=True)) for state in graph.states)
     states = f',\n "states": [\n  {state_lines}]' if graph.states else ""
     return f'{head},\n "ops": [\n  {op_lines}],\n "tensors": [\n  {tensor_lines}]{states}}}\n'
 
@@ -60,7 +57,7 @@ def graph_to_json(graph: OpGraph) -> str:
 def packed_graph(graph: OpGraph) -> dict[str, Any]:
     """A graph as packed columns (`graphs.packed`), JSON-ready, for files that nobody reads by eye."""
     head = {"schema": SCHEMA, "version": PACKED_VERSION, "name": graph.name, "origin": graph.origin.known()}
-    return {**head, **packed_columns(graph), "states": [_differing(state) for state in graph.states]}
+    return {**head, **packed_columns(graph), "states": [plain(state, sparse=True) for state in graph.states]}
 
 
 def load_json_graph(path: Path) -> OpGraph:
@@ -159,31 +156,6 @@ _READERS: dict[str, Callable[[Path], OpGraph]] = {".json": _read_any_json, ".onn
 _encode = json.JSONEncoder(allow_nan=False).encode  # made once: json.dumps would make one per line
 
 
-# -- records to JSON and back -------------------------------------------------------------------------------
-
-
-def _defaults(record: type[Op | Tensor | State]) -> tuple[tuple[str, Any], ...]:
-    """Field names, each with the value that a file leaves out; None, which no other field holds, for a required one."""
-    return tuple(
-        (f.name, {} if f.default_factory is not MISSING else None if f.default is MISSING else f.default)
-        for f in fields(record)
-    )
-
-
-_DEFAULTS = {record: _defaults(record) for record in (Op, Tensor, State)}
-
-
-def _differing(record: Op | Tensor | State) -> dict[str, Any]:
-    """The fields of a record that differ from their defaults, as JSON values."""
-    result = {name: value for name, default in _DEFAULTS[type(record)] if (value := getattr(record, name)) != default}
-    for key in ("phase", "work"):
-        if key in result:
-            result[key] = result[key].name.lower()
-    if "split_rows" in result:
-        result["split_rows"] = [str(row) for row in result["split_rows"]]
-    return result
-
-
 def graph_from_document(document: Any, where: str) -> OpGraph:
     """The graph in a parsed JSON value; `where` names its file in errors, which are those of `load_json_graph`."""
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
@@ -192,172 +164,54 @@ def graph_from_document(document: Any, where: str) -> OpGraph:
             f'{where} is not a saved graph: expected "schema": "{SCHEMA}", it has {got}; a configuration of '
             'transformers has "architectures" or "model_type", and results are for apply, verify and export.'
         )
-    if document.get("version") not in _VERSIONS:
+    if document.get("version") not in (VERSION, PACKED_VERSION):
         raise GraphFileError(
-            f"{where} is of version {document.get('version')!r}; this release reads versions 1 to {PACKED_VERSION}, "
-            "save the graph again or use a newer release."
+            f"{where} is of version {document.get('version')!r}; this release reads versions {VERSION} and "
+            f"{PACKED_VERSION}, make the graph anew with `placement capture`."
         )
     is_packed = document["version"] == PACKED_VERSION
     needed = ("columns", "time_keys") if is_packed else ("ops", "tensors")
-    _check_fields(document, _PACKED if is_packed else _DOCUMENT, needed, where, "the graph")
     try:
-        states = [_state(entry, i, where) for i, entry in enumerate(document.get("states", ()))]
-        origin = origin_of(document.get("origin", {}))
+        found = values_of(_PACKED if is_packed else _PLAIN, document, f"{where}: the graph", GraphFileError, needed)
+        name, origin = (
+            found.get("name", "graph"),
+            record_of(Origin, found.get("origin", {}), "the origin", GraphError, False),
+        )
+        states = [_record(State, entry, f"states[{i}]", where) for i, entry in enumerate(found.get("states", ()))]
         if is_packed:
-            return graph_from_columns(document, document.get("name", "graph"), origin, states)
-        ops = [_op(entry, i, where) for i, entry in enumerate(document["ops"])]
-        tensors = [_tensor(entry, i, where) for i, entry in enumerate(document["tensors"])]
-        graph = OpGraph.build(ops, tensors, document.get("name", "graph"), origin, states)
-        if document["version"] == VERSION:
-            return graph
-        from graphs.readers.version_1 import upgraded
-
-        return upgraded(graph)
+            return graph_from_columns(found, name, origin, states)
+        ops = [_op(entry, i, where) for i, entry in enumerate(found["ops"])]
+        tensors = [_record(Tensor, entry, f"tensors[{i}]", where) for i, entry in enumerate(found["tensors"])]
+        return OpGraph.build(ops, tensors, name, origin, states)
     except GraphError as error:
         text = str(error)
         raise GraphFileError(text if text.startswith(f"{where}: ") else f"{where}: {text}") from None
 
 
 def _op(entry: Any, number: int, where: str) -> Op:
+    """An op, of which a file may give `Op.kept_bytes` in place of their parts."""
     label = entry.get("name") if isinstance(entry, dict) else None
-    _check_fields(entry, _OP, ("name",), where, f"op {label!r}" if isinstance(label, str) else f"ops[{number}]")
-    given = dict(entry)
-    if "phase" in given:
-        given["phase"] = _PHASES[given["phase"]]
-    if "work" in given:
-        given["work"] = _WORKS[given["work"]]
-    if "extents" in given:
-        given["extents"] = tuple(map(float, given["extents"]))
-    if "pins" in given:
-        given["pins"] = tuple(given["pins"])
-    if "kept_bytes" in given and "parameter_bytes" in given:
+    what = f"op {label!r}" if isinstance(label, str) else f"ops[{number}]"
+    if not isinstance(entry, dict) or "kept_bytes" not in entry:
+        return _record(Op, entry, what, where)
+    if "parameter_bytes" in entry:
         raise GraphFileError(
-            f"{where}: op {label!r} has kept_bytes and parameter_bytes; the first hold the second, leave one out."
+            f"{where}: {what} has kept_bytes and parameter_bytes; the first hold the second, leave one out."
         )
-    if "split_rows" in given:
-        given["split_rows"] = _rows(tuple(given["split_rows"]))
-    return Op(**given)
+    kept = values_of({"kept_bytes": int}, {"kept_bytes": entry["kept_bytes"]}, f"{where}: {what}", GraphFileError, ())
+    op = _record(Op, {key: value for key, value in entry.items() if key != "kept_bytes"}, what, where)
+    return replace(op, parameter_bytes=kept["kept_bytes"] - op.gradient_bytes - op.optimizer_bytes)
 
 
-@lru_cache(maxsize=4096)
-def _rows(texts: tuple[str, ...]) -> tuple[SplitRow, ...]:
-    """The rows of an op. Layers repeat: ops with equal rows share them, which saves time wherever rows are compared."""
-    return tuple(map(SplitRow.parse, texts))
+def _record(kind: type[_RecordT], entry: Any, what: str, where: str) -> _RecordT:
+    return record_of(kind, entry, f"{where}: {what}", GraphFileError)
 
 
-def _tensor(entry: Any, number: int, where: str) -> Tensor:
-    _check_fields(entry, _TENSOR, ("producer", "bytes"), where, f"tensors[{number}]")
-    return Tensor(**{**entry, "consumers": tuple(entry.get("consumers", ()))})
-
-
-def _state(entry: Any, number: int, where: str) -> State:
-    _check_fields(entry, _STATE, ("name", "users"), where, f"states[{number}]")
-    return State(**{**entry, "users": tuple(entry["users"])})
-
-
-# -- types ------------------------------------------------------------------------------------------------------
-
-_PHASES = {phase.name.lower(): phase for phase in Phase}
-_WORKS = {work.name.lower(): work for work in Work}
-Check = tuple[str, Callable[[Any], bool]]  # what is expected, in words, and the test for it
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is float or type(value) is int
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and is_text(value)
-
-
-def _is_strings(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-_STRING: Check = ("a string of valid Unicode text", _is_text)
-_NUMBER: Check = ("a number", _is_number)
-_COUNT: Check = ("a whole number", lambda value: type(value) is int)
-_STRINGS: Check = ("a list of strings", _is_strings)
-_FLAG: Check = ("true or false", lambda value: isinstance(value, bool))
-_LIST: Check = ("a list", lambda value: isinstance(value, list))
-_TIMES: Check = (
-    "an object of seconds by device",
-    lambda value: isinstance(value, dict) and all(map(_is_number, value.values())) and all(map(_is_text, value)),
-)
-
-_DOCUMENT: Mapping[str, Check] = {
-    "schema": _STRING,
-    "version": _COUNT,
-    "name": _STRING,
-    "origin": ("an object", lambda value: isinstance(value, dict)),
-    "ops": _LIST,
-    "tensors": _LIST,
-    "states": _LIST,
+_HEAD = {"schema": str, "version": int, "name": str, "origin": Mapping[str, Any], "states": Sequence[Any]}
+_PLAIN = {**_HEAD, "ops": Sequence[Any], "tensors": Sequence[Any]}
+_PACKED = {
+    **_HEAD,
+    **dict.fromkeys(("ops", "tensors", "edges"), int),
+    "time_keys": Sequence[str],
+    "columns": Mapping[str, Any],
 }
-_PACKED: Mapping[str, Check] = {
-    **_DOCUMENT,
-    **dict.fromkeys(("ops", "tensors", "edges"), _COUNT),
-    "time_keys": _STRINGS,
-    "columns": ("an object", lambda value: isinstance(value, dict)),
-}
-_OP: Mapping[str, Check] = {
-    "name": _STRING,
-    "kind": _STRING,
-    "flops": _NUMBER,
-    "bytes_moved": _NUMBER,
-    "kept_bytes": _COUNT,
-    "workspace_bytes": _COUNT,
-    "kernels": _COUNT,
-    "colocation": ("a string or a whole number", lambda value: type(value) is int or _is_text(value)),
-    "phase": (f"one of {', '.join(_PHASES)}", lambda value: isinstance(value, str) and value in _PHASES),
-    "forward_of": _STRING,
-    "dtype": _STRING,
-    "module": _STRING,
-    "pins": _STRINGS,
-    "time_s": _TIMES,
-    "fixed_s": _TIMES,
-    "parameter_bytes": _COUNT,
-    "gradient_bytes": _COUNT,
-    "optimizer_bytes": _COUNT,
-    "split_rows": _STRINGS,
-    "work": (f"one of {', '.join(_WORKS)}", lambda value: isinstance(value, str) and value in _WORKS),
-    "extents": (
-        f"a list of {EXTENTS} numbers",
-        lambda value: isinstance(value, list) and len(value) == EXTENTS and all(map(_is_number, value)),
-    ),
-    "stream": _COUNT,
-}
-_TENSOR: Mapping[str, Check] = {
-    "producer": _STRING,
-    "bytes": _COUNT,
-    "consumers": _STRINGS,
-    "transfer_s": _NUMBER,
-    "in_place": _FLAG,
-}
-_STATE: Mapping[str, Check] = {
-    "name": _STRING,
-    "users": _STRINGS,
-    "parameter_bytes": _COUNT,
-    "gradient_bytes": _COUNT,
-    "optimizer_bytes": _COUNT,
-    "frozen": _FLAG,
-    "dtype": _STRING,
-}
-
-
-def _check_fields(entry: Any, known: Mapping[str, Check], needed: tuple[str, ...], where: str, what: str) -> None:
-    if not isinstance(entry, dict):
-        raise GraphFileError(f"{where}: {what} is {_short(entry)}; expected an object with {', '.join(needed)}.")
-    for key, value in entry.items():
-        if key not in known:
-            raise GraphFileError(f"{where}: {what} has unknown field {key!r}; known: {', '.join(known)}.")
-        expected, test = known[key]
-        if not test(value):
-            raise GraphFileError(f"{where}: {what} has {key} = {_short(value)}; expected {expected}.")
-    for key in needed:
-        if key not in entry:
-            raise GraphFileError(f"{where}: {what} has no {key!r}; add it.")
-
-
-def _short(value: Any) -> str:
-    return re.sub(r"(?s)(.{60}).+", r"\1...", repr(value))

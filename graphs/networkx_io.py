@@ -8,8 +8,9 @@ from typing import Any
 
 import networkx as nx
 
+from graphs.codec import record_of
 from graphs.errors import GraphError
-from graphs.origin import Origin, origin_of
+from graphs.origin import Origin
 from graphs.records import ANY_DEVICE, Op, Phase, Tensor, Work
 from graphs.rows import SplitRow, State
 
@@ -65,7 +66,8 @@ def records_from_networkx(graph: nx.DiGraph) -> tuple[list[Op], list[Tensor], Or
         for (u, _), entry in tensors.items()
     ]
     states = [State(**entry) for entry in graph.graph.get("states", ())]
-    return ops, read, origin_of(graph.graph.get("origin", {"source": "networkx"})), states
+    origin = graph.graph.get("origin", {"source": "networkx"})
+    return ops, read, record_of(Origin, origin, "the origin", GraphError, checked=False), states
 
 
 def records_to_networkx(

@@ -16,8 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, pointers, sums
-from graphs.checks import check_arrays, cycle_message, kept_name, lookup
-from graphs.columns import amounts, counts, facts, numbers, times, transfer_times
+from graphs.checks import (
+    amounts,
+    check_arrays,
+    counts,
+    cycle_message,
+    facts,
+    kept_name,
+    lookup,
+    numbers,
+    times,
+    transfer_times,
+)
 from graphs.errors import GraphError
 from graphs.origin import FUSED, UNKNOWN, Origin
 from graphs.records import ANY_DEVICE, EXTENTS, HOST, LANE, Op, Phase, Tensor, Work

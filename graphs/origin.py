@@ -72,21 +72,6 @@ class Origin:
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
 
-def origin_of(known: Any) -> Origin:
-    """The inverse of `Origin.known`.
-
-    Raises:
-        GraphError: no mapping, an unknown field, or what `Origin` refuses.
-    """
-    names = [field.name for field in fields(Origin)]
-    if not isinstance(known, dict):
-        raise GraphError(f"the origin is {known!r:.60}; expected an object with some of {', '.join(names)}.")
-    for key in known:
-        if key not in names:
-            raise GraphError(f"the origin has unknown field {key!r:.60}; known: {', '.join(names)}.")
-    return Origin(**known)
-
-
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and is_text(value)
 

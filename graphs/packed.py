@@ -171,10 +171,10 @@ def graph_from_columns(packed: Mapping[str, Any], name: str, origin: Origin, sta
         GraphError: as `OpGraph`.
     """
     n, m, e = (_count(packed, key) for key in ("ops", "tensors", "edges"))
-    keys, columns = packed.get("time_keys"), packed.get("columns")
-    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len(keys) * n > MOST_NUMBERS:
-        raise GraphFileError("time_keys is no list of texts, or of more than can be; save the graph again.")
-    if not isinstance(columns, dict) or columns.keys() != set(COLUMNS):
+    keys, columns = packed["time_keys"], packed["columns"]
+    if len(keys) * n > MOST_NUMBERS:
+        raise GraphFileError(f"time_keys has {len(keys)} texts, which is more than can be; save the graph again.")
+    if columns.keys() != set(COLUMNS):
         raise GraphFileError(f"the graph has other packed columns than {', '.join(COLUMNS)}; save it again.")
     names = unpack_texts(columns["op_names"], "op_names")
     if len(names) != n:

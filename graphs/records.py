@@ -5,10 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Hashable, Mapping
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from graphs.rows import SplitRow
+from graphs.rows import SplitRow
 
 ANY_DEVICE = "*"  # key of a measured time that holds on every device
 EXTENTS = 5  # of an op

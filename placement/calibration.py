@@ -13,6 +13,7 @@ import torch
 from env.cluster import Cluster
 from env.device import Device, MeasuredCollective
 from env.rates import Rates
+from graphs.codec import plain
 from graphs.errors import ClusterError
 from placement.calibrating.collective_files import check_collective, read_collectives
 from placement.calibrating.fitting import KINDS, LEAST, check_times, distinct, fitted
@@ -151,7 +152,7 @@ def _not_fitted(fits: Sequence[Fit]) -> list[str]:
 
 def _constants(before: Device, after: Device) -> dict[str, float]:
     """Numbers of the rates that are new, by name."""
-    old, new = ({} if each.rates is None else dict(_numbers("", each.rates.as_dict)) for each in (before, after))
+    old, new = (dict(_numbers("", plain(each.rates) or {})) for each in (before, after))
     return {name: value for name, value in new.items() if value != old.get(name)}
 
 

@@ -17,9 +17,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "graphs": (
         "arrays entry_points formatting module_paths recipes",
         "errors op_kinds",
-        "disk networkx_io origin records rows",
-        "columns",
+        "codec disk networkx_io origin records rows",
         "checks opgraph",
+        "ops",
         "kept generators packed transforms",
         "capture",
         "readers",

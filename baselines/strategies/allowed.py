@@ -9,19 +9,18 @@ import numpy as np
 from baselines.strategies.devices import are_alike, devices_of
 from env.cluster import Cluster
 from env.presets import is_preset
-from graphs.arrays import BoolArray, IntArray
+from graphs.arrays import BoolArray, IntArray, per_graph
 from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind, shape_readers
 from graphs.opgraph import OpGraph, Phase
 from graphs.records import HOST
 from graphs.rows import op_with_statistics
 from graphs.transforms.coverage import unshared
-from graphs.transforms.per_graph import per_graph
 from graphs.transforms.recomputing import unmatched
-from graphs.transforms.splitting.balance import cuts_causal_attention, is_balanced
 from graphs.transforms.splitting.cutting import check_parts
 from graphs.transforms.splitting.masks import of_integer_inputs
 from graphs.transforms.splitting.op_states import from_inputs
+from graphs.transforms.splitting.rings import cuts_causal_attention, is_balanced
 from graphs.transforms.splitting.sharding import Sharding, differing, shares
 from graphs.transforms.splitting.splitter import in_micro_batches
 from graphs.transforms.strategy import ACTIVATIONS, OFFLOADED, Strategy

@@ -35,11 +35,10 @@ from graphs.arrays import BoolArray, FloatArray, IntArray, nearly_least, sums
 from graphs.errors import MismatchError, StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.records import HOST
-from graphs.transforms.activations import HOSTED, HostedTensors, hosted_tensors, with_hosted_activations
 from graphs.transforms.collectives import ALGORITHMS, bucketed, reduce, with_fused_updates
 from graphs.transforms.derived import Derived
 from graphs.transforms.hosted_parameters import COPIED_IN, CopiedIn, with_hosted_parameters
-from graphs.transforms.offloading import offloaded
+from graphs.transforms.offloading import HOSTED, HostedTensors, hosted_tensors, offloaded, with_hosted_activations
 from graphs.transforms.sequencing import StageBlock, sequenced
 from graphs.transforms.splitting import Zero, copies_of, split_as
 from graphs.transforms.splitting.copies import Copies

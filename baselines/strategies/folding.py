@@ -21,9 +21,9 @@ from graphs.arrays import IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.records import HOST
-from graphs.transforms.activations import HOSTED
 from graphs.transforms.collectives import reduce
 from graphs.transforms.derived import Derived
+from graphs.transforms.offloading import HOSTED
 from graphs.transforms.strategy import Strategy
 
 LARGE_OPS = 150_000  # of a derived graph, about: more of them are folded

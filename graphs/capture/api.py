@@ -26,14 +26,13 @@ from graphs.capture.emit import emit
 from graphs.capture.export import trace_inference, trace_of
 from graphs.capture.failure import TO_MODULES, Untraceable, capture_failure
 from graphs.capture.fake import Faker, borrowed
-from graphs.capture.lower import lower
+from graphs.capture.lower import lower, optimizer_named
 from graphs.capture.modules import capture_modules
-from graphs.capture.optimizers import optimizer_named
+from graphs.capture.on_cuda import as_untraced, quiet_loggers
 from graphs.capture.program import Program, program_of, with_step
 from graphs.capture.record import Loss, argument_leaves, trace_forward, trace_training
 from graphs.capture.rows import add_rows
 from graphs.capture.trace import Trace, flat
-from graphs.capture.untraced import as_untraced, quiet_loggers
 from graphs.errors import CaptureError, PlacementError, UnknownNameError
 from graphs.kept import precision_named
 from graphs.opgraph import OpGraph, Origin
@@ -79,7 +78,7 @@ def capture(
             that it has.
         name: of the graph; by default the model's class.
         is_compiled: the step is to run under torch.compile, for which transformers makes masks that it leaves out of an
-            eager one (`graphs.capture.untraced`); the stack itself is put on by `graphs.transforms.on_stack`.
+            eager one (`graphs.capture.on_cuda`); the stack itself is put on by `graphs.transforms.on_stack`.
 
     Raises:
         CaptureError: the model cannot be traced; the message names the module and the line.

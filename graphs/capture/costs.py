@@ -7,8 +7,7 @@ shapes.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, lru_cache
@@ -22,15 +21,20 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphs.capture.extents import NO_FACTS, WorkFacts, facts_of
 from graphs.capture.failure import TO_MODULES
 from graphs.capture.on_cuda import cuda_choices
 from graphs.capture.trace import Layout, flat, layouts, tensor_info
 from graphs.errors import CaptureError
+from graphs.ops import operator
+from graphs.ops.attention import attention_extents
+from graphs.ops.table import NO_FACTS, OUTPUT, Arguments, WorkFacts
+from graphs.records import Work
 
 aten = torch.ops.aten
 
 MOST_CALLS = 300_000  # that composite calls of one graph may be made of: about a minute
+# Calls whose mask is a program, so that nobody knows what it leaves out.
+_FLEXIBLE = {"flex_attention": Work.ATTENTION, "flex_attention_backward": Work.ATTENTION_BACKWARD}
 _calls: ContextVar[Iterator[int]] = ContextVar("_calls")  # numbers those of the graph at hand
 _UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"}
@@ -196,9 +200,8 @@ def subgraph_flops(subgraph: fx.GraphModule) -> float:
 
 
 def _formula(target: OpOverload) -> Callable[..., int] | None:
-    packet = target._overloadpacket
-    extra = _EXTRA_FORMULAS.get(packet) or _FORMULAS_BY_NAME.get(target._schema.name)
-    return extra or flop_counter.flop_registry.get(packet)
+    own = operator(target._schema.name.partition("::")[2]).flops
+    return own or flop_counter.flop_registry.get(target._overloadpacket)
 
 
 @lru_cache(maxsize=16384)
@@ -293,44 +296,34 @@ def _tensors(value: Any, device: str = "cpu") -> Any:
     return value
 
 
-def _attention(query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
-    return int(2 * _pairs(query, key) * (query.shape[-1] + value.shape[-1]))
+# -- work ---
 
 
-def _attention_backward(
-    grad: Any, query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any
-) -> int:
-    # The scores once more and the gradients of query and key, then those of the value and of the scores.
-    return int(2 * _pairs(query, key) * (3 * query.shape[-1] + 2 * value.shape[-1]))
+def facts_of(target: Any, args: Sequence[Any], kwargs: Any, output: Any) -> WorkFacts:
+    """A call's work as one product or attention, or the rows it passes over; `NO_FACTS` of any other call.
+
+    Args:
+        target: what is called.
+        args, kwargs, output: with `Layout` or tensors; `kwargs` a mapping, or its items.
+    """
+    if isinstance(target, OpOverload):
+        rule = _work_rule(target)
+        return NO_FACTS if rule is None else rule({**_bound(target, args, dict(kwargs)), OUTPUT: output})
+    work = _FLEXIBLE.get(getattr(target, "__name__", ""))
+    if work is None or len(args) < 2:
+        return NO_FACTS
+    return WorkFacts(work, attention_extents({"query": args[0], "key": args[1]}))
 
 
-def _pairs(query: torch.Tensor, key: torch.Tensor) -> int:
-    """Scores of attention. A head of keys may serve several of the queries, which torch before 2.12 does not count."""
-    return math.prod(query.shape[:-1]) * key.shape[-2]
+def _bound(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    """Arguments by name, those not given with their defaults."""
+    listed = target._schema.arguments
+    given = dict(zip((each.name for each in listed), args, strict=False))
+    rest = {each.name: each.default_value for each in listed[len(args) :]}
+    return {**rest, **given, **kwargs}
 
 
-def _convolution_backward(grad: Any, x: Any, weight: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
-    """Each of the input's and the weight's gradient takes as much as the forward convolution."""
-    is_transposed, wanted = args[4], args[7]
-    forward = flop_counter.conv_flop_count(x.shape, weight.shape, grad.shape, transposed=is_transposed)
-    return int(forward) * sum(map(bool, wanted[:2]))
-
-
-def _grouped_product(x: Any, weights: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
-    """Every row of one factor meets one matrix of the other, whichever group it is in."""
-    return 2 * int(x.numel()) * int(weights.shape[-1])
-
-
-# torch has formulas for every fused attention but the one it uses on the CPU, and its formula for the backward pass of
-# a convolution counts a grouped one as if it had one group (the two agree on one group).
-_EXTRA_FORMULAS: dict[Any, Callable[..., int]] = {
-    aten.convolution_backward: _convolution_backward,
-    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-    aten._grouped_mm: _grouped_product,
-}
-# Operators of other libraries: what transformers uses for mixtures of experts where the one above does not serve.
-_FORMULAS_BY_NAME: dict[str, Callable[..., int]] = {
-    "transformers::grouped_mm_fallback": _grouped_product,
-    "transformers::grouped_mm_fallback_backward": lambda *args, **kwargs: 2 * _grouped_product(*args, **kwargs),
-}
+@cache
+def _work_rule(target: OpOverload) -> Callable[[Arguments], WorkFacts] | None:
+    name = target._schema.name.partition("::")[2]
+    return operator(name).work or operator(f"{name}.{target._schema.overload_name}").work

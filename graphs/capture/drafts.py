@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import fx
 
-from graphs.capture.extents import NO_FACTS, WorkFacts
 from graphs.capture.trace import BUFFER, CONSTANT, PARAMETER, TensorInfo
 from graphs.opgraph import Phase, Work
+from graphs.ops.table import NO_FACTS, WorkFacts
 from graphs.recipes import number_bytes
 from graphs.rows import Part
 

@@ -19,15 +19,14 @@ from torch.utils import _pytree as pytree
 
 from graphs.capture.drafts import Draft, Drafts, Value
 from graphs.capture.emit import emit
-from graphs.capture.extents import NO_FACTS, mirrored
 from graphs.capture.failure import capture_failure
 from graphs.capture.fake import Faker, borrowed
-from graphs.capture.lower import lower
-from graphs.capture.optimizers import update_draft
+from graphs.capture.lower import lower, update_draft
 from graphs.capture.record import trace_forward
 from graphs.capture.trace import PARAMETER, Trace
 from graphs.errors import PlacementError
 from graphs.opgraph import OpGraph, Origin, Phase
+from graphs.ops.table import NO_FACTS, mirrored
 from graphs.recipes import Optimizer
 
 

@@ -6,13 +6,14 @@ Coarsening is the many-to-one case: several origins, no parts. Splitting and chu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from graphs.arrays import IntArray, frozen, pointers
+from graphs.arrays import IntArray, distinct, frozen, pointers
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 
@@ -174,3 +175,41 @@ class Derived:
         """Coarsen further, e.g. ``fuse_chains(graph).then(lambda g: to_size(g, 64))``; `source` stays the same."""
         further = coarsen(self.graph)
         return Derived.merged(further.graph, self.source, further.group_of[self.group_of])
+
+
+# -- Arrays of tensors ----------------------------------------------------------------------------------------------
+
+
+def rewired(
+    tensors: Sequence[Sequence[Any]], edges: Sequence[tuple[IntArray, IntArray]], number: IntArray
+) -> dict[str, Any]:
+    """The tensor arrays of an `OpGraph`.
+
+    Args:
+        tensors: producer, bytes, in place and transfer_s, four arrays for each batch of tensors.
+        edges: (tensor, op) pairs, two arrays for each batch; the same pair may come twice.
+        number: int64, the new number of each op; several may have the same.
+    """
+    producer, size, in_place, transfer_s = (np.concatenate(part) for part in zip(*tensors, strict=True))
+    order = np.argsort(number[producer], kind="stable")
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    tensor, consumer = (np.concatenate(part) for part in zip(*edges, strict=True))
+    pairs = distinct(rank[tensor] * len(number) + number[consumer])
+    read = pairs // len(number)
+    return {
+        "tensor_producer": number[producer][order],
+        "tensor_bytes": size[order],
+        "tensor_in_place": in_place[order],
+        "tensor_transfer_s": transfer_s[order],
+        "consumer_ptr": pointers(read, len(order)),
+        "consumers": pairs % len(number),
+    }
+
+
+def taken(ptr: IntArray, values: IntArray, rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Rows of a table in CSR form, in a new order and some of them several times."""
+    length = np.diff(ptr)[rows]
+    starts = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
+    within = np.arange(starts[-1]) - np.repeat(starts[:-1], length)
+    return starts, values[np.repeat(ptr[rows], length) + within]

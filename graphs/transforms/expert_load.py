@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from graphs.arrays import per_graph
 from graphs.errors import GraphError
 from graphs.opgraph import OpGraph, Phase
 from graphs.origin import with_step_of
 from graphs.records import Work
 from graphs.rows import ByGroups, Part, SplitRow
-from graphs.transforms.per_graph import per_graph
 
 
 def expert_load(graph: OpGraph) -> float | None:

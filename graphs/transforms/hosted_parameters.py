@@ -15,8 +15,7 @@ import numpy as np
 from graphs.arrays import BoolArray, IntArray, groups
 from graphs.opgraph import OpGraph, Phase
 from graphs.records import HOST, LANE
-from graphs.transforms.collectives.rewiring import rewired
-from graphs.transforms.derived import STORED, Derived, Exchanged
+from graphs.transforms.derived import STORED, Derived, Exchanged, rewired
 from graphs.transforms.offloading import NUMBERS
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.exchange import ACCUMULATE

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graphs.errors import GraphError, UnknownNameError
-from graphs.zoo.records import ZooModel, in_batches
+from graphs.zoo.registry import ZooModel, in_batches
 from graphs.zoo.transformers import init_normal, split_heads
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graphs.zoo.decoders import DecoderConfig, decoder, rotate
-from graphs.zoo.records import ZooModel, in_batches
+from graphs.zoo.registry import ZooModel, in_batches
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs.zoo.records import ZooModel, in_batches
+from graphs.zoo.registry import ZooModel, in_batches
 from graphs.zoo.transformers import attend, causal_mask, init_normal, split_heads
 
 

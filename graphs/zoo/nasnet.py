@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs.zoo.classification import logits_or_loss, with_images
-from graphs.zoo.records import ZooModel, in_batches
+from graphs.zoo.convnets import logits_or_loss, with_images
+from graphs.zoo.registry import ZooModel, in_batches
 
 BATCH_NORM_EPS = 1e-3
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs.zoo.records import ZooModel, in_batches
+from graphs.zoo.registry import ZooModel, in_batches
 
 State = tuple[Tensor, Tensor]  # hidden and cell state, [N, H] each
 

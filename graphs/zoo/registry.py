@@ -2,12 +2,59 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from graphs.entry_points import imported
 from graphs.errors import GraphError, UnknownNameError
-from graphs.zoo.records import ModelSpec, ZooModel
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+ConfigT = TypeVar("ConfigT")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One line of the registry; reading it loads no torch.
+
+    Attributes:
+        name: the registry name.
+        summary: one line for people.
+        source: paper and year.
+        batch_size: samples in one step of the full configuration.
+        build: ``"module:function"``; the function takes ``small`` and ``batch_size`` and returns a `ZooModel`.
+    """
+
+    name: str
+    summary: str
+    source: str
+    batch_size: int
+    build: str
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """A model with inputs of the right shapes.
+
+    Attributes:
+        model: called with ``args`` it returns logits, called with ``train_args`` the scalar loss.
+        args: inputs of one inference step.
+        train_args: the same inputs followed by the targets.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    train_args: tuple[Any, ...]
+
+
+def in_batches(config: ConfigT, batch_size: int | None) -> ConfigT:
+    """The configuration with another batch size, its own for None."""
+    return config if batch_size is None else dataclasses.replace(config, batch_size=batch_size)  # type: ignore[type-var]
+
 
 MODELS: dict[str, ModelSpec] = {
     "alexnet": ModelSpec(
@@ -57,21 +104,21 @@ MODELS: dict[str, ModelSpec] = {
         summary="12-layer vision transformer, 16x16 patches of 224x224 images",
         source="Dosovitskiy et al. 2021",
         batch_size=64,
-        build="graphs.zoo.vision_transformers:vit_b16",
+        build="graphs.zoo.transformers:vit_b16",
     ),
     "vit_l16": ModelSpec(
         name="vit_l16",
         summary="24-layer vision transformer, 16x16 patches of 224x224 images",
         source="Dosovitskiy et al. 2021",
         batch_size=64,
-        build="graphs.zoo.vision_transformers:vit_l16",
+        build="graphs.zoo.transformers:vit_l16",
     ),
     "unet": ModelSpec(
         name="unet",
         summary="segmentation: 5 levels of convolutions down and up, 572x572 images",
         source="Ronneberger et al. 2015",
         batch_size=8,
-        build="graphs.zoo.segmentation:unet",
+        build="graphs.zoo.convnets:unet",
     ),
     "rnnlm": ModelSpec(
         name="rnnlm",

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from graphs.zoo.records import ZooModel, in_batches
 from graphs.zoo.recurrent import LSTMCell, LSTMStack, State, logits_or_loss
+from graphs.zoo.registry import ZooModel, in_batches
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from dataclasses import asdict, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
+from env.cluster import Cluster
 from graphs.disk import plain_reason
 from graphs.errors import ClusterError, GraphError, MismatchError, StrategyError
 from graphs.files import graph_from_document, graph_to_json, packed_graph
 from graphs.transforms.strategy import NONE, Strategy
-from placement.inputs.cluster_json import cluster_from_dict, cluster_to_dict
 from placement.results.alternatives import Alternative, KeptTo, Rung
 from placement.results.answer import Answer
 from placement.results.packed_answer import is_packed, packed_answer, unpacked_answer, without_answer_columns
@@ -107,7 +107,7 @@ def result_to_json(result: Result) -> str:
     head = {"schema": SCHEMA, "version": VERSION, **result_to_dict(result)}
     if not result.strategy.is_none:  # a graph that no one made by hand
         head |= {"graph": packed_graph(result.graph), **packed_answer(result)}
-    text = json.dumps({**head, "cluster": cluster_to_dict(result.cluster)}, indent=1, allow_nan=False)
+    text = json.dumps({**head, "cluster": result.cluster.to_dict()}, indent=1, allow_nan=False)
     if "graph" in head:
         return f"{text}\n"
     return f'{text[:-2]},\n "graph": {graph_to_json(result.graph).strip()}\n}}\n'
@@ -138,7 +138,7 @@ def result_from_json(text: str, where: str) -> Result:
     _check_fields(without_answer_columns(document) if has_columns else document, where)
     try:
         graph = graph_from_document(document["graph"], where)
-        cluster = cluster_from_dict(document["cluster"])
+        cluster = Cluster.from_dict(document["cluster"])
         document |= unpacked_answer(document, graph, cluster) if has_columns else {}
     except (GraphError, ClusterError, MismatchError) as error:
         raise MismatchError(str(error) if str(error).startswith(f"{where}: ") else f"{where}: {error}") from None

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from env.cluster import Cluster, Device
 from graphs import disk
-from graphs.columns import check_time_keys
+from graphs.checks import check_time_keys
 from graphs.errors import ClusterError, GraphError, PlacementError, UnknownNameError
 from graphs.files import load_graph, save_graph
 from graphs.formatting import MESSAGE_LENGTH, NAME_LENGTH, show, show_line, show_message, show_output

@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from graphs.arrays import per_graph
 from graphs.generators import convolution_chain
 from graphs.opgraph import OpGraph
-from graphs.transforms.per_graph import per_graph
 
 
 @per_graph

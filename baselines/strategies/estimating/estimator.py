@@ -39,9 +39,9 @@ from baselines.strategies.stage_cuts import equal_cuts, is_overfull, recomputed_
 from env.cluster import Cluster
 from graphs.arrays import BoolArray, IntArray, pointers
 from graphs.opgraph import OpGraph, Phase
-from graphs.transforms.activations import HostedTensors, hosted_tensors
 from graphs.transforms.derived import Derived
 from graphs.transforms.expert_load import expert_choices
+from graphs.transforms.offloading import HostedTensors, hosted_tensors
 from graphs.transforms.sequencing import block_map
 from graphs.transforms.strategy import VIRTUAL, MeshRule, Strategy
 

@@ -27,8 +27,7 @@ from env.cluster import Cluster
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.module_paths import KIND, pattern_of
 from graphs.opgraph import OpGraph, Phase
-from graphs.transforms.recomputing.modules import computes_forward
-from graphs.transforms.recomputing.selecting import EXCEPT, IN
+from graphs.transforms.recomputing.selecting import EXCEPT, IN, computes_forward
 from graphs.transforms.splitting.storage_ops import parameter_casts
 
 _BUDGETS = (0.75, 0.5, 0.35, 0.25, 0.15, 0.08, 0.0)  # of the bytes that wait in a layer

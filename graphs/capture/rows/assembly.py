@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 from graphs.capture.drafts import DraftCall, DraftRow, Drafts, Operand, Root
 from graphs.capture.rows import dtensor
-from graphs.capture.rows.apart import APART
-from graphs.capture.rows.attention import ATTENTION
-from graphs.capture.rows.counted import Counted
-from graphs.capture.rows.dispatch import Places
-from graphs.capture.rows.in_groups import add_group_rows
-from graphs.capture.rows.layers import LAYERS
-from graphs.capture.rows.letters import Call, Cut, Letter, Rule, slots_of
-from graphs.capture.rows.memory import Elsewhere, digits
-from graphs.capture.rows.naming import Dimensions, MemoryCut, Spelled, part_of
-from graphs.capture.rows.rules import RULES, is_pointwise, linear_letters, pointwise
+from graphs.capture.rows.dispatch import Counted, Places, add_group_rows
+from graphs.capture.rows.naming import Dimensions, Elsewhere, MemoryCut, Spelled, digits, part_of
 from graphs.capture.trace import PARAMETER, Layout, flat
+from graphs.ops import operator
+from graphs.ops.letters import Call, Cut, Letter, Slot, aligned
+from graphs.ops.products import linear_letters
 from graphs.rows import OWN_FAMILY, Part, Partial, Replicate, Shard
 
 
@@ -130,9 +126,13 @@ def _letters(target: Any, args: Any, kwargs: Any, outputs: Any) -> tuple[Call | 
     name = target._schema.name.partition("::")[2]
     arguments, results = slots_of(args, kwargs, _names(target), outputs)
     call = Call(name, arguments, results)
-    rule = _rule(target)
-    found = tuple(rule(call)) if rule is not None else None
-    if found is None:
+    split = operator(name).split
+    if split is not None:
+        found = tuple(split(call))
+    elif _is_pointwise(name):
+        made = [slot for slot in results if slot is not None]
+        found = tuple(aligned(call.inputs, made)) if made else ()
+    else:
         found = tuple(dtensor.letters(target, args, kwargs, sum(out is not None for out in outputs)))
     return call, (*(letter for letter in found if letter.size > 1), *linear_letters(call))
 
@@ -142,14 +142,54 @@ def _names(target: OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in target._schema.arguments)
 
 
+# Entry by entry, though torch does not tag them so. Their backward passes are, too.
+_POINTWISE = {
+    *("_to_copy", "to", "type_as", "copy_", "copy", "masked_fill", "masked_fill_", "fill_", "zero_", "contiguous"),
+    *("lift_fresh_copy", "bernoulli_", "bernoulli", "uniform_", "normal_", "exponential_", "native_dropout", "dropout"),
+    *("dropout_", "alpha_dropout", "ones_like", "zeros_like", "full_like", "rand_like", "randn_like", "empty_like"),
+    *("randint_like", "clone", "nan_to_num", "log_sigmoid", "log_sigmoid_forward", "hardswish", "hardswish_"),
+    *("rrelu_with_noise", "_prelu_kernel", "prelu", "complex", "polar", "masked_scale", "floor_divide", "remainder"),
+    *("float", "half", "bool", "long", "int", "double", "mse_loss_backward", "smooth_l1_loss_backward"),
+    *("binary_cross_entropy_backward", "huber_loss_backward", "soft_margin_loss_backward"),
+}
+
+
 @cache
-def _rule(target: OpOverload) -> Rule | None:
-    """Our rule for an operator; None where we have none."""
-    name = target._schema.name.partition("::")[2]
-    for table in (LAYERS, ATTENTION, RULES, APART):
-        if name in table.by_name:
-            return table.by_name[name]
-    return (lambda call: pointwise(call.inputs, call)) if is_pointwise(name) else None
+def _is_pointwise(name: str) -> bool:
+    """Whether an operator works entry by entry, or is the backward pass of one that does."""
+    forward = name.removesuffix("_backward")
+    return any(one in _POINTWISE or _is_tagged(one) for one in {name, name.rstrip("_"), forward})
+
+
+def _is_tagged(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = packet.overloads() if packet is not None else ()
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
+
+
+def slots_of(args: Any, kwargs: Any, names: Sequence[str], outputs: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """The arguments by name and the results of a call, with a `Slot` for every `Layout`.
+
+    Args:
+        args: positional arguments.
+        kwargs: pairs of name and keyword argument.
+        names: of the positional parameters.
+        outputs: flat results.
+    """
+    count = 0
+
+    def numbered(value: Any) -> Any:
+        nonlocal count
+        if type(value) is Layout:
+            count += 1
+            return Slot(count - 1, value.shape, value.dtype.is_floating_point, value.dtype == torch.bool)
+        if isinstance(value, tuple):
+            return tuple(numbered(item) for item in value)
+        return value
+
+    named = {name: numbered(value) for name, value in zip(names, args, strict=False)}
+    named.update((name, numbered(value)) for name, value in kwargs)
+    return named, tuple(numbered(value) if type(value) is Layout else None for value in outputs)
 
 
 def _update_letters(operands: tuple[Operand, ...]) -> tuple[Letter, ...]:

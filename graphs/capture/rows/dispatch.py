@@ -14,8 +14,11 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from graphs.capture.drafts import DraftCall, Operand, Root
-from graphs.capture.rows.letters import Call, Cut, Letter, Slot, handed_on
+from graphs.capture.drafts import DraftCall, DraftRow, Drafts, Operand, Root
+from graphs.capture.trace import flat
+from graphs.op_kinds import op_kind
+from graphs.ops.letters import Call, Cut, Letter, Slot, handed_on
+from graphs.rows import OWN_FAMILY, ByGroups, Part, Shard
 
 _SORTS = ("sort", "argsort")
 _COUNTS = ("histc", "bincount")
@@ -137,3 +140,142 @@ def _grouped(call: Call, found: tuple[Letter, ...], unit: int) -> Iterator[Lette
         matrices = tuple(Cut(number, (0,)) for number in sorted(weights))
         summands = tuple(slot.number for slot in results if slot.ndim == 2)
         yield Letter(experts, matrices, summands, word="experts", is_named=True)
+
+
+# -- Rows by experts ------------------------------------------------------------------------------------------------
+
+
+_EXPERTS = "experts"
+
+
+def add_group_rows(drafts: Drafts) -> None:
+    """Enter the rows into drafts that have their other rows."""
+    groups: dict[int, ByGroups] = {}  # of each value that lies by groups
+    for call in drafts.calls:
+        if is_grouped(call.target):
+            _spread(drafts, call, groups)
+        elif not op_kind(drafts.ops[call.draft].kind).reads_shape_only:
+            draft = drafts.ops[call.draft]
+            mirror = None if draft.mirror is None else drafts.ops[draft.mirror]
+            is_second = mirror is not None and any(row.axis == _EXPERTS for row in mirror.rows)
+            row = _alike(draft.rows, call, groups, is_second)
+            if row is not None:
+                draft.rows.append(row)
+                groups.update((value, part) for value, part in row.values.items() if isinstance(part, ByGroups))
+
+
+def _spread(drafts: Drafts, call: DraftCall, groups: dict[int, ByGroups]) -> None:
+    """Have the row of experts of a product by groups read and write the tokens of its groups, in place of summands."""
+    row = next((row for row in drafts.ops[call.draft].rows if row.axis == _EXPERTS), None)
+    operands = [one for one in (*call.inputs, *call.outputs) if one is not None]
+    lists = [one for one in operands if len(one.info.layout.shape) == 2]
+    extents = [
+        part.extent
+        for part in (*(row.values if row else {}).values(), *(row.states if row else {}).values())
+        if isinstance(part, Shard)
+    ]
+    if row is None or not extents or not lists or not all(_is_list(one, lists[-1]) for one in lists):
+        return
+    by_groups = ByGroups(0, min(extents))
+    read = [one.info.layout.distinct_bytes for one in call.inputs if one in lists]
+    row.whole_bytes = max(row.whole_bytes - float(sum(read)), 0.0)
+    for one in lists:
+        if one.value is not None:
+            row.values[one.value] = groups[one.value] = by_groups
+
+
+def _is_list(one: Operand, last: Operand) -> bool:
+    """Whether an operand is a list of as many tokens as another, along the first dimension of its memory."""
+    tokens = {one.info.layout.shape[0], one.info.layout.shape[1]}
+    memory = one.root.info.layout.shape
+    return one.root.state is None and bool(memory) and memory[0] in tokens & set(last.info.layout.shape)
+
+
+def _alike(rows: list[DraftRow], call: DraftCall, groups: dict[int, ByGroups], is_second: bool) -> DraftRow | None:
+    """The row of a call that works token by token on what lies by groups; None where most of what it reads does not.
+
+    The rest, such as a weight for each token, goes to where the tokens are. So does, whatever it is, the gradient that
+    a backward call reads whose forward call has such a row.
+    """
+    own = next((row for row in rows if row.axis in OWN_FAMILY), None)
+    if own is None or own.states or not all(isinstance(part, Shard) and not part.dim for part in own.values.values()):
+        return None
+    of_values = [one for one in (*call.inputs, *call.outputs) if one is not None and one.value in own.values]
+    read = {one.value: one.info.layout.distinct_bytes for one in call.inputs if one.value in own.values}
+    found = {groups[value] for value in read if value in groups}
+    lengths = {one.root.info.layout.shape[0] for one in of_values}
+    if len(found) != 1 or len(lengths) != 1:
+        return None
+    others = [one for one in call.inputs if one.value in read and one.value not in groups]
+    if not all(one.info.layout.dtype.is_floating_point for one in others):
+        return None  # places in a list, in which the order of experts is left
+    if not is_second and 2 * sum(size for value, size in read.items() if value in groups) <= sum(read.values()):
+        return None
+    if any(type(leaf) is int and leaf in lengths for leaf in flat((call.args, call.kwargs))):
+        return None  # it is told how many there are in all
+    (by_groups,) = found
+    values: dict[int, Part] = dict.fromkeys(own.values, by_groups)
+    return DraftRow(_EXPERTS, values, {}, own.whole_bytes)
+
+
+# -- Entries counted out --------------------------------------------------------------------------------------------
+
+
+_MAKES, _CONVERTS_entries = "arange", ("to", "_to_copy", "clone", "contiguous")
+_BAGS = ("_embedding_bag", "_embedding_bag_forward_only", "embedding_bag", "_embedding_bag_backward")
+_PUTS = ("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+
+
+class Counted:
+    """Follows through the calls of a step which tensors hold 0, k, 2 k ... (n - 1) k, and their step k."""
+
+    def __init__(self) -> None:
+        self._steps: dict[Root, int] = {}
+
+    def letters(self, draft: DraftCall, call: Call, found: tuple[Letter, ...]) -> tuple[Letter, ...]:
+        """The letters of a call, with the one that holds because it looks up entries by numbers counted out."""
+        steps = [self._steps.get(root, 0) for root, *_ in draft.inputs]
+        made = (call["step"] or 1) if call.name == _MAKES and not call["start"] else 0
+        if made or (call.name in _CONVERTS_entries and any(steps[:1])):
+            self._steps.update((out.root, made or steps[0]) for out in draft.outputs if out is not None)
+        if call.name in _BAGS:
+            return (*found, *_of_bags(call, steps))
+        known = [step == 1 for step in steps]
+        own = _looked_up(call, known) if call.name in ("index", *_PUTS) and any(known) else None
+        if own is None:
+            return found
+        slots = {slot.number for slot in call["indices"] if isinstance(slot, Slot)}
+        return own, *(letter for letter in found if not any(cut.slot in slots for cut in letter.cuts))
+
+
+def _of_bags(call: Call, steps: list[int]) -> Iterator[Letter]:
+    """Bags of equally many indices: each part has some of them, and the gradient of the table is a sum over them."""
+    indices, offsets = call["indices"], call["offsets"]
+    step = steps[offsets.number]
+    count = offsets.shape[0]
+    if not step or indices.shape != (count * step,) or call["scale_grad_by_freq"] or call["include_last_offset"]:
+        return
+    slots = [slot for slot in (*call.inputs, *call.outputs) if slot is not None and slot not in (call["weight"],)]
+    table = [call.output] if call.name.endswith("backward") else []
+    units = {count: 1, count * step: step}
+    cuts = [Cut(slot.number, (0,), units[slot.shape[0]]) for slot in slots if slot not in table and slot.shape[0]]
+    yield Letter(count, tuple(cuts), tuple(slot.number for slot in table))
+
+
+def _looked_up(call: Call, known: list[bool]) -> Letter | None:
+    """All index tensors are vectors, and the first of them counts the entries of the dimension that it indexes."""
+    x, given, out = call.first(), call["indices"], call.output
+    indices = [index for index in given if isinstance(index, Slot)]
+    places = [d for d, index in enumerate(given) if isinstance(index, Slot)]
+    first = places[0]
+    if any(index.shape != (x.shape[first],) for index in indices) or places != list(range(first, first + len(places))):
+        return None
+    if not known[indices[0].number] or any(known[index.number] for index in indices[1:]):
+        return None
+    cuts = [Cut(x.number, (first,)), *(Cut(index.number, (0,)) for index in indices), Cut(out.number, (first,))]
+    values = call["values"] if call.name in _PUTS else None
+    if isinstance(values, Slot):
+        if values.ndim != x.ndim - len(places) + 1 or values.shape[first] != x.shape[first]:
+            return None
+        cuts.insert(-1, Cut(values.number, (first,)))
+    return Letter(x.shape[first], tuple(cuts))

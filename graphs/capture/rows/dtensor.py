@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from graphs.capture.rows.letters import Cut, Letter
 from graphs.capture.trace import Layout
+from graphs.ops.letters import Cut, Letter
 
 # Rules that computing with numbers has shown to be wrong, and why.
 WRONG = {

@@ -4,8 +4,7 @@ Every function gives a `Derived` (see `contraction` for what it promises). Ops o
 phases, or allowed on different device kinds (by their own pins or those of their colocation group), are never merged.
 """
 
-from graphs.transforms.coarsen.contraction import contract
+from graphs.transforms.coarsen.contraction import ELEMENTWISE, by_module, contract, fuse_chains, fuse_elementwise
 from graphs.transforms.coarsen.multilevel import to_size, to_units
-from graphs.transforms.coarsen.rules import ELEMENTWISE, by_module, fuse_chains, fuse_elementwise
 
 __all__ = ["ELEMENTWISE", "by_module", "contract", "fuse_chains", "fuse_elementwise", "to_size", "to_units"]

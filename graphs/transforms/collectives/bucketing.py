@@ -16,8 +16,7 @@ import numpy as np
 from graphs.arrays import IntArray, pointers
 from graphs.errors import MismatchError
 from graphs.records import Phase
-from graphs.transforms.collectives.rewiring import rewired
-from graphs.transforms.derived import STORED, Collective, Derived
+from graphs.transforms.derived import STORED, Collective, Derived, rewired
 
 _STORED_FLAT = ("gradient", "parameter")  # of `Exchanged.what`: flat vectors of which each place keeps a part
 

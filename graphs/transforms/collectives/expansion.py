@@ -11,13 +11,11 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray, groups
 from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import ANY_DEVICE, OpGraph
-from graphs.transforms.collectives.rewiring import rewired, taken
+from graphs.recipes import number_bytes
 from graphs.transforms.collectives.template import Template, fused_template, template
-from graphs.transforms.derived import Derived
+from graphs.transforms.derived import Derived, rewired, taken
 
-_ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2, "int16": 2}
-_ITEM_BYTES |= {"bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1}
-ITEM_BYTES = 4  # of float32, and of what is not known
+ITEM_BYTES = 4  # of float32
 MOVED_PER_BYTE = 3  # adding two tensors: read both, write one
 
 
@@ -217,7 +215,7 @@ def _numbers(
     result: dict[str, Any] = {}
     for key in ("parameter_bytes", "gradient_bytes", "optimizer_bytes"):
         result[key] = np.where(is_new, 0, getattr(graph, key)[origin])[order]
-    item_bytes = np.array([_ITEM_BYTES.get(dtype, ITEM_BYTES) for dtype in graph.dtypes], dtype=np.float64)
+    item_bytes = np.array([number_bytes(dtype) for dtype in graph.dtypes], dtype=np.float64)
     work = np.concatenate([np.zeros(graph.n_ops), added])
     spelt_out = is_new.copy()
     spelt_out[rank_ops] = True

@@ -19,8 +19,8 @@ from graphs.errors import GraphError
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.derived import Derived
-from graphs.transforms.recomputing.modules import computes_forward, late_segments
 from graphs.transforms.recomputing.recompute_graph import Runs, run_again
+from graphs.transforms.recomputing.selecting import computes_forward, late_segments
 
 
 def recompute_stretches(graph: OpGraph, segments: int | None = None, levels: int = 1) -> Derived:

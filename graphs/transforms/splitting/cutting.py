@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from graphs.arrays import per_graph
 from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import OWN_FAMILY
 from graphs.transforms.expert_load import expert_choices
-from graphs.transforms.per_graph import per_graph
 from graphs.transforms.splitting.op_states import states_of, where
 from graphs.transforms.splitting.ring_rows import turned
 from graphs.transforms.splitting.sharding import EXPERTS, HEADS, SUM, Axis, Sharding, shard, shares

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from graphs.arrays import per_graph
 from graphs.op_kinds import op_kind
 from graphs.records import Phase
 from graphs.rows import OWN_FAMILY, Partial, Shard, SplitRow
-from graphs.transforms.per_graph import per_graph
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph

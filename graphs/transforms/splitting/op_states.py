@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphs.arrays import BoolArray
+from graphs.arrays import BoolArray, per_graph
 from graphs.records import Phase
-from graphs.transforms.per_graph import per_graph
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph

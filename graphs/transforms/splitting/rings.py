@@ -24,15 +24,17 @@ from numpy.typing import NDArray
 
 from graphs.arrays import FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
-from graphs.records import LANE, Work
+from graphs.records import ATTENTIONS, LANE, Work
+from graphs.rows import Shard
 from graphs.transforms.derived import Collective, Exchanged
-from graphs.transforms.splitting.ring_rows import turned
+from graphs.transforms.splitting.ring_rows import SEQUENCE, turned
 from graphs.transforms.splitting.sharding import Sharding, differs
 
 if TYPE_CHECKING:
     from graphs.transforms.splitting.copies import Copies
     from graphs.transforms.splitting.emission import Emission
     from graphs.transforms.splitting.exchange import Exchanges
+
 
 SHIFT = "shift"  # kind of a collective by which each part sends to the next one
 RING_BLOCK, RING_MERGE = "ring_block", "ring_merge"  # kinds of ops
@@ -272,3 +274,29 @@ class _Ring:
             for row, one in zip(ranks.reshape(-1, k).tolist(), sizes.reshape(-1).tolist(), strict=True)
         ]
         return self.out.tensors(ops.reshape(-1), size.reshape(-1)).reshape(self.copies.shape)
+
+
+# -- Balance of rings -----------------------------------------------------------------------------------------------
+
+
+_DENSITY = 4  # of attention's extents: the share of the pairs of queries and keys that is not masked
+
+
+def is_balanced(graph: OpGraph, sharding: Sharding) -> bool:
+    """Whether the parts of a graph along an axis have a stretch of each half of the sequence.
+
+    They do where queries of causal attention are cut, and every sequence divides into two stretches for each part.
+    """
+    axis = sharding.axis
+    if axis.words != (SEQUENCE,) or sharding.halo.any() or not cuts_causal_attention(graph, sharding):
+        return False
+    rows = {id(row): row for row in sharding.row if row is not None and row.axis == SEQUENCE}.values()
+    shards = (part for row in rows for part in (*row.inputs, *row.outputs) if isinstance(part, Shard))
+    return all(part.extent % (2 * axis.size) == 0 for part in shards)
+
+
+def cuts_causal_attention(graph: OpGraph, sharding: Sharding) -> bool:
+    """Whether an axis cuts the queries of causal attention in one call."""
+    causal = np.isin(graph.work, ATTENTIONS) & (graph.extents[:, _DENSITY] < 1)
+    rows = (sharding.row[op] for op in np.flatnonzero(causal).tolist())
+    return any(row is not None and row.axis == SEQUENCE for row in rows)

@@ -22,7 +22,7 @@ from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
-from graphs.transforms.splitting.joint import in_time
+from graphs.transforms.splitting.masks import in_time
 from graphs.transforms.splitting.rings import Rings
 from graphs.transforms.splitting.sharding import IN_TIME, SUM, Axis, Sharding, differing
 from graphs.transforms.splitting.synchronised import give_sums, synchronise

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from graphs.arrays import BoolArray
+from graphs.arrays import BoolArray, per_graph
 from graphs.op_kinds import base_name
 from graphs.recipes import PRECISIONS
 from graphs.records import Phase
-from graphs.transforms.per_graph import per_graph
 from graphs.transforms.splitting.op_states import states_of
 
 if TYPE_CHECKING:

@@ -21,13 +21,11 @@ from itertools import pairwise
 import numpy as np
 
 from graphs.arrays import IntArray
-from graphs.op_kinds import base_name
+from graphs.op_kinds import COPIES, MATRIX_PRODUCTS, KernelRole, base_name, role_of
 from graphs.opgraph import OpGraph
 from graphs.recipes import OPTIMIZERS, UPDATE_KIND
 from graphs.transforms.coarsen.contraction import merge_classes
-from graphs.transforms.stacks.facts import FUSIBLE, KernelFacts
-from graphs.transforms.stacks.kinds import COPIES, MATRIX_PRODUCTS, KernelRole, role_of
-from graphs.transforms.stacks.merging import Groups
+from graphs.transforms.stacks.facts import FUSIBLE, Groups, KernelFacts
 
 MOST_APART = 64  # ops between two kernels that are joined side by side (Scheduler.are_long_distant_nodes)
 MOST_POINTERS = 250  # that a kernel of many small updates may be given (triton_combo_kernel.py, MAX_NUM_ARGS)

@@ -11,13 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 from graphs.arrays import IntArray
-from graphs.op_kinds import base_name
+from graphs.op_kinds import KernelRole, base_name
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.transforms.stacks.compiled import updates_together
-from graphs.transforms.stacks.facts import FUSIBLE, KernelFacts
-from graphs.transforms.stacks.kinds import KernelRole
-from graphs.transforms.stacks.merging import Groups
+from graphs.transforms.stacks.facts import FUSIBLE, Groups, KernelFacts
 
 MOST_TENSORS = 36  # that one launch of a multi-tensor update of Adam takes (apex, csrc/multi_tensor_apply.cuh, depth 4)
 _SCALES = ("mul", "div", "add", "masked_fill", "where")

@@ -92,9 +92,7 @@ def _list_presets(as_json: bool) -> None:
 
     known = [Cluster.preset(key) for key in PRESETS]
     if as_json:
-        from placement.inputs.cluster_json import cluster_to_dict
-
-        emit_json({"clusters": [cluster_to_dict(cluster) for cluster in known]})
+        emit_json({"clusters": [cluster.to_dict() for cluster in known]})
         return
     from placement.cli.tables import clusters_table
 
@@ -111,9 +109,7 @@ def _write(given: ClustersOptions, cluster: Cluster) -> None:
 def _printed(given: ClustersOptions, cluster: Cluster) -> bool:
     """Whether the cluster was asked for as JSON or TOML, and so is printed."""
     if given.as_json:
-        from placement.inputs.cluster_json import cluster_to_dict
-
-        emit_json(cluster_to_dict(cluster))
+        emit_json(cluster.to_dict())
     elif given.as_toml:
         emit(cluster.to_toml())
     return given.as_json or given.as_toml

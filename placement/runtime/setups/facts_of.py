@@ -21,8 +21,7 @@ from graphs.module_paths import KIND, prefixes
 from graphs.opgraph import OpGraph
 from graphs.recipes import PRECISIONS
 from graphs.transforms.axes import GROUPS
-from graphs.transforms.recomputing.modules import cores, segments
-from graphs.transforms.recomputing.selecting import parted
+from graphs.transforms.recomputing.selecting import cores, parted, segments
 from graphs.transforms.sequencing import BACKWARD, WEIGHTS, WHOLE_BACKWARD, StageBlock
 from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.splitting.splitter import split

@@ -17,7 +17,7 @@ from env.checking.reference import simulate_reference
 from env.simulation.simulator import Simulator
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
-from graphs.transforms.activations import HOSTED
+from graphs.transforms.offloading import HOSTED
 from graphs.transforms.strategy import Strategy
 
 ROWS, WIDTH, LAYERS = 512, 256, 6

@@ -19,7 +19,7 @@ from graphs.module_paths import pattern_of
 from graphs.opgraph import Op, OpGraph, Phase
 from graphs.rows import State
 from graphs.transforms.recomputing import unmatched
-from graphs.transforms.recomputing.modules import segments
+from graphs.transforms.recomputing.selecting import segments
 from graphs.transforms.splitting.op_states import where
 from graphs.transforms.strategy import MeshRule, Strategy
 from graphs.zoo import build

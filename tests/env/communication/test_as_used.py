@@ -16,7 +16,6 @@ from env.communication.as_used import AsUsed
 from env.communication.times import collective_times, lone_collective_s
 from env.resizing import part_of, resized
 from graphs.errors import ClusterError
-from placement.inputs.cluster_json import cluster_from_dict, cluster_to_dict
 
 MIB = 2**20
 # Soon and slow, late and quick; a third for five ranks of a host or more.
@@ -160,8 +159,8 @@ def test_files_keep_it(tmp_path: Path) -> None:
     links = tuple(replace(link, nominal_bytes_per_s=1.25 * link.bandwidth_bytes_per_s) for link in hosts(1).links)
     cluster = replace(hosts(1), links=links, collectives=(MeasuredCollective("all_gather", 4, (8,), (1e-6,), hosts=2),))
     (tmp_path / "c.toml").write_text(cluster.to_toml(), encoding="utf-8")
-    as_json = json.loads(json.dumps(cluster_to_dict(cluster), allow_nan=False))
-    for again in (Cluster.from_toml(tmp_path / "c.toml"), cluster_from_dict(as_json)):
+    as_json = json.loads(json.dumps(cluster.to_dict(), allow_nan=False))
+    for again in (Cluster.from_toml(tmp_path / "c.toml"), Cluster.from_dict(as_json)):
         assert (again, again.hash) == (cluster, cluster.hash)
     assert replace(cluster, fabric=None).hash != cluster.hash
     assert resized(cluster, 4).fabric == part_of(cluster, np.arange(2)).fabric == FABRIC
@@ -186,11 +185,11 @@ def test_wrong_protocols_are_refused(changes: dict[str, object], sentence: str) 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("fabric = 3", "fabric is 3; expected a table"),
+        ("fabric = 3", "the fabric is 3; expected an object with protocols"),
         ("[fabric]\noverlap = 0.5\nprotocols = []", "overlap = 0.5; expected a number of 1 or more"),
         ("[fabric]\nprotocols = []", "the fabric has no protocols"),
-        ("[fabric]\nspeed = 3", "the fabric has unknown key 'speed'"),
-        ("[[fabric.protocols]]\nkind = 'all_reduce'", "a protocol has no 'base_s'"),
+        ("[fabric]\nspeed = 3", "the fabric has unknown field 'speed'"),
+        ("[[fabric.protocols]]\nkind = 'all_reduce'", "entry 1 of protocols of the fabric has no 'base_s'"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, text: str, sentence: str) -> None:

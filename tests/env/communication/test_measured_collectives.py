@@ -20,7 +20,6 @@ from env.simulation.simulator import Simulator
 from graphs.errors import ClusterError
 from graphs.transforms.collectives import ALGORITHMS, KINDS
 from graphs.transforms.strategy import Strategy
-from placement.inputs.cluster_json import cluster_from_dict, cluster_to_dict
 
 FOUND = MeasuredCollective("all_reduce", 2, (1000, 3000), (0.1, 0.5))
 
@@ -48,11 +47,11 @@ def test_times_at_the_sizes_are_those_measured(pairs: list[tuple[int, float]]) -
 def test_files_keep_them(tmp_path: Path) -> None:
     cluster = measured("all_reduce", "all_to_all")
     (tmp_path / "c.toml").write_text(cluster.to_toml(), encoding="utf-8")
-    for again in (Cluster.from_toml(tmp_path / "c.toml"), cluster_from_dict(cluster_to_dict(cluster))):
+    for again in (Cluster.from_toml(tmp_path / "c.toml"), Cluster.from_dict(cluster.to_dict())):
         assert (again, again.hash) == (cluster, cluster.hash)
     plain = replace(cluster, collectives=())
     assert plain.hash != cluster.hash
-    assert "collectives" not in cluster_to_dict(plain)
+    assert "collectives" not in plain.to_dict()
     assert "collectives" not in plain.to_toml()
 
 

@@ -22,8 +22,7 @@ from torch import nn
 from graphs.capture import costs, from_exported_program
 from graphs.errors import CaptureError, GraphFileError
 from graphs.files import load_graph
-from graphs.readers.pt2 import read_pt2
-from graphs.readers.pt2_program import is_harmless, plain_program
+from graphs.readers.pt2 import is_harmless, plain_program, read_pt2
 from placement.cli.entry import run
 
 

@@ -17,7 +17,7 @@ from env.cluster import Cluster
 from graphs.capture import capture
 from graphs.capture.rows import dtensor
 from graphs.capture.rows.assembly import _letters
-from graphs.capture.rows.memory import Elsewhere, digits
+from graphs.capture.rows.naming import Elsewhere, digits
 from graphs.capture.trace import Layout, tensor_info
 from graphs.errors import MismatchError
 from graphs.files import load_json_graph, save_graph

@@ -15,7 +15,7 @@ from graphs import OpGraph, SplitRow, Work, contract
 from graphs.capture import capture
 from graphs.transforms import Derived, split
 from graphs.transforms.splitting import Zero
-from graphs.transforms.splitting.extents import BATCH, COLUMNS, DEPTH, HEADS, QUERIES, ROWS, divided_extent
+from graphs.transforms.splitting.copies import BATCH, COLUMNS, DEPTH, HEADS, QUERIES, ROWS, divided_extent
 from graphs.transforms.splitting.splitter import in_micro_batches
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import build

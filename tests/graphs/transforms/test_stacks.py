@@ -20,9 +20,8 @@ from graphs import Op, OpGraph, Phase, Tensor
 from graphs.capture import capture
 from graphs.errors import GraphError, UnknownNameError
 from graphs.files import load_graph, save_graph
-from graphs.op_kinds import base_name
+from graphs.op_kinds import POINTWISE, RANDOM, REDUCTION, base_name
 from graphs.transforms import STACKS, fused, kernels_of, on_stack, stack_of
-from graphs.transforms.stacks.kinds import POINTWISE, RANDOM, REDUCTION
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import build
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from graphs.capture.rows.letters import Letter, slots_of
+from graphs.capture.rows.assembly import slots_of
 from graphs.capture.trace import Layout, flat
+from graphs.ops.letters import Letter
 
 # Arguments that are sizes of a result, or of the first argument of the forward call.
 SIZES = ("size", "input_sizes", "shape", "input_size")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from string import ascii_lowercase
 
-from graphs.capture.rows.letters import Call, Cut, Letter, Rules, Slot, aligned, einsum, summed
-
-APART = Rules()
+from graphs.ops.letters import Call, Cut, Letter, Slot, aligned, einsum, summed
+from graphs.ops.table import split_of
 
 _MATRICES = (
     *("_linalg_svd", "linalg_svd", "linalg_svdvals", "_linalg_eigh", "linalg_eigh", "linalg_eigvalsh", "linalg_eig"),
@@ -34,33 +33,33 @@ def _leading(call: Call, together: int) -> list[Letter]:
     return [Letter(size, tuple(Cut(slot.number, (d,)) for slot in slots)) for d, size in enumerate(lead)]
 
 
-@APART.on(*_MATRICES)
+@split_of(*_MATRICES)
 def _matrices(call: Call) -> list[Letter]:
     return _leading(call, 2)
 
 
-@APART.on("pixel_shuffle", "pixel_unshuffle")
+@split_of("pixel_shuffle", "pixel_unshuffle")
 def _pixels(call: Call) -> list[Letter]:
     return _leading(call, 3)
 
 
-@APART.on("channel_shuffle", "native_channel_shuffle")
+@split_of("channel_shuffle", "native_channel_shuffle")
 def _channels(call: Call) -> list[Letter]:
     return aligned([call.first()], [call.output], [1])
 
 
-@APART.on("im2col", "col2im")
+@split_of("im2col", "col2im")
 def _columns(call: Call) -> list[Letter]:
     has_samples = call.first().ndim == (4 if call.name == "im2col" else 3)
     return _leading(call, call.first().ndim - 1) if has_samples else []
 
 
-@APART.on("affine_grid_generator", "affine_grid_generator_backward")
+@split_of("affine_grid_generator", "affine_grid_generator_backward")
 def _grids(call: Call) -> list[Letter]:
     return _leading(call, call.first().ndim - 1)
 
 
-@APART.on("_cdist_forward", "_euclidean_dist", "cdist")
+@split_of("_cdist_forward", "_euclidean_dist", "cdist")
 def _distances(call: Call) -> list[Letter]:
     x, y = call.inputs[:2]
     names = ascii_lowercase[: x.ndim - 2]
@@ -69,7 +68,7 @@ def _distances(call: Call) -> list[Letter]:
     return einsum((x, f"{names}x."), (y, f"{names}y."), into=[(call.output, f"{names}xy")])
 
 
-@APART.on("_cdist_backward")
+@split_of("_cdist_backward")
 def _distances_backward(call: Call) -> list[Letter]:
     grad, x, y, made = call.inputs
     names = ascii_lowercase[: x.ndim - 2]
@@ -82,7 +81,7 @@ def _distances_backward(call: Call) -> list[Letter]:
 # -- one dimension, or a few, together ---------------------------------------------------------------------------------
 
 
-@APART.on("glu", "glu_backward")
+@split_of("glu", "glu_backward")
 def _halves(call: Call) -> list[Letter]:
     """Two halves of a dimension: of both the same stretches may be taken."""
     slots = [*call.inputs, call.output]
@@ -92,26 +91,26 @@ def _halves(call: Call) -> list[Letter]:
     return [*aligned(call.inputs, [call.output], [dim]), halves]
 
 
-@APART.on("rot90")
+@split_of("rot90")
 def _turned(call: Call) -> list[Letter]:
     return aligned([call.first()], [call.output], call["dims"] or (0, 1))
 
 
-@APART.on("renorm")
+@split_of("renorm")
 def _renormed(call: Call) -> list[Letter]:
     """Each entry of one dimension is a tensor of a norm of its own."""
     x, dim = call.first(), call["dim"] % call.first().ndim
     return aligned([x], [call.output], [d for d in range(x.ndim) if d != dim])
 
 
-@APART.on("_weight_norm", "_weight_norm_interface", "_weight_norm_interface_backward")
+@split_of("_weight_norm", "_weight_norm_interface", "_weight_norm_interface_backward")
 def _weight_normed(call: Call) -> list[Letter]:
     x, dim = call.first(), (call["dim"] or 0) % call.first().ndim
     outputs = [slot for slot in call.outputs if slot is not None]
     return aligned(call.inputs, outputs, [d for d in range(x.ndim) if d != dim])
 
 
-@APART.on("diag_embed", "diagonal_backward")
+@split_of("diag_embed", "diagonal_backward")
 def _diagonals(call: Call) -> list[Letter]:
     """The last dimension of the argument is a diagonal of two of the result."""
     x, out = call.first(), call.output
@@ -124,7 +123,7 @@ def _diagonals(call: Call) -> list[Letter]:
     return einsum((x, f"{names}."), into=[(out, made)])
 
 
-@APART.on("unfold_backward")
+@split_of("unfold_backward")
 def _windows(call: Call) -> list[Letter]:
     grad, out = call.first(), call.output
     dim = call["dim"] % max(out.ndim, 1)
@@ -132,7 +131,7 @@ def _windows(call: Call) -> list[Letter]:
     return einsum((grad, f"{made}."), into=[(out, made)])
 
 
-@APART.on("diff", "linalg_cross", "cross")
+@split_of("diff", "linalg_cross", "cross")
 def _neighbours(call: Call) -> list[Letter]:
     dim = -1 if call["dim"] is None else call["dim"]
     is_plain = all(slot.shape == call.first().shape for slot in call.inputs)
@@ -142,7 +141,7 @@ def _neighbours(call: Call) -> list[Letter]:
 _ALONG_ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 
 
-@APART.on(*(f"fft_{name}{end}" for name in _ALONG_ONE for end in ("", "2", "n")))
+@split_of(*(f"fft_{name}{end}" for name in _ALONG_ONE for end in ("", "2", "n")))
 def _transformed(call: Call) -> list[Letter]:
     dim = call["dim"]
     default = (
@@ -152,7 +151,7 @@ def _transformed(call: Call) -> list[Letter]:
     return aligned([call.first()], [call.output], dims if isinstance(dims, tuple) else (dims,))
 
 
-@APART.on("searchsorted")
+@split_of("searchsorted")
 def _searched(call: Call) -> list[Letter]:
     boundaries, x = call["sorted_sequence"], call["self"]
     if not isinstance(x, Slot) or call["sorter"] is not None:
@@ -160,7 +159,7 @@ def _searched(call: Call) -> list[Letter]:
     return aligned([x], [call.output]) if boundaries.ndim == 1 else _leading(call, 1)
 
 
-@APART.on("index_add", "index_add_", "index_copy", "index_copy_")
+@split_of("index_add", "index_add_", "index_copy", "index_copy_")
 def _at_indices(call: Call) -> list[Letter]:
     """Other dimensions; and where entries are added, the entries, of which the result is a sum."""
     x, index, source, out = call["self"], call["index"], call["source"], call.output
@@ -177,7 +176,7 @@ def _at_indices(call: Call) -> list[Letter]:
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
-@APART.on("einsum")
+@split_of("einsum")
 def _einsum(call: Call) -> list[Letter]:
     given, arrow, made = str(call["equation"]).replace(" ", "").partition("->")
     terms = given.split(",")
@@ -185,7 +184,7 @@ def _einsum(call: Call) -> list[Letter]:
     return einsum(*zip(call.inputs, terms, strict=True), into=[(call.output, made)]) if is_plain else []
 
 
-@APART.on("_trilinear")
+@split_of("_trilinear")
 def _trilinear(call: Call) -> list[Letter]:
     """Three tensors with new dimensions of one entry are multiplied, and added up over some dimensions."""
     outputs, terms = [call.output], []
@@ -201,7 +200,7 @@ def _trilinear(call: Call) -> list[Letter]:
 # -- numbers of few bits -----------------------------------------------------------------------------------------------
 
 
-@APART.on(
+@split_of(
     *("fake_quantize_per_tensor_affine", "fake_quantize_per_tensor_affine_cachemask"),
     *("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "_fake_quantize_learnable_per_tensor_affine"),
     *("fake_quantize_per_channel_affine", "fake_quantize_per_channel_affine_cachemask"),
@@ -212,7 +211,7 @@ def _quantised(call: Call) -> list[Letter]:
     return _per_entry([x], call.inputs[1:], call, [])
 
 
-@APART.on("_fake_quantize_learnable_per_tensor_affine_backward", "_fake_quantize_learnable_per_channel_affine_backward")
+@split_of("_fake_quantize_learnable_per_tensor_affine_backward", "_fake_quantize_learnable_per_channel_affine_backward")
 def _quantised_backward(call: Call) -> list[Letter]:
     """The gradients of scale and zero point are sums over entries."""
     grad, x, *settings = call.inputs

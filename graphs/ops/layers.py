@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from string import ascii_lowercase
 from typing import Any
 
-from graphs.capture.rows.letters import Call, Cut, Letter, Rules, Slot, aligned, einsum, summed
+from graphs.ops.letters import Call, Cut, Letter, Slot, aligned, einsum, summed
+from graphs.ops.table import (
+    NO_FACTS,
+    OUTPUT,
+    Arguments,
+    WorkFacts,
+    flops_of,
+    product_work,
+    rows_work,
+    split_of,
+    work_of,
+)
+from graphs.records import Work
 
-LAYERS = Rules()
 _CHANNELS = {"o": "channels", "c": "channels"}
 _SPATIAL = ("width", "height", "depth")
 _TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -18,7 +30,7 @@ _TRANSPOSED = ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 # -- convolution and pooling -------------------------------------------------------------------------------------------
 
 
-@LAYERS.on("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "convolution_overrideable", *_TRANSPOSED)
+@split_of("conv1d", "conv2d", "conv3d", "convolution", "_convolution", "convolution_overrideable", *_TRANSPOSED)
 def _convolution(call: Call) -> list[Letter]:
     x, weight, bias, out = call["input"], call["weight"], call["bias"], call.output
     groups, rest = call["groups"] or 1, "." * (x.ndim - 2)
@@ -38,7 +50,7 @@ def _convolution(call: Call) -> list[Letter]:
     return [*letters, *spatial]
 
 
-@LAYERS.on("convolution_backward", "mkldnn_convolution_backward")
+@split_of("convolution_backward", "mkldnn_convolution_backward")
 def _convolution_backward(call: Call) -> list[Letter]:
     grad, x, weight = call["grad_output"], call["input"], call["weight"]
     dx, dw, db = call.outputs
@@ -61,6 +73,52 @@ def _convolution_backward(call: Call) -> list[Letter]:
         for one, inner in zip(letters, is_input, strict=True)
     ]
     return [*letters, *_gradient_windows(call, grad, x, [dx, dw, db])]
+
+
+@work_of("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution")
+@work_of("convolution_overrideable", "_slow_conv2d_forward")
+def _convolution_work(call: Arguments) -> WorkFacts:
+    x = call["input"] if "input" in call else call["self"]
+    places = x if call.get("transposed") else call[OUTPUT]
+    return _unfolded(call, places.shape)
+
+
+def _unfolded(call: Arguments, places: Sequence[int]) -> WorkFacts:
+    """A convolution as a product: a row for each place of each sample, which are given as [N, channels, ...]."""
+    weight, groups = call["weight"].shape, int(call.get("groups") or 1)
+    filters, rows = math.prod(weight[2:]), places[0] * math.prod(places[2:])
+    if call.get("transposed"):  # whose filters are in the columns
+        return product_work(groups, rows, weight[1] * filters, weight[0] // groups)
+    return product_work(groups, rows, weight[0] // groups, weight[1] * filters, filters if groups == 1 else 0)
+
+
+@work_of("convolution_backward")
+def _convolution_backward_work(call: Arguments) -> WorkFacts:
+    """One gradient alone is a product of its own; both have the sizes of the forward product."""
+    is_transposed, (of_input, of_weight) = bool(call["transposed"]), call["output_mask"][:2]
+    forward = _unfolded(call, call["input" if is_transposed else "grad_output"].shape)
+    if of_input and of_weight:
+        return forward
+    batch, rows, columns, depth, places = forward.extents
+    if of_weight:  # whose rows are the channels of the output, or of the input where it is transposed
+        sizes = (depth, columns) if is_transposed else (columns, depth)
+        return WorkFacts(Work.WEIGHT_GRADIENT, (batch, *sizes, rows, places))
+    if not of_input:
+        return NO_FACTS
+    filters = math.prod(call["weight"].shape[2:])
+    if is_transposed:
+        return WorkFacts(Work.PRODUCT, (batch, rows, depth, columns, 0.0))
+    return WorkFacts(Work.PRODUCT, (batch, rows, depth / filters, columns * filters, places))
+
+
+# torch's formula counts a grouped convolution as if it had one group; the two agree on one group.
+@flops_of("convolution_backward")
+def _convolution_backward_flops(grad: Any, x: Any, weight: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    """Each of the input's and the weight's gradient takes as much as the forward convolution."""
+    is_transposed, wanted = args[4], args[7]
+    places = x.shape if is_transposed else grad.shape
+    forward = 2 * places[0] * math.prod(places[2:]) * math.prod(weight.shape)
+    return forward * sum(map(bool, wanted[:2]))
 
 
 def _windows(call: Call, x: Slot, out: Slot, kernel: Sequence[int]) -> list[Letter]:
@@ -117,7 +175,7 @@ def _at(value: Any, i: int, default: int) -> int:
 _POOLS = ("max_pool2d", "avg_pool2d", "max_pool2d_with_indices", "max_pool1d", "avg_pool1d", "max_pool3d", "avg_pool3d")
 
 
-@LAYERS.on(*_POOLS)
+@split_of(*_POOLS)
 def _pool(call: Call) -> list[Letter]:
     x, out = call.first(), call.output
     if x.ndim != int(call.name.partition("pool")[2][0]) + 2:
@@ -142,8 +200,8 @@ _PER_CHANNEL_NAMES = (
 )
 
 
-@LAYERS.on("grid_sampler_2d", "grid_sampler_3d", "grid_sampler")
-@LAYERS.on(
+@split_of("grid_sampler_2d", "grid_sampler_3d", "grid_sampler")
+@split_of(
     *(
         f"{name}{end}"
         for name in (*_PER_CHANNEL_NAMES, *_POOLS)
@@ -169,7 +227,7 @@ def _per_channel(call: Call) -> list[Letter]:
 # -- normalisation -----------------------------------------------------------------------------------------------------
 
 
-@LAYERS.on("batch_norm", "native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
+@split_of("batch_norm", "native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 def _batch_norm(call: Call) -> list[Letter]:
     """But along channels statistics change, or are put together between the parts: that is for a strategy to say.
 
@@ -187,7 +245,7 @@ def _batch_norm(call: Call) -> list[Letter]:
     return einsum((x, f"yz{rest}"), *vectors, into=results, words={"z": "channels"})
 
 
-@LAYERS.on("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward")
+@split_of("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward")
 def _batch_norm_backward(call: Call) -> list[Letter]:
     x = call["input"]
     rest = ascii_lowercase[: x.ndim - 2]
@@ -196,7 +254,7 @@ def _batch_norm_backward(call: Call) -> list[Letter]:
     return einsum(*terms, into=[(dx, f"yz{rest}"), (dweight, "z"), (dbias, "z")], words={"z": "channels"})
 
 
-@LAYERS.on("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm")
+@split_of("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm")
 def _layer_norm(call: Call) -> list[Letter]:
     x = call["input"]
     apart = x.ndim - len(call["normalized_shape"])
@@ -205,7 +263,7 @@ def _layer_norm(call: Call) -> list[Letter]:
     return einsum((x, names + "." * (x.ndim - apart)), into=results)
 
 
-@LAYERS.on("native_layer_norm_backward", "_fused_rms_norm_backward")
+@split_of("native_layer_norm_backward", "_fused_rms_norm_backward")
 def _layer_norm_backward(call: Call) -> list[Letter]:
     x, grad = call["input"], call["grad_out"]
     apart = x.ndim - len(call["normalized_shape"])
@@ -216,7 +274,21 @@ def _layer_norm_backward(call: Call) -> list[Letter]:
     return einsum((grad, whole), (x, whole), *statistics, into=results)
 
 
-@LAYERS.on("group_norm", "native_group_norm", "native_group_norm_backward", "instance_norm")
+@work_of("layer_norm", "native_layer_norm", "native_layer_norm_backward")
+@work_of("rms_norm", "_fused_rms_norm", "_fused_rms_norm_backward")
+def _layer_norm_work(call: Arguments) -> WorkFacts:
+    return rows_work(call["input"].shape, math.prod(call["normalized_shape"]))
+
+
+@work_of("native_batch_norm", "native_batch_norm_backward")
+def _batch_norm_work(call: Arguments) -> WorkFacts:
+    """A column for each channel, with statistics of the batch; without, each number is by itself."""
+    return (
+        rows_work(call["input"].shape, call["input"].shape[1]) if call.get("training", call.get("train")) else NO_FACTS
+    )
+
+
+@split_of("group_norm", "native_group_norm", "native_group_norm_backward", "instance_norm")
 def _group_norm(call: Call) -> list[Letter]:
     inputs = call.inputs
     x = inputs[0]
@@ -234,7 +306,7 @@ def _group_norm(call: Call) -> list[Letter]:
     return [*letters, Letter(groups, tuple(group_cuts), word="channels")]
 
 
-@LAYERS.on("bilinear")
+@split_of("bilinear")
 def _bilinear(call: Call) -> list[Letter]:
     x, y, weight, bias = call["input1"], call["input2"], call["weight"], call["bias"]
     names = ascii_lowercase[: x.ndim - 1]
@@ -252,23 +324,23 @@ def _has(letter: Letter, slot: Slot, dim: int) -> bool:
 # -- embeddings --------------------------------------------------------------------------------------------------------
 
 
-@LAYERS.on("embedding")
+@split_of("embedding")
 def _embedding(call: Call) -> list[Letter]:
     table, indices = call["weight"], call["indices"]
     names = ascii_lowercase[: indices.ndim]
     return einsum((table, "zy"), (indices, names), into=[(call.output, f"{names}y")], words={"z": "vocabulary"})
 
 
-@LAYERS.on("embedding_dense_backward")
+@split_of("embedding_dense_backward")
 def _embedding_backward(call: Call) -> list[Letter]:
     grad, indices = call["grad_output"], call["indices"]
     names = ascii_lowercase[: indices.ndim]
     return einsum((grad, f"{names}y"), (indices, names), into=[(call.output, "zy")], words={"z": "vocabulary"})
 
 
-@LAYERS.on("_embedding_bag", "_embedding_bag_forward_only", "embedding_bag", "_embedding_bag_backward")
+@split_of("_embedding_bag", "_embedding_bag_forward_only", "embedding_bag", "_embedding_bag_backward")
 def _bags(call: Call) -> list[Letter]:
-    """Columns of a table, and of a sum of rows its rows. Samples are for `graphs.capture.rows.counted` to find."""
+    """Columns of a table, and of a sum of rows its rows. Samples are for `graphs.capture.rows.dispatch` to find."""
     mode, is_backward = call["mode"] or 0, call.name.endswith("backward")
     table, bags = (call.output, call["grad"]) if is_backward else (call["weight"], call.output)
     slots = [slot for slot in (*call.inputs, *call.outputs) if slot is not None and slot.ndim == 2]
@@ -279,7 +351,7 @@ def _bags(call: Call) -> list[Letter]:
     return [columns, Letter(table.shape[0], (Cut(table.number, (0,)),), sums, "vocabulary")]
 
 
-@LAYERS.on("_grouped_mm", "grouped_mm_fallback")
+@split_of("_grouped_mm", "grouped_mm_fallback")
 def _grouped_mm(call: Call) -> list[Letter]:
     """Rows of x [T, K] meet the matrix of their group in weights [G, K, N]; which rows a group has, offsets say."""
     x, y = call.inputs[:2]
@@ -290,17 +362,54 @@ def _grouped_mm(call: Call) -> list[Letter]:
     return einsum((x, "bik"), (y, "bkj"), into=[(call.output, "bij")]) if x.ndim == y.ndim == 3 else []
 
 
-@LAYERS.on("grouped_mm_fallback_backward")
+@split_of("grouped_mm_fallback_backward")
 def _grouped_mm_backward(call: Call) -> list[Letter]:
     grad, x, y = call.inputs[:3]
     dx, dy = call.outputs[:2]
     return einsum((grad, "tj"), (x, "tk"), (y, ".kj"), into=[(dx, "tk"), (dy, ".kj")])
 
 
+@work_of("_grouped_mm", "_scaled_grouped_mm", "grouped_mm_fallback")
+def _grouped_work(call: Arguments) -> WorkFacts:
+    """Rows in groups times one matrix each, or groups of columns times as many groups of rows."""
+    one, other = (
+        (call[key] if key in call else call[name]).shape for key, name in (("self", "input"), ("mat2", "weight"))
+    )
+    ends = call.get("offs")
+    groups = one[0] if len(one) == 3 else other[0] if len(other) == 3 else ends.shape[0]  # type: ignore[union-attr]
+    rows, depth, columns = float(one[-2]), float(one[-1]), float(other[-1])
+    shared = 0.0
+    if len(one) == 2 and len(other) == 2:
+        depth, shared = depth / groups, 3.0
+    elif len(one) == 2:
+        rows /= groups
+    elif len(other) == 2:
+        columns, shared = columns / groups, 2.0
+    return WorkFacts(Work.GROUPED, (float(groups), rows, columns, depth, shared))
+
+
+@work_of("grouped_mm_fallback_backward")
+def _grouped_backward_work(call: Arguments) -> WorkFacts:
+    """Both gradients: the sizes of the forward product."""
+    (rows, columns), (groups, depth, _) = call["grad_output"].shape, call["weight"].shape
+    return WorkFacts(Work.GROUPED, (float(groups), rows / groups, float(columns), float(depth), 0.0))
+
+
+@flops_of("_grouped_mm", "grouped_mm_fallback")
+def _grouped_flops(x: Any, weights: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    """Every row of one factor meets one matrix of the other, whichever group it is in."""
+    return 2 * int(x.numel()) * int(weights.shape[-1])
+
+
+@flops_of("grouped_mm_fallback_backward")
+def _grouped_backward_flops(*args: Any, **kwargs: Any) -> int:
+    return 2 * _grouped_flops(*args, **kwargs)
+
+
 # -- recurrence and losses ---------------------------------------------------------------------------------------------
 
 
-@LAYERS.on("lstm_cell", "gru_cell", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell")
+@split_of("lstm_cell", "gru_cell", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell")
 def _cell(call: Call) -> list[Letter]:
     """Samples; the gates of a unit lie in several blocks of the weights, which a split of their product would take."""
     batch = call.inputs[0].shape[0]
@@ -311,7 +420,7 @@ def _cell(call: Call) -> list[Letter]:
     return [Letter(batch, cuts)] if states else []
 
 
-@LAYERS.on("lstm", "gru", "rnn_tanh", "rnn_relu")
+@split_of("lstm", "gru", "rnn_tanh", "rnn_relu")
 def _recurrent(call: Call) -> list[Letter]:
     """Samples of a whole recurrent layer, [T, B, H] or [B, T, H], with states [layers, B, H]."""
     x = call["input"]
@@ -324,7 +433,7 @@ def _recurrent(call: Call) -> list[Letter]:
     return [Letter(x.shape[dim], tuple(Cut(slot.number, (d,)) for slot, d in places))]
 
 
-@LAYERS.on("nll_loss_forward", "nll_loss", "nll_loss2d_forward", "nll_loss_nd", "cross_entropy_loss")
+@split_of("nll_loss_forward", "nll_loss", "nll_loss2d_forward", "nll_loss_nd", "cross_entropy_loss")
 def _loss(call: Call) -> list[Letter]:
     """Samples: the loss, and the weight that it is divided by, are sums over them.
 
@@ -353,7 +462,7 @@ def _classes(call: Call, *cut: Slot, partial: tuple[int, ...] = ()) -> list[Lett
 _BY_LABEL = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss_backward", "nll_loss2d_backward")
 
 
-@LAYERS.on("nll_loss_backward", "nll_loss2d_backward")
+@split_of("nll_loss_backward", "nll_loss2d_backward")
 def _loss_backward(call: Call) -> list[Letter]:
     """Samples and classes."""
     x, target, out, grad = call["self"], call["target"], call.output, call["grad_output"]
@@ -363,7 +472,7 @@ def _loss_backward(call: Call) -> list[Letter]:
     return [*samples, *_classes(call, x, out)]
 
 
-@LAYERS.on(
+@split_of(
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy"),
     *("binary_cross_entropy_with_logits", "kl_div"),
 )
@@ -375,10 +484,10 @@ def _entrywise_loss(call: Call) -> list[Letter]:
     return einsum(*((slot, names[x.ndim - slot.ndim :]) for slot in call.inputs), into=[(out, "")])
 
 
-@LAYERS.on(
+@split_of(
     "multi_margin_loss", "multi_margin_loss_backward", "multilabel_margin_loss", "multilabel_margin_loss_backward"
 )
-@LAYERS.on("multilabel_margin_loss_forward")
+@split_of("multilabel_margin_loss_forward")
 def _margin_loss(call: Call) -> list[Letter]:
     """Samples, classes whole."""
     x, target = call["self"], call["target"]
@@ -390,3 +499,10 @@ def _margin_loss(call: Call) -> list[Letter]:
     ]
     results = [(out, f"n{'.' * (out.ndim - 1)}" if out.ndim else "") for out in call.outputs if out is not None]
     return einsum(*terms, into=results) if target.shape[:1] == x.shape[:1] else []
+
+
+@work_of("max_pool2d_with_indices", "max_pool2d_with_indices_backward", "nll_loss_forward", "nll_loss_backward")
+def _last_work(call: Arguments) -> WorkFacts:
+    """Rows along the last dimension: of scores by class, of pictures."""
+    shape = call["self"].shape
+    return rows_work(shape, shape[-1]) if shape else NO_FACTS

@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from string import ascii_lowercase
+from typing import Any
 
-import torch
-
-from graphs.capture.rows.letters import Call, Cut, Letter, Rules, Slot, aligned, einsum, handed_on, summed
-
-RULES = Rules()
-
-# Entry by entry, though torch does not tag them so. Their backward passes are, too.
-POINTWISE = {
-    *("_to_copy", "to", "type_as", "copy_", "copy", "masked_fill", "masked_fill_", "fill_", "zero_", "contiguous"),
-    *("lift_fresh_copy", "bernoulli_", "bernoulli", "uniform_", "normal_", "exponential_", "native_dropout", "dropout"),
-    *("dropout_", "alpha_dropout", "ones_like", "zeros_like", "full_like", "rand_like", "randn_like", "empty_like"),
-    *("randint_like", "clone", "nan_to_num", "log_sigmoid", "log_sigmoid_forward", "hardswish", "hardswish_"),
-    *("rrelu_with_noise", "_prelu_kernel", "prelu", "complex", "polar", "masked_scale", "floor_divide", "remainder"),
-    *("float", "half", "bool", "long", "int", "double", "mse_loss_backward", "smooth_l1_loss_backward"),
-    *("binary_cross_entropy_backward", "huber_loss_backward", "soft_margin_loss_backward"),
-}
-
-
-def is_pointwise(name: str) -> bool:
-    """Whether an operator works entry by entry, or is the backward pass of one that does."""
-    forward = name.removesuffix("_backward")
-    return any(one in POINTWISE or _is_tagged(one) for one in {name, name.rstrip("_"), forward})
-
-
-def _is_tagged(name: str) -> bool:
-    packet = getattr(torch.ops.aten, name, None)
-    overloads = packet.overloads() if packet is not None else ()
-    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
-
+from graphs.ops.letters import Call, Cut, Letter, Slot, aligned, einsum, handed_on, summed
+from graphs.ops.table import NO_FACTS, Arguments, WorkFacts, product_work, rows_work, split_of, work_of
 
 # A sum of arguments, and what a number makes of it.
 _LINEAR = {
@@ -64,36 +38,36 @@ def linear_letters(call: Call) -> Iterator[Letter]:
         yield from (handed_on([slot], outputs) for slot in factors if slot.is_float)
 
 
-def _keeps_fractions(x: Slot, dtype: torch.dtype | None) -> bool:
+def _keeps_fractions(x: Slot, dtype: Any) -> bool:
     """Whether a conversion loses nothing that a sum of what it makes would have: no fractions, no counts."""
     if dtype is None or dtype.is_floating_point or dtype.is_complex:
         return True
-    return not x.is_float and dtype is not torch.bool
+    return not x.is_float and str(dtype) != "torch.bool"
 
 
-@RULES.on("mm")
+@split_of("mm")
 def _mm(call: Call) -> list[Letter]:
     return einsum((call["self"], "ik"), (call["mat2"], "kj"), into=[(call.output, "ij")])
 
 
-@RULES.on("bmm")
+@split_of("bmm")
 def _bmm(call: Call) -> list[Letter]:
     return einsum((call["self"], "bik"), (call["mat2"], "bkj"), into=[(call.output, "bij")], words={"b": "heads"})
 
 
-@RULES.on("baddbmm")
+@split_of("baddbmm")
 def _baddbmm(call: Call) -> list[Letter]:
     terms = (call["batch1"], "bik"), (call["batch2"], "bkj")
     return _with_bias(call["self"], einsum(*terms, into=[(call.output, "bij")], words={"b": "heads"}), call.output)
 
 
-@RULES.on("addmm")
+@split_of("addmm")
 def _addmm(call: Call) -> list[Letter]:
     letters = einsum((call["mat1"], "ik"), (call["mat2"], "kj"), into=[(call.output, "ij")])
     return _with_bias(call["self"], letters, call.output)
 
 
-@RULES.on("linear")
+@split_of("linear")
 def _linear(call: Call) -> list[Letter]:
     x = call["input"]
     before = ascii_lowercase[: x.ndim - 1]
@@ -102,7 +76,7 @@ def _linear(call: Call) -> list[Letter]:
     return _with_bias(call["bias"], letters, call.output)
 
 
-@RULES.on("matmul", "mv", "dot")
+@split_of("matmul", "mv", "dot")
 def _matmul(call: Call) -> list[Letter]:
     x, y = call.inputs
     names = ascii_lowercase[: max(x.ndim, y.ndim)]
@@ -129,12 +103,33 @@ def _with_bias(bias: Slot | None, letters: list[Letter], out: Slot) -> list[Lett
     return found
 
 
+@work_of("mm", "bmm", "_int_mm", "_scaled_mm")
+def _mm_work(call: Arguments) -> WorkFacts:
+    return _of_factors(call["self"].shape, call["mat2"].shape)
+
+
+@work_of("addmm", "_addmm_activation")
+def _addmm_work(call: Arguments) -> WorkFacts:
+    return _of_factors(call["mat1"].shape, call["mat2"].shape)
+
+
+@work_of("baddbmm")
+def _baddbmm_work(call: Arguments) -> WorkFacts:
+    return _of_factors(call["batch1"].shape, call["batch2"].shape)
+
+
+def _of_factors(one: Sequence[int], other: Sequence[int]) -> WorkFacts:
+    """The work of a product [..., rows, depth] by [..., depth, columns]."""
+    *before, rows, depth = one
+    return product_work(math.prod(before), rows, other[-1], depth)
+
+
 # -- along one dimension -----------------------------------------------------------------------------------------------
 
 _ALONG = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "argsort", "topk")
 
 
-@RULES.on("softmax", "_softmax", "_safe_softmax", *_ALONG)
+@split_of("softmax", "_softmax", "_safe_softmax", *_ALONG)
 def _along(call: Call) -> list[Letter]:
     x, dim = call.first(), call["dim"]
     fixed = [-1 if dim is None else dim]
@@ -147,7 +142,7 @@ def _with_outputs(letter: Letter, x: Slot, outputs: list[Slot]) -> Letter:
     return Letter(letter.size, (Cut(x.number, (dim,)), *(Cut(out.number, (dim,)) for out in outputs)))
 
 
-@RULES.on("_softmax_backward_data")
+@split_of("_softmax_backward_data")
 def _softmax_backward(call: Call) -> list[Letter]:
     return aligned(call.inputs, [call.output], [call["dim"]])
 
@@ -155,7 +150,7 @@ def _softmax_backward(call: Call) -> list[Letter]:
 _SUM_BYTES = 4.0  # of a number in the format in which sums are made
 
 
-@RULES.on("_log_softmax", "log_softmax", "_log_softmax_backward_data")
+@split_of("_log_softmax", "log_softmax", "_log_softmax_backward_data")
 def _log_softmax(call: Call) -> list[Letter]:
     """Classes too: each part gives to all others the sums of its own, one number a sample."""
     x, dim = call.first(), call["dim"]
@@ -172,19 +167,34 @@ def _only(slot: Slot, dim: int) -> str:
     return "".join("z" if d == dim % slot.ndim else "." for d in range(slot.ndim))
 
 
-@RULES.on("flip", "roll")
+@work_of("_softmax", "_log_softmax", "_safe_softmax", "softmax.int", "log_softmax.int")
+def _softmax_work(call: Arguments) -> WorkFacts:
+    return _along_last(call, call["self"].shape)
+
+
+@work_of("_softmax_backward_data", "_log_softmax_backward_data")
+def _softmax_backward_work(call: Arguments) -> WorkFacts:
+    return _along_last(call, call["output"].shape)
+
+
+def _along_last(call: Arguments, shape: Sequence[int]) -> WorkFacts:
+    """The work of a softmax along the last dimension; others have kernels of their own."""
+    return rows_work(shape, shape[-1]) if shape and call["dim"] in (-1, len(shape) - 1) else NO_FACTS
+
+
+@split_of("flip", "roll")
 def _moved(call: Call) -> list[Letter]:
     fixed = call["dims"]
     dims = fixed if fixed else range(call.first().ndim)
     return aligned([call.first()], [call.output], dims)
 
 
-@RULES.on("tril", "triu", "tril_", "triu_")
+@split_of("tril", "triu", "tril_", "triu_")
 def _triangle(call: Call) -> list[Letter]:
     return aligned([call.first()], [call.output], (-1, -2))
 
 
-@RULES.on("index_select", "select_backward", "slice_backward", "slice_scatter", "select_scatter", "repeat_interleave")
+@split_of("index_select", "select_backward", "slice_backward", "slice_scatter", "select_scatter", "repeat_interleave")
 def _one_dimension(call: Call) -> list[Letter]:
     x, out = call.first(), call.output
     dim = (call["dim"] or 0) % max(out.ndim, 1)
@@ -197,7 +207,7 @@ def _one_dimension(call: Call) -> list[Letter]:
     return aligned(floats, [out], [dim])
 
 
-@RULES.on("gather", "scatter", "scatter_add", "scatter_", "scatter_add_", "scatter_reduce", "take_along_dim")
+@split_of("gather", "scatter", "scatter_add", "scatter_", "scatter_add_", "scatter_reduce", "take_along_dim")
 def _gather(call: Call) -> list[Letter]:
     return [
         letter
@@ -206,7 +216,7 @@ def _gather(call: Call) -> list[Letter]:
     ]
 
 
-@RULES.on("cat", "stack")
+@split_of("cat", "stack")
 def _cat(call: Call) -> list[Letter]:
     parts = [slot for slot in call["tensors"] if math.prod(slot.shape)]
     out, dim = call.output, call["dim"] or 0
@@ -225,7 +235,7 @@ def _blocks(whole: Slot, parts: list[Slot], dim: int) -> list[Letter]:
     return [Letter(sizes.pop(), tuple(Cut(slot.number, (dim,)) for slot in (*parts, whole)))]
 
 
-@RULES.on("split", "split_with_sizes", "chunk", "unbind", "split_with_sizes_copy")
+@split_of("split", "split_with_sizes", "chunk", "unbind", "split_with_sizes_copy")
 def _split(call: Call) -> list[Letter]:
     x = call.first()
     dim = (call["dim"] or 0) % x.ndim
@@ -236,7 +246,7 @@ def _split(call: Call) -> list[Letter]:
     return letters if call.name == "unbind" else [*letters, *_blocks(x, parts, dim)]
 
 
-@RULES.on("constant_pad_nd", "pad")
+@split_of("constant_pad_nd", "pad")
 def _pad(call: Call) -> list[Letter]:
     x, padding = call.first(), call["pad"]
     changed = [x.ndim - 1 - i // 2 for i, size in enumerate(padding) if size]
@@ -248,17 +258,17 @@ def _pad(call: Call) -> list[Letter]:
 _SUMS = {"sum", "mean", "nansum"}
 
 
-@RULES.on("sum", "mean", "nansum", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "any", "all", "logsumexp")
+@split_of("sum", "mean", "nansum", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "any", "all", "logsumexp")
 def _reduction(call: Call) -> list[Letter]:
     return _reduced(call, call["dim"], call.name in _SUMS)
 
 
-@RULES.on("var", "std", "var_mean", "std_mean", "linalg_vector_norm", "norm", "median", "count_nonzero")
+@split_of("var", "std", "var_mean", "std_mean", "linalg_vector_norm", "norm", "median", "count_nonzero")
 def _joint_reduction(call: Call) -> list[Letter]:
     return _reduced(call, call["dim"], is_sum=False)
 
 
-@RULES.on("mode", "kthvalue", "cosine_similarity", "quantile", "nanquantile")
+@split_of("mode", "kthvalue", "cosine_similarity", "quantile", "nanquantile")
 def _along_by_default(call: Call) -> list[Letter]:
     """Reductions along one dimension, of tensors of one shape."""
     x, out = call.first(), call.output
@@ -282,10 +292,19 @@ def _reduced(call: Call, dim: object, is_sum: bool) -> list[Letter]:
     return einsum((x, given), into=[(out, left) for out in call.outputs])
 
 
+@work_of("sum.dim_IntList")
+def _sum_work(call: Arguments) -> WorkFacts:
+    """A sum over the first dimensions, whose columns are what it leaves."""
+    shape = call["self"].shape
+    summed = sorted(dim % len(shape) for dim in call["dim"] or ()) if shape else []
+    is_first = 0 < len(summed) < len(shape) and summed == list(range(len(summed)))
+    return rows_work(shape, math.prod(shape[len(summed) :])) if is_first else NO_FACTS
+
+
 # -- tensors made of nothing, and copies in another shape --------------------------------------------------------------
 
 
-@RULES.on("zeros", "ones", "full", "empty", "rand", "randn", "randint", "arange", "new_zeros", "new_ones", "new_full")
+@split_of("zeros", "ones", "full", "empty", "rand", "randn", "randint", "arange", "new_zeros", "new_ones", "new_full")
 def _made(call: Call) -> list[Letter]:
     inputs, out = call.inputs[:1], call.output
     if not inputs or inputs[0].shape == out.shape or not inputs[0].ndim or not out.ndim:
@@ -298,7 +317,7 @@ def _made(call: Call) -> list[Letter]:
     return [shared, *(letter for letter in aligned([], [out], [0]))]
 
 
-@RULES.on("reshape", "flatten", "clone", "view_copy", "_reshape_copy", "unflatten", "_reshape_alias_copy")
+@split_of("reshape", "flatten", "clone", "view_copy", "_reshape_copy", "unflatten", "_reshape_alias_copy")
 def _reshaped(call: Call) -> list[Letter]:
     x, out = call.first(), call.output
     if x.shape == out.shape:
@@ -307,19 +326,19 @@ def _reshaped(call: Call) -> list[Letter]:
     return [Letter(math.prod(x.shape), cuts)]
 
 
-@RULES.on("repeat", "tile")
+@split_of("repeat", "tile")
 def _repeated(call: Call) -> list[Letter]:
     x, out = call.first(), call.output
     return [letter for letter in aligned([x], [out]) if len(letter.cuts) == 2 or x.ndim < out.ndim]
 
 
-@RULES.on("one_hot")
+@split_of("one_hot")
 def _one_hot(call: Call) -> list[Letter]:
     names = ascii_lowercase[: call.first().ndim]
     return einsum((call.first(), names), into=[(call.output, f"{names}.")])
 
 
-@RULES.on("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+@split_of("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 def _index(call: Call) -> list[Letter]:
     """``x[i, j]`` with index tensors in a row: their dimensions take the place of those that they index.
 
@@ -352,9 +371,3 @@ def _masked(call: Call, masks: list[Slot], first: int) -> list[Letter]:
         return []
     names = ascii_lowercase[: x.ndim]
     return einsum((x, names), (mask, names[first : first + mask.ndim]), into=[(call.output, names)])
-
-
-def pointwise(inputs: Iterable[Slot], call: Call) -> list[Letter]:
-    """Letters of a call that works entry by entry."""
-    outputs = [slot for slot in call.outputs if slot is not None]
-    return aligned(inputs, outputs) if outputs else []

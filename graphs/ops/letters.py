@@ -7,13 +7,9 @@ shapes; views, memory and the graph come later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
-
-import torch
-
-from graphs.capture.trace import Layout
 
 
 class Slot(NamedTuple):
@@ -100,25 +96,6 @@ class Call:
         return next(slot for slot in self.outputs if slot is not None)
 
 
-Rule = Callable[[Call], Iterable[Letter]]
-
-
-@dataclass
-class Rules:
-    """A table of rules by the name of the operator."""
-
-    by_name: dict[str, Rule] = field(default_factory=dict)
-
-    def on(self, *names: str) -> Callable[[Rule], Rule]:
-        """Decorator that enters a rule."""
-
-        def enter(rule: Rule) -> Rule:
-            self.by_name.update(dict.fromkeys(names, rule))
-            return rule
-
-        return enter
-
-
 def einsum(
     *terms: tuple[Slot | None, str], into: Sequence[tuple[Slot | None, str]], words: Mapping[str, str] | None = None
 ) -> list[Letter]:
@@ -168,31 +145,6 @@ def handed_on(inputs: Iterable[Slot], outputs: Iterable[Slot]) -> Letter:
 def summed(letter: Letter, *slots: Slot) -> Letter:
     """The letter with more tensors that are sums over it."""
     return replace(letter, partial=(*letter.partial, *(slot.number for slot in slots)))
-
-
-def slots_of(args: Any, kwargs: Any, names: Sequence[str], outputs: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """The arguments by name and the results of a call, with a `Slot` for every `Layout`.
-
-    Args:
-        args: positional arguments.
-        kwargs: pairs of name and keyword argument.
-        names: of the positional parameters.
-        outputs: flat results.
-    """
-    count = 0
-
-    def numbered(value: Any) -> Any:
-        nonlocal count
-        if type(value) is Layout:
-            count += 1
-            return Slot(count - 1, value.shape, value.dtype.is_floating_point, value.dtype == torch.bool)
-        if isinstance(value, tuple):
-            return tuple(numbered(item) for item in value)
-        return value
-
-    named = {name: numbered(value) for name, value in zip(names, args, strict=False)}
-    named.update((name, numbered(value)) for name, value in kwargs)
-    return named, tuple(numbered(value) if type(value) is Layout else None for value in outputs)
 
 
 def _leaves(value: Any) -> Iterable[Any]:

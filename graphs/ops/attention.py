@@ -7,10 +7,12 @@ are summands. Causal attention is no exception: a stretch of queries needs the k
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from graphs.capture.rows.letters import Call, Cut, Letter, Rules, Slot
+from graphs.ops.letters import Call, Cut, Letter, Slot
+from graphs.ops.table import Arguments, WorkFacts, flops_of, split_of, work_of
+from graphs.records import Extents, Work
 
-ATTENTION = Rules()
 _FORWARD = (
     *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"),
     *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention"),
@@ -28,7 +30,7 @@ _CAUSAL = (
 )
 
 
-@ATTENTION.on(*_FORWARD, *_BACKWARD)
+@split_of(*_FORWARD, *_BACKWARD)
 def _attention(call: Call) -> list[Letter]:
     """Samples, heads and the queries of a sequence."""
     query, key = call["query"], call["key"]
@@ -72,3 +74,38 @@ def _sequence(call: Call, query: Slot, key: Slot) -> Letter | None:
         cuts.append(Cut(mask.number, (mask.ndim - 2,)))
     partial = tuple(slot.number for slot in summands)
     return Letter(length, tuple(cuts), partial, "sequence", is_wide=True)
+
+
+@work_of(*_FORWARD, "_scaled_dot_product_attention_math")
+def _forward_work(call: Arguments) -> WorkFacts:
+    return WorkFacts(Work.ATTENTION, attention_extents(call))
+
+
+@work_of(*_BACKWARD)
+def _backward_work(call: Arguments) -> WorkFacts:
+    return WorkFacts(Work.ATTENTION_BACKWARD, attention_extents(call))
+
+
+def attention_extents(call: Arguments) -> Extents:
+    """Extents for query [..., heads, queries, width] and key [..., heads, keys, width]."""
+    query, key = call["query"].shape, call["key"].shape
+    is_causal = bool(call.get("is_causal")) and query[-2] == key[-2]
+    *before, queries, width = query
+    return (float(math.prod(before)), float(queries), float(key[-2]), float(width), 0.5 if is_causal else 1.0)
+
+
+# torch has formulas for every fused attention but the one it uses on the CPU.
+@flops_of("_scaled_dot_product_flash_attention_for_cpu")
+def _forward_flops(query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    return int(2 * _pairs(query, key) * (query.shape[-1] + value.shape[-1]))
+
+
+@flops_of("_scaled_dot_product_flash_attention_for_cpu_backward")
+def _backward_flops(grad: Any, query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    # The scores once more and the gradients of query and key, then those of the value and of the scores.
+    return int(2 * _pairs(query, key) * (3 * query.shape[-1] + 2 * value.shape[-1]))
+
+
+def _pairs(query: Any, key: Any) -> int:
+    """Scores of attention. A head of keys may serve several of the queries, which torch before 2.12 does not count."""
+    return math.prod(query.shape[:-1]) * key.shape[-2]
