@@ -30,7 +30,7 @@ from graphs.errors import PlacementError
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import MODELS, build
 from graphs.zoo.cache import model_graph
-from placement.runtime.checking.scaled import scaled_down
+from placement.runtime.checking.strategy_check import scaled_down
 from placement.solving.checked import unchecked
 
 OUT = Path(__file__).parent.parent / "docs" / "results"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from placement.results.result import Result
     from placement.runtime.application import apply
     from placement.runtime.samples import ShardSampler, shard_of
-    from placement.runtime.states.masters import with_masters
+    from placement.runtime.states import with_masters
     from placement.verification import Verification, verify
 
 __all__ = [
@@ -110,7 +110,7 @@ _imported, __dir__ = importlib.import_module("graphs.entry_points").lazy(
         "placement.results.result": "Result",
         "placement.runtime.application": "apply",
         "placement.runtime.samples": "ShardSampler shard_of",
-        "placement.runtime.states.masters": "with_masters",
+        "placement.runtime.states": "with_masters",
         "placement.verification": "Verification verify",
     },
 )
@@ -118,7 +118,7 @@ _imported, __dir__ = importlib.import_module("graphs.entry_points").lazy(
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from placement.processes.version import own_version
+        from placement.processes.processes import own_version
 
         return own_version()
     return _imported(name)

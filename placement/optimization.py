@@ -28,6 +28,7 @@ from placement.exporters.targets import (
     written_check,
 )
 from placement.learning.by_name import learned
+from placement.processes.runner import opened
 from placement.results.alternatives import KeptTo
 from placement.results.result import Result
 from placement.results.stacks import asked_for, beside_compiled
@@ -40,8 +41,7 @@ from placement.solving.methods import AUTO, METHODS, Place
 from placement.solving.own_methods import own_methods
 from placement.solving.solver import Solver
 from placement.solving.strategy_row import strategy_row
-from placement.workers.runner import Shared, opened
-from placement.workers.scoring import many_scored
+from placement.solving.worker_tasks import Shared, many_scored
 
 if TYPE_CHECKING:
     from torch import nn

@@ -55,7 +55,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "processes inputs namesakes sizing",
         "results",
         "solving",
-        "workers",
         "learning runtime",
         "exporters",
         "verification measured_best configurations",

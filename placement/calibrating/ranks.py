@@ -18,7 +18,7 @@ import torch.distributed as dist
 from env.device import MeasuredCollective
 from graphs.errors import ClusterError
 from placement.calibrating.clock import TimeLeft
-from placement.measuring.machine.collectives import KINDS, exchange
+from placement.measuring.machine.links import KINDS, exchange
 
 SIZES = tuple(1 << k for k in (10, 14, 16, 18, 20, 22, 24, 26, 27, 28, 30))  # bytes of the whole tensor
 _REPEATS, _WARM_UP = 10, 3

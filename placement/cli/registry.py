@@ -43,7 +43,7 @@ for name, example in EXAMPLES.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from placement.processes.version import own_version
+        from placement.processes.processes import own_version
 
         emit(f"placement {own_version()}")
         raise typer.Exit

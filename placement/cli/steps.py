@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from placement.processes.progress import StepProgress
+    from placement.processes.starting import StepProgress
 
 _LONG_S = 30.0  # what is measured longer than this is said, also where no bar is shown
 

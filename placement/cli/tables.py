@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from env.communication.times import CollectiveTimes
     from graphs.opgraph import OpGraph
     from graphs.transforms.coverage import Coverage
-    from placement.measuring.machine.collectives import ComparedCollective
+    from placement.measuring.machine.links import ComparedCollective
     from placement.memory_estimate import LeastDevices, MemoryEstimate
 
 BAR_WIDTH = 12

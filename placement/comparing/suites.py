@@ -20,10 +20,10 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import NONE
 from placement.comparing.methods import Comparison, compare
 from placement.comparing.rows import AsJson, Column, Row, RowTable
+from placement.processes.runner import opened
 from placement.solving.arguments import check_cluster, check_graph, check_options
 from placement.solving.compiling import compile_for
 from placement.solving.methods import STRATEGY, default_methods
-from placement.workers.runner import opened
 
 Progress = Callable[[str, int, int], None]
 

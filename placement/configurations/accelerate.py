@@ -25,7 +25,7 @@ from placement.configurations.results import (
     refuse_unsaid,
     uneven,
 )
-from placement.exporters.hosts import hosts_of
+from placement.exporters.exporting import hosts_of
 from placement.runtime.setups.facts_of import layers_of
 
 if TYPE_CHECKING:

@@ -57,7 +57,7 @@ from placement.configurations.results import (
 )
 from placement.configurations.shell import SCRIPT, flags_of
 from placement.configurations.strategies import OWN_EDGES, own_cuts
-from placement.exporters.hosts import hosts_of
+from placement.exporters.exporting import hosts_of
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph

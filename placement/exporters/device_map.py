@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from networkx.utils import UnionFind
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from placement.results.result import Result
+
 
 CPU = "cpu"
 _CONSTANT = "constant"  # kind of an op that stands for data which no module holds
@@ -377,3 +378,32 @@ def _colocated(graph: OpGraph) -> list[set[str]]:
         if group >= 0:
             groups.setdefault(group, set()).add(module)
     return [modules for modules in groups.values() if len(modules) > 1]
+
+
+SCHEMA = "placement.export"
+VERSION = 1
+
+
+def document(result: Result) -> dict[str, Any]:
+    """Everything about a placement, as docs/export.md describes."""
+    assert result.answer is not None, "checked before"
+    graph, cluster, answer = result.graph, result.cluster, result.answer
+    transfers = answer.transfer_order
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "graph": {"name": graph.name, "hash": graph.hash},
+        "cluster": {"name": cluster.name, "hash": cluster.hash},
+        "devices": [{"name": device.name, "kind": device.kind, "model": device.model} for device in cluster.devices],
+        "method": result.chosen,
+        "objective": result.objective,
+        "step_time_s": answer.step_time_s,
+        "lower_bound_s": result.lower_bound_s,
+        "peak_bytes": dict(answer.peak_bytes),
+        "ops": dict(answer.placement),
+        "modules": {
+            module: cluster.devices[int(seconds.argmax())].name for module, seconds in module_seconds(result).items()
+        },
+        "order": {device: list(ops) for device, ops in answer.order.items()},
+        "transfer_order": None if transfers is None else [list(transfer) for transfer in transfers],
+    }

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from env.device import host_of
+from env.lanes import without_lanes
 from graphs.entry_points import imported
 from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
+from graphs.formatting import show
 from graphs.kept import check_formats
+from graphs.transforms.strategy import Strategy
 from placement.exporters.registry import EXPORTERS, PLACES_PARTS
 
 if TYPE_CHECKING:
@@ -118,3 +122,44 @@ def check_takes(to: str, name: str) -> None:
     if to in EXPORTERS and name not in EXPORTERS[to].takes:
         takers = ", ".join(exporter.label for exporter in EXPORTERS.values() if name in exporter.takes)
         raise MismatchError(f"{name} is for {takers}; the target is {to!r}, leave it out.")
+
+
+def hosts_of(result: Result, strategy: Strategy) -> tuple[str, ...]:
+    """Names of the hosts whose devices the strategy takes, in the order of its ranks; one "" where names say nothing.
+
+    Raises:
+        MismatchError: launchers start equally many processes on each host and number them host by host, and the
+            strategy's ranks lie otherwise.
+    """
+    found = processes_of(result, strategy)
+    if len(set(found.values())) > 1:
+        raise _order_error(strategy, found, "start equally many on each host")
+    return tuple(found)
+
+
+def processes_of(result: Result, strategy: Strategy) -> dict[str, int]:
+    """How many of the strategy's processes each host runs, by its name, in the order of the ranks.
+
+    Raises:
+        MismatchError: launchers number processes host by host, and the strategy's ranks lie otherwise.
+    """
+    from baselines.strategies.folding import grid_of  # loads all transforms
+
+    cluster = without_lanes(result.cluster)
+    if cluster.n_devices < strategy.devices:  # one place of the mesh stands for all
+        return {"": strategy.devices}
+    by_rank = [host_of(cluster.devices[d].name) or "" for d in grid_of(cluster, strategy).reshape(-1).tolist()]
+    found = {host: by_rank.count(host) for host in dict.fromkeys(by_rank)}
+    axes = sum(rule.size > 1 for rule in strategy.mesh) + (strategy.stages > 1)
+    has_order = axes > 1 or len(set(found.values())) > 1
+    if has_order and by_rank != [host for host, count in found.items() for _ in range(count)]:
+        raise _order_error(strategy, found, "number them host by host")
+    return found
+
+
+def _order_error(strategy: Strategy, found: dict[str, int], how: str) -> MismatchError:
+    places = ", ".join(f"{count} of {host or 'no host'}" for host, count in found.items())
+    return MismatchError(
+        f"strategy {show(strategy.text)} has its ranks on {places}, in the order of 'devices=', and launchers of "
+        f"processes {how}; leave 'devices=' out, or name the devices host by host."
+    )

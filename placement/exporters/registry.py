@@ -51,7 +51,7 @@ EXPORTERS: Mapping[str, Exporter] = {
     "device_map": Exporter(
         "placement.exporters.device_map:device_map", "device maps", of_strategies=False, takes=("model", "no_split")
     ),
-    "json": Exporter("placement.exporters.document:document", "documents of JSON", of_strategies=False),
+    "json": Exporter("placement.exporters.device_map:document", "documents of JSON", of_strategies=False),
     "torch": Exporter(
         "placement.exporters.scripts.torch_script:torch_script",
         "scripts of PyTorch",
@@ -62,12 +62,12 @@ EXPORTERS: Mapping[str, Exporter] = {
         suffix=".py",
     ),
     "fsdp2": Exporter(
-        "placement.exporters.scripts.fsdp2:fsdp2_script",
+        "placement.exporters.scripts.torch_script:fsdp2_script",
         "scripts of PyTorch with FSDP2",
         takes=("graph", "model", "source"),
         text="script",
         tool="FSDP2 of PyTorch 2.13",
-        lacks="placement.exporters.scripts.fsdp2:fsdp2_lacks",
+        lacks="placement.exporters.scripts.torch_script:fsdp2_lacks",
         suffix=".py",
     ),
     "torchtitan": Exporter(

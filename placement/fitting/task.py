@@ -17,7 +17,7 @@ from graphs.capture.failure import reason_of
 from graphs.errors import FitError
 from graphs.kept import precision_named
 from placement.fitting.requests import Portion
-from placement.runtime.states.formats import compute_in
+from placement.runtime.states import compute_in
 
 _MOST_EPOCHS = 8  # whose orders are kept, for workers that are not all in one epoch
 CPU = torch.device("cpu")

@@ -24,12 +24,12 @@ from placement.learning.learners.registry import PRESETS, make_learner, recipes_
 from placement.learning.policies.policy import PlacementPolicy
 from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
 from placement.learning.session import Files, Point, Session, Status, Target
+from placement.processes.runner import opened
 from placement.processes.threads import single_threaded
 from placement.results.result import Result, versions
 from placement.solving.arguments import check_count, check_problem, check_seconds
 from placement.solving.solver import Solver
-from placement.workers.runner import opened
-from placement.workers.scoring import ScoredByWorkers, ScoredProblems
+from placement.solving.worker_tasks import ScoredByWorkers, ScoredProblems
 
 DEFAULT_TRAINING_S = 600.0  # where neither a number of placements nor a time is asked for
 CHECKPOINT_EVERY_S = 30.0

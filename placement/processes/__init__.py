@@ -1,1 +1,1 @@
-"""Processes of this host: started together, listened to, looked at and ended."""
+"""Processes: those of this host, started together, listened to and ended, and runners of independent tasks."""

@@ -9,8 +9,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
@@ -79,3 +80,52 @@ def begin_worker(parent: int) -> None:
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         sys.exit(1)
+
+
+_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+
+
+def keep_to_loopback() -> None:
+    """Let groups of gloo and NCCL that this process makes listen on the loopback interface: they ask nobody who he is.
+
+    ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` name another one.
+    """
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, _INTERFACE)
+
+
+LOOKS = 16  # in a row, after which a process counts as stopped
+
+
+class StoppedProcesses:
+    """Children of this process, by rank; what is no child of it (0) is not looked at.
+
+    Args:
+        pids: process ids by rank.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._looks = [0] * len(pids)
+        self._pids = pids
+
+    def look(self) -> int | None:
+        """Look once: the first rank that has been stopped for so many looks in a row, None for nobody."""
+        for rank, pid in enumerate(self._pids):
+            self._looks[rank] = self._looks[rank] + 1 if pid and _is_stopped(pid) else 0
+        return next((rank for rank, looks in enumerate(self._looks) if looks >= LOOKS), None)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        found = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+    except (AttributeError, ChildProcessError):  # a system without it; or it has ended meanwhile
+        return False
+    return found is not None
+
+
+def own_version() -> str:
+    """The installed version; "uninstalled" where the packages run from a clone, by ``PYTHONPATH``."""
+    try:
+        return version("placement")
+    except PackageNotFoundError:
+        return "uninstalled"

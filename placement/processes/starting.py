@@ -17,11 +17,34 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from placement.processes.processes import begin_worker, forking
-from placement.processes.progress import Report, StepProgress, tell_nobody
+from placement.processes.processes import begin_worker, forking, how_ended
+
+
+@dataclass(frozen=True)
+class StepProgress:
+    """How far a measurement is.
+
+    Attributes:
+        done: steps that have been run.
+        expected: how many it will be, as far as can be told.
+        step_s: how long the last one took, or before the first how long one is predicted to take.
+    """
+
+    done: int
+    expected: int
+    step_s: float
+
+
+Report = Callable[[StepProgress], None]
+
+
+def tell_nobody(progress: StepProgress) -> None:
+    """A `Report` for where nobody waits."""
+
 
 _LOOK_S = 0.5  # between two looks at how the processes are
 _REPORT_S = 0.1  # between two reports: each takes time from what is measured
@@ -29,11 +52,16 @@ _ANSWER, FAILURE, _REPORT, ENDED, SILENT = "answer", "failure", "report", "ended
 _UNREACHED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN)
 
 
-class WorkerEndedError(Exception):
+class NoResultError(Exception):
+    """A process gives no answer; says why."""
+
+
+class WorkerEndedError(NoResultError):
     """A process has ended before it answered; ``code``: its exit code, negative for a signal."""
 
     def __init__(self, rank: int, code: int) -> None:
-        super().__init__(rank, code)
+        hint = ", most likely for want of memory" if code == -signal.SIGKILL else ""
+        super().__init__(f"rank {rank} {how_ended(code)}{hint}.")
         self.rank, self.code = rank, code
 
 
@@ -41,11 +69,11 @@ class WorkerSilentError(WorkerEndedError):
     """A process of another host is not reached any more; that host or the network is down."""
 
 
-class WorkerFailedError(Exception):
+class WorkerFailedError(NoResultError):
     """A process has said why it cannot answer."""
 
 
-class NoAnswerError(Exception):
+class NoAnswerError(NoResultError):
     """Nothing came of the processes in the time they had."""
 
 
@@ -200,11 +228,6 @@ class Workers:
     def pids(self) -> list[int]:
         """Process ids by rank, 0 of those that somebody else has started."""
         return [process.pid or 0 for process, _ in self._started]
-
-    @property
-    def pipes(self) -> list[Pipe]:
-        """Pipes to each process, by rank, for `multiprocessing.connection.wait`."""
-        return [pipe for _, pipe in self._started]
 
     @property
     def all_alive(self) -> bool:

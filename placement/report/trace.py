@@ -18,7 +18,7 @@ from graphs.opgraph import Phase
 from placement.results.result import Result, schedule_of
 
 if TYPE_CHECKING:
-    from placement.measuring.runs.timeline import RecordedStep, Span, Timeline
+    from placement.measuring.runs.steps import RecordedStep, Span, Timeline
 
 DEVICES, LINKS, MEASURED = 1, 2, 3  # process ids
 Event = dict[str, Any]

@@ -20,11 +20,11 @@ from graphs.origin import COMPILED, EAGER, FUSED, STACKS
 from graphs.records import LANE
 from placement.inputs.call_arguments import check_call
 from placement.results.result import Result
-from placement.runtime.backends.registry import BACKENDS, MODULES, Request, backend_of
+from placement.runtime.backends import BACKENDS, MODULES, Request, backend_of
 from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import functional
-from placement.runtime.ranks.meeting import of_this_host
-from placement.runtime.states.formats import accept_gradients, convert
+from placement.runtime.ranks.group import of_this_host
+from placement.runtime.states import accept_gradients, convert
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -164,7 +164,7 @@ def strategy_setup(program: Program, result: Result, model: nn.Module) -> Setup:
     Raises:
         MismatchError: the result is for another program, or torch has no way to run the strategy with this model.
     """
-    from placement.runtime.setups.setup_of import setup_of  # loads all transforms
+    from placement.runtime.setups.facts_of import setup_of  # loads all transforms
 
     _check_arguments(program, result.graph)
     return setup_of(result, program.graph, model)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from graphs.errors import MismatchError
-from placement.processes.progress import StepProgress
+from placement.processes.starting import StepProgress
 from placement.runtime.ranks.launch import tell
 
 

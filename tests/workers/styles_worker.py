@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._pytree import tree_leaves
 
-from placement.runtime.torch_runner.tensor_parallel import (
+from placement.runtime.torch_runner.parallel import (
     AttentionParallel,
     SummedParallel,
     TransposedParallel,

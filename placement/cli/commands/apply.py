@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from placement.inputs.examples import Example
     from placement.measuring.runs.trial import Trial
-    from placement.processes.progress import Report, StepProgress
+    from placement.processes.starting import Report, StepProgress
     from placement.results.result import Result
 
 _MANY_FAULTS = 1000  # of a step; fewer take less than a few milliseconds

@@ -146,8 +146,8 @@ def _show_compared(cluster: Cluster, as_json: bool) -> None:
     with progress("measuring collectives"):
         from statistics import median
 
-        from placement.measuring.machine.collectives import compared
         from placement.measuring.machine.figures import CoreTime
+        from placement.measuring.machine.links import compared
         from placement.measuring.machine.speeds import THOROUGH
         from placement.measuring.machine.workers import cores_for
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from string import Template
 from typing import Any
 
-from placement.runtime.setups.code_text import comment, plain, quoted, wrapped
 from placement.runtime.setups.facts import Facts
+from placement.runtime.setups.stage_pieces import plain, quoted
 from placement.runtime.torch_runner.setup import Setup
 
 # What stands behind a short constant, or above a long one; those that are not here explain themselves.
@@ -145,3 +147,39 @@ def _whole(facts: Facts) -> Iterator[str]:
         more = f" and {len(others)} more" if others else ""
         why = "as parts would be uneven, or meet losses of whole tensors"
         yield from comment(f"What these write is whole on each rank, {why}: {plain(first)}{more}.")
+
+
+# -- small pieces of code ----------------------------------------------------------------------------------------------
+
+
+LINE_WIDTH = 110  # characters of a line of text
+
+
+def filled(text: str, **values: str) -> str:
+    return Template(text).substitute(values)
+
+
+def comment(text: str) -> Iterator[str]:
+    """Lines of a comment, none too long, whatever names it gives."""
+    yield from (f"# {line}" for line in folded(text))
+
+
+def folded(text: str) -> list[str]:
+    """Lines of a sentence, none too long."""
+    return textwrap.wrap(text, LINE_WIDTH, break_on_hyphens=False)
+
+
+def wrapped(items: Sequence[str]) -> Iterator[str]:
+    """A list as code, with a comma after it; one line for each item where it is long."""
+    line = f"[{', '.join(map(quoted, items))}],"
+    if len(line) <= LINE_WIDTH - 20:
+        yield line
+        return
+    yield "["
+    yield from (f"    {quoted(item)}," for item in items)
+    yield "],"
+
+
+def keywords(values: Mapping[str, str]) -> str:
+    """Keyword arguments, from their code."""
+    return ", ".join(f"{key}={value}" for key, value in values.items())

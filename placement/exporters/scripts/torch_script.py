@@ -7,25 +7,26 @@ from typing import TYPE_CHECKING
 
 from baselines.strategies.folding import grid_of
 from env.lanes import without_lanes
-from graphs.formatting import format_seconds
+from graphs.errors import MismatchError
+from graphs.formatting import format_seconds, show
 from graphs.opgraph import OpGraph
-from placement.exporters.hosts import processes_of
-from placement.exporters.scripts.constants import constant_lines
-from placement.exporters.scripts.imports import import_lines
-from placement.exporters.scripts.printed import Printed, print_used, printed
+from graphs.transforms.strategy import Strategy
+from placement.exporters.exporting import processes_of
+from placement.exporters.scripts.constants import constant_lines, filled, folded, keywords
+from placement.exporters.scripts.printed import Printed, import_lines, print_used, printed
 from placement.inputs.transformers_config import configured_code
 from placement.results.ranks import visible_devices
-from placement.runtime.setups.code_text import filled, folded, keywords, plain, quoted
-from placement.runtime.setups.facts import Facts
+from placement.runtime.setups.facts import Facts, setup_from
 from placement.runtime.setups.facts_of import facts_of
-from placement.runtime.setups.limits import check_trains
-from placement.runtime.setups.setup_of import setup_from
+from placement.runtime.setups.limits import check_trains, torch_lacks
+from placement.runtime.setups.stage_pieces import plain, quoted
 from placement.runtime.torch_runner.setup import Setup
 
 if TYPE_CHECKING:
     from torch import nn
 
     from placement.results.result import Result
+
 
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "adafactor": "Adafactor", "momentum": "SGD", "sgd": "SGD"}
 _MAKE_OPEN = """\
@@ -118,9 +119,9 @@ def torch_script(result: Result, graph: OpGraph | None, model: nn.Module | None,
     facts = facts_of(result, graph, model, source)
     setup = setup_from(facts)
     entries = [("parallel", "parallelize"), ("step", "run_step"), ("optimizers", "make_optimizer")]
-    found = printed([*entries, *([("weights", "give_weights")] if facts.is_cut else [])], setup)
+    found = printed([*entries, *([("optimizers", "give_weights")] if facts.is_cut else [])], setup)
     for text in (*(facts.plan.styles.values() if facts.plan else ()), *facts.returns.values()):
-        print_used(found, text, "tensor_parallel", setup)
+        print_used(found, text, "parallel", setup)
     own = "".join(_own(facts, setup))
     pieces = "".join(f"\n{text}\n\n" for text in facts.pieces.texts.values())
     lines = "\n".join(constant_lines(facts, setup, found.constants))
@@ -236,3 +237,30 @@ def _visible(result: Result) -> str:
     if not strategy.device_names or len(cluster.compute_devices) < strategy.devices:
         return ""
     return visible_devices(cluster, grid_of(cluster, strategy).reshape(-1))
+
+
+def fsdp2_script(result: Result, graph: OpGraph | None, model: nn.Module | None, source: str | None) -> str:
+    """A script as of `torch_script`, which has the same arguments.
+
+    Raises:
+        MismatchError: as there, or replicas that `fully_shard` does not make.
+    """
+    strategy = result.strategy
+    reason = next(fsdp2_lacks(result), None)
+    if reason is not None:
+        raise MismatchError(f"strategy {show(strategy.text)} cannot be written with FSDP2: {reason}.")
+    return torch_script(result, graph, model, source)
+
+
+def fsdp2_lacks(result: Result) -> Iterator[str]:
+    """Parts of a result's strategy that plain PyTorch has no words for, or not with `fully_shard`."""
+    strategy = result.strategy
+    yield from torch_lacks(result)
+    if strategy.replicas > 1 and strategy.zero < 2:
+        yield "replicas with whole gradients are DistributedDataParallel's; take zero2 or zero3"
+    if any(rule.tensor_modules for rule in strategy.mesh):
+        yield "fully_shard leaves alone what replicas cut between them; leave 'tp on' out"
+    if strategy.replicas > 1 and strategy.bucket_bytes != Strategy.bucket_bytes:
+        yield "fully_shard gathers and reduces layer by layer; leave 'bucket=' out"
+    if strategy.offload and not strategy.offloads_parameters:
+        yield "FSDP2's own offload moves parameters, too; write 'offload=parameters'"

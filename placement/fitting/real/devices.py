@@ -98,7 +98,7 @@ def setups_of(
         )
     from env.resizing import part_of
     from placement.results.result import Result
-    from placement.runtime.setups.setup_of import setup_of
+    from placement.runtime.setups.facts_of import setup_of
     from placement.solving.strategy_row import strategy_row
 
     parts = [part_of(cluster, np.array(own, dtype=np.int64)) for own in assignment.workers]

@@ -22,10 +22,8 @@ from placement.fitting.real.groups import file_store
 from placement.fitting.real.participant_main import COMPUTED, READ, UPDATED, ParticipantSettings, participant_main
 from placement.fitting.real.worker_groups import READY, WorkerGroup, follow
 from placement.fitting.requests import Participant, Updated, name_of
-from placement.processes.loopback import keep_to_loopback
-from placement.processes.processes import how_ended, orderly_end
+from placement.processes.processes import StoppedProcesses, how_ended, keep_to_loopback, orderly_end
 from placement.processes.starting import ENDED, FAILURE, SILENT, Parent, WorkerEndedError, Workers
-from placement.processes.stopped import StoppedProcesses
 from placement.processes.threads import single_threaded
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from placement.fitting.real.groups import file_store
 from placement.fitting.real.mail import Mail
 from placement.fitting.requests import AllGather, AllReduce, Post, Receive
 from placement.fitting.task import FitTask
-from placement.processes.loopback import keep_to_loopback
-from placement.processes.processes import how_ended, orderly_end, usable_cores
+from placement.processes.processes import how_ended, keep_to_loopback, orderly_end, usable_cores
 from placement.processes.starting import Parent, WorkerEndedError, WorkerFailedError, Workers
 from placement.processes.threads import on_one_core
 

@@ -23,9 +23,8 @@ from torch.distributed.rendezvous import rendezvous
 from graphs.errors import FitError, PlacementError, RankError, StrategyError
 from placement.fitting.log import CurvePoint, FitRun, ReadVersion
 from placement.fitting.real.plain_pipes import PlainPipe, called, met
-from placement.processes.processes import begin_worker, forking, own_network
+from placement.processes.processes import StoppedProcesses, begin_worker, forking, own_network
 from placement.processes.starting import Parent, Workers
-from placement.processes.stopped import StoppedProcesses
 
 ProcessMain = Callable[[Parent], None]  # of a process
 _START = timedelta(seconds=300)  # until all processes are there

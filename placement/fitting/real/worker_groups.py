@@ -111,7 +111,7 @@ class WorkerRank:
 
     def _take_weights(self) -> None:
         """Give this process's parameters their parts of the weights."""
-        from placement.runtime.modules.shared_states import fill
+        from placement.runtime.modules.shared_module import fill
 
         whole = dict(zip(self._layout.names, self._layout.views(self._weights), strict=True))
         for name, parameter in self._module.named_parameters():

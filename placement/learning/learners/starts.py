@@ -21,7 +21,7 @@ from placement.learning.learners.learner import Best
 from placement.learning.learners.pretrained import propose_pretrained
 from placement.learning.policies.policy import PlacementPolicy
 from placement.solving.methods import heuristics_for
-from placement.workers.scoring import ScoredByWorkers
+from placement.solving.worker_tasks import ScoredByWorkers
 
 if TYPE_CHECKING:
     from placement.learning.learners.registry import Beginning

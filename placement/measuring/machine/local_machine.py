@@ -20,7 +20,6 @@ from graphs.disk import write_atomically
 from graphs.errors import ClusterError, PlacementError
 from graphs.zoo.cache import cache_dir
 from placement.inputs.main_memory import available_bytes
-from placement.measuring.machine.collectives import measured_collectives
 from placement.measuring.machine.figures import (
     MOST_LINK_SPREAD,
     CoreTime,
@@ -36,14 +35,14 @@ from placement.measuring.machine.links import (
     check_moves,
     idle_times_s,
     link_speed,
+    measured_collectives,
     move_times_s,
     rounds,
 )
 from placement.measuring.machine.speeds import THOROUGH, DeviceSpeed, Effort, measure_speed
 from placement.measuring.machine.workers import Worker, cores_for, run_workers
-from placement.processes.processes import how_ended, orderly_end, usable_cores
+from placement.processes.processes import how_ended, orderly_end, own_version, usable_cores
 from placement.processes.starting import Parent, WorkerEndedError, WorkerFailedError, Workers
-from placement.processes.version import own_version
 
 NAME = "local"
 _HERE = Path(__file__).parent
@@ -166,7 +165,7 @@ def _stamp(devices: int | None) -> str:
     versions = torch.__version__, platform.machine()
     about = (devices, cpu_model(), usable_cores(), gpus, *versions)
     digest = hashlib.sha256(repr(about).encode())
-    for name in ("collectives.py", "figures.py", "links.py", "local_machine.py", "speeds.py", "workers.py"):
+    for name in ("figures.py", "links.py", "local_machine.py", "speeds.py", "workers.py"):
         digest.update((_HERE / name).read_bytes())
     return digest.hexdigest()[:16]
 
@@ -276,7 +275,7 @@ def _measure_gpus(seed: int, effort: Effort) -> MeasuredMachine:
 
 
 def _moving(source: torch.device, target: torch.device, link: str, seed: int, effort: Effort) -> LinkSpeed:
-    from placement.runtime.modules.threads import moved
+    from placement.runtime.modules.placed_module import moved
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         arrived, copied = moved(tensor, target)

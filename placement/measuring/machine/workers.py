@@ -24,10 +24,17 @@ import torch.distributed as dist
 from graphs.disk import temporary_folder
 from graphs.errors import ClusterError, PlacementError
 from placement.processes.kept_memory import keep_freed_memory
-from placement.processes.loopback import keep_to_loopback
-from placement.processes.processes import how_ended, orderly_end, usable_cores
-from placement.processes.progress import Report, StepProgress, tell_nobody
-from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
+from placement.processes.processes import how_ended, keep_to_loopback, orderly_end, usable_cores
+from placement.processes.starting import (
+    NoAnswerError,
+    Parent,
+    Report,
+    StepProgress,
+    WorkerEndedError,
+    WorkerFailedError,
+    Workers,
+    tell_nobody,
+)
 
 ResultT = TypeVar("ResultT")
 _LAST_WORDS_S = 1.0  # a connection lost may only be what another worker's failure led to: let that one speak first

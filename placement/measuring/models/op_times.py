@@ -22,18 +22,14 @@ from graphs.opgraph import Phase
 from placement.inputs.call_arguments import as_captured
 from placement.measuring.machine.speeds import synchronise
 from placement.measuring.machine.workers import Worker
-from placement.measuring.models.micro_batch_timing import PartOfStep
-from placement.measuring.models.op_clock import OpReader
+from placement.measuring.models.op_clock import OpReader, PartOfStep
 from placement.measuring.models.repeats import Repeats, run_steps, seconds_of
-from placement.processes.progress import Report, StepProgress, tell_nobody
+from placement.processes.starting import Report, StepProgress, tell_nobody
 from placement.runtime.program.device_layout import DeviceLayout, Key
-from placement.runtime.program.drawing import draw
-from placement.runtime.program.functional import functional
-from placement.runtime.program.named_tensors import NamedTensors
+from placement.runtime.program.functional import draw, functional
 from placement.runtime.program.routines import Routine, compile_routines
-from placement.runtime.states.gradients import add_gradients
-from placement.runtime.states.masters import is_narrow, with_masters
-from placement.runtime.states.optimizers import OPTIMIZERS
+from placement.runtime.program.variants import NamedTensors
+from placement.runtime.states import OPTIMIZERS, add_gradients, is_narrow, with_masters
 
 _T = TypeVar("_T", bound=torch.Tensor)
 Times = dict[int, list[float]]  # op -> seconds in each step

@@ -27,11 +27,11 @@ from graphs.origin import keep_step
 from placement.inputs.call_arguments import bound, check_states
 from placement.measuring.machine.figures import spread
 from placement.measuring.machine.workers import Worker, cores_for, run_workers
-from placement.measuring.models.micro_batch_timing import PartOfStep
+from placement.measuring.models.op_clock import PartOfStep
 from placement.measuring.models.op_times import REPEATS, MeasuredStep, StepToMeasure, Times, op_times
 from placement.measuring.models.repeats import Repeats, beforehand
-from placement.processes.progress import Report, tell_nobody
-from placement.runtime.states.formats import accept_gradients, convert
+from placement.processes.starting import Report, tell_nobody
+from placement.runtime.states import accept_gradients, convert
 
 _CPU = torch.device("cpu")
 _OF_DENSE = ("adam", "adamw")  # optimizers of torch that take no sparse gradient

@@ -11,7 +11,7 @@ import torch
 
 from placement.measuring.machine.figures import relative_spread
 from placement.measuring.machine.speeds import synchronise
-from placement.processes.progress import Report, StepProgress, tell_nobody
+from placement.processes.starting import Report, StepProgress, tell_nobody
 
 # Standard error of a median, in interquartile ranges over the square root of the number of samples, of normal samples:
 # 1.2533 standard deviations, of which there are 1.349 in an interquartile range.

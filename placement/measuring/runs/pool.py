@@ -27,17 +27,15 @@ from graphs.disk import temporary_folder
 from graphs.errors import MismatchError, PlacementError, RankError
 from placement.measuring.machine.workers import begin_on_core
 from placement.measuring.models.repeats import Repeats
-from placement.measuring.runs.steps import ModelStep
-from placement.measuring.runs.timed_run import TimedRun, timed_run, together_s
-from placement.processes.loopback import keep_to_loopback
-from placement.processes.processes import how_ended
-from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
+from placement.measuring.runs.steps import ModelStep, TimedRun, timed_run, together_s
+from placement.processes.processes import keep_to_loopback
+from placement.processes.starting import NoAnswerError, NoResultError, Parent, Workers
 from placement.runtime.modules.placed_ranks import PlacedRanks
 from placement.runtime.program.device_layout import DeviceLayout
 from placement.runtime.program.functional import Functional
 from placement.runtime.ranks.group import LostRankError, RankGroup
 from placement.runtime.ranks.launch import met_store
-from placement.runtime.states.optimizers import optimizer_of
+from placement.runtime.states import optimizer_of
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -167,10 +165,8 @@ class WorkerPool:
             raise RankError(
                 f"the run was not done after {limit_s:g} s; allow more with limit_s, or run less."
             ) from None
-        except WorkerFailedError as error:
+        except NoResultError as error:
             raise RankError(str(error)) from None
-        except WorkerEndedError as error:
-            raise RankError(f"rank {error.rank} {how_ended(error.code)}.") from None
 
 
 # -- in the process --------------------------------------------------------------------------------------------------

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from placement.measuring.models.op_clock import Stretch, recorded
-from placement.measuring.runs.timeline import RecordedStep, Span
+from placement.measuring.runs.steps import RecordedStep, Span
 from placement.runtime.modules.placed_ranks import PlacedRanks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from placement.measuring.runs.steps import ModelStep
-    from placement.runtime.modules.rank_step import RankStep
+    from placement.runtime.modules.placed_ranks import RankStep
     from placement.runtime.program.device_layout import DeviceLayout
 
 

@@ -32,12 +32,9 @@ from placement.measuring.runs.differences import (
     largest_difference,
     rounded,
 )
-from placement.measuring.runs.steps import STEPS
-from placement.measuring.runs.timed_run import TimedRun, together_s
-from placement.measuring.runs.timeline import Timeline, timeline
-from placement.measuring.runs.trial_task import ProcessOutcome, TrialTask
+from placement.measuring.runs.steps import STEPS, ProcessOutcome, TimedRun, Timeline, TrialTask, timeline, together_s
 from placement.processes.processes import orderly_end, usable_cores
-from placement.processes.progress import StepProgress
+from placement.processes.starting import StepProgress
 from placement.results.result import Result
 from placement.runtime.application import places_of
 from placement.runtime.ranks.launch import launch

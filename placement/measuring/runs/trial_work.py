@@ -27,18 +27,22 @@ from graphs.origin import COMPILED, EAGER
 from placement.inputs.examples import Example, read_example
 from placement.measuring.runs.differences import MOVED, WEIGHT, TensorFile, compared, distance, largest
 from placement.measuring.runs.recording import RecordingModule, record_steps
-from placement.measuring.runs.steps import STEPS, ModelStep
-from placement.measuring.runs.timed_run import timed_run
-from placement.measuring.runs.timeline import RecordedStep
-from placement.measuring.runs.trial_task import ProcessOutcome, TrialTask
+from placement.measuring.runs.steps import (
+    STEPS,
+    ModelStep,
+    ProcessOutcome,
+    RecordedStep,
+    TrialTask,
+    timed_run,
+)
 from placement.processes.kept_memory import Usage, forget_peak, keep_freed_memory
-from placement.processes.progress import StepProgress
+from placement.processes.starting import StepProgress
 from placement.results.result import Result
 from placement.runtime.application import apply, layout_of
 from placement.runtime.modules.by_module import module_places
 from placement.runtime.ranks.group import joined
 from placement.runtime.ranks.launch import tell
-from placement.runtime.states.formats import accept_gradients, compute_in, convert
+from placement.runtime.states import accept_gradients, compute_in, convert
 
 
 def plain(task: TrialTask) -> ProcessOutcome:

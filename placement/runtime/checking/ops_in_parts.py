@@ -11,19 +11,25 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import fx
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Partial as TorchPartial
 from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _pytree as pytree
 
 from graphs.capture.program import Program
@@ -31,8 +37,43 @@ from graphs.capture.trace import TensorInfo, flat, layouts, value_of
 from graphs.rows import ByGroups, Part, Partial, Replicate, Shard, SplitRow
 from graphs.transforms.splitting.splitter import copies_of
 from graphs.transforms.strategy import Strategy
-from placement.runtime.checking.local_tensors import as_ranks, in_blocks, of_first, of_parts, ranks_of_this_process
 from placement.solving.checked import Checked
+
+
+@contextmanager
+def ranks_of_this_process(size: int) -> Iterator[DeviceMesh]:
+    """A mesh of so many ranks, all of which compute here; this process must be of no process group."""
+    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    try:
+        with as_ranks(size):
+            mesh = init_device_mesh("cpu", (size,))
+        yield mesh
+    finally:
+        dist.destroy_process_group()
+
+
+def as_ranks(size: int) -> AbstractContextManager[object]:
+    """A block whose ops all ranks compute; tensors that it makes are of all ranks."""
+    return LocalTensorMode(size)
+
+
+def in_blocks(dim: int, blocks: int) -> Placement:
+    """Each rank has a stretch of every one of equal blocks of a dimension."""
+    return _StridedShard(dim, split_factor=blocks)
+
+
+def of_parts(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A tensor of the parts of all ranks, which must be alike but for their values."""
+    return LocalTensor(dict(enumerate(parts)))  # type: ignore[no-untyped-call]
+
+
+def of_first(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of the first rank."""
+    if isinstance(tensor, AsyncCollectiveTensor):
+        tensor = tensor.wait()
+    found: torch.Tensor = tensor._local_tensors[0] if isinstance(tensor, LocalTensor) else tensor
+    return found
+
 
 SAME, DIFFERS, NOT_COMPUTED = "same", "differs", "not computed"
 _RANKS = 2

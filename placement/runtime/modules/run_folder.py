@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
+import os
+import pickle
 import shutil
 import sys
 import warnings
@@ -20,14 +23,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
+from graphs.disk import write_atomically
 from graphs.errors import CheckpointError, MismatchError
-from placement.runtime.modules.run_index import CheckpointReader
-from placement.runtime.modules.shared_states import unwritten, written
 from placement.runtime.ranks.group import RankGroup
 
 _FORMAT = 2
@@ -132,6 +135,25 @@ def load_run(
 
 def _name(number: int) -> str:
     return f"step-{number}"
+
+
+def written(path: str | os.PathLike[str], content: bytes | str) -> None:
+    """Write a file in one step.
+
+    Raises:
+        CheckpointError: it cannot be written; says what to do.
+    """
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise CheckpointError(unwritten(error)) from None
+
+
+def unwritten(error: OSError) -> str:
+    """The sentence for a file that cannot be written."""
+    advice = {errno.ENOENT: "make the folder", errno.ENOSPC: "free some space", errno.EDQUOT: "free some space"}
+    way_out = ", or ".join(filter(None, (advice.get(error.errno or 0), "save it elsewhere")))
+    return f"cannot write {error.filename or 'a checkpoint'}: {error.strerror or error}; {way_out}."
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------------
@@ -382,3 +404,38 @@ def _is_plain(value: Any) -> bool:
         return bool(json.loads(json.dumps(value)) == value)
     except (TypeError, ValueError):
         return False
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+# What an index is made of, beside formats of numbers (`torch.float32`): none of it does anything.
+_NAMES = {
+    "torch.distributed.checkpoint.metadata": (
+        *("Metadata", "MetadataIndex", "StorageMeta", "ChunkStorageMetadata", "BytesStorageMetadata"),
+        *("TensorStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "pathlib": ("PosixPath", "WindowsPath"),
+}
+
+
+class CheckpointReader(FileSystemReader):
+    """A reader of checkpoints that somebody else may have made."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with open(Path(self.path) / ".metadata", "rb") as file:
+            metadata: Metadata = _Index(file).load()
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _Index(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_format = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not is_format and name not in _NAMES.get(module, ()):
+            raise pickle.UnpicklingError(f"its index names {module}.{name}, which belongs in none")
+        return super().find_class(module, name)

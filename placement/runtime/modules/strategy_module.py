@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map
 
 from graphs.capture.record import Loss
 from graphs.errors import MismatchError
 from graphs.recipes import Precision
 from placement.inputs.call_arguments import check_call
-from placement.runtime.modules.alike import check_alike, check_batches
-from placement.runtime.modules.gradient_hooks import Hooks, taken_hooks
-from placement.runtime.modules.initial_values import initial_values
-from placement.runtime.modules.local_tensors import Unfilled, entries, outlines_of, without_values
+from placement.runtime.modules.local_tensors import (
+    Unfilled,
+    check_alike,
+    check_batches,
+    entries,
+    outlines_of,
+    without_values,
+)
 from placement.runtime.modules.shared_module import SharedModule
-from placement.runtime.modules.shared_states import fill, part_of
-from placement.runtime.modules.strategy_states import StrategyStates
 from placement.runtime.program.variants import is_number
 from placement.runtime.ranks.group import RankGroup
 from placement.runtime.samples import OwnSamples, set_own_samples
+from placement.runtime.setups.module_tree import is_under
 from placement.runtime.torch_runner.batch import borders
-from placement.runtime.torch_runner.optimizers import make_optimizer
+from placement.runtime.torch_runner.optimizers import give_memory, make_optimizer
 from placement.runtime.torch_runner.parallel import parallelize
 from placement.runtime.torch_runner.setup import Setup
 from placement.runtime.torch_runner.stages import local
 from placement.runtime.torch_runner.step import loss_of, run_forward, run_step
-from placement.runtime.torch_runner.weights import give_memory
 
 
 class StrategyModule(SharedModule, nn.Module):
@@ -51,8 +54,6 @@ class StrategyModule(SharedModule, nn.Module):
         train: whether it was captured for training.
         precision: in which it was captured, if any was named.
     """
-
-    _states: StrategyStates
 
     def __init__(
         self,
@@ -87,12 +88,10 @@ class StrategyModule(SharedModule, nn.Module):
             names = give_memory(run, place, setup)
             made = {id(tensor) for name, tensor in entries(run) if name in names}
         self.__dict__["_run"] = run  # its names are not this module's
-        self._states = StrategyStates(run, setup, self._ranks, outlines, keys)
-        self._hooks: dict[Any, Hooks] = {
-            tensor: hooked[name] for name, tensor in self._states.entries() if name in hooked
-        }
+        self._share(outlines, keys)
+        self._hooks: dict[Any, Hooks] = {tensor: hooked[name] for name, tensor in self._entries() if name in hooked}
         # Those without values yet, and how often their memory had been written then.
-        known = self._states.entries()
+        known = self._entries()
         found = [(name, local(tensor)) for name, tensor in known if name in missing or id(tensor) in made]
         self._unfilled = [Unfilled(name, own, own._version) for name, own in found]
         ends = borders(mesh, setup) if setup.cuts_batch else []
@@ -115,28 +114,50 @@ class StrategyModule(SharedModule, nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if "_outline" not in self.__dict__ or "_states" not in self.__dict__:
+            if "_outline" not in self.__dict__ or "_home" not in self.__dict__:
                 raise
-            return getattr(self._states.models()[0][0], name)
+            return getattr(self._models()[0][0], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         outline = self.__dict__.get("_outline")
-        if outline is None or not is_number(outline, name) or "_states" not in self.__dict__:
+        if outline is None or not is_number(outline, name) or "_home" not in self.__dict__:
             super().__setattr__(name, value)
         elif self._setup.stages:
             raise MismatchError(f"stages have {name!r} of the model in their code; place the model with its new value.")
         else:
-            setattr(self._states.models()[0][0], name, value)
+            setattr(self._models()[0][0], name, value)
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self.__reduce_ex__(4)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Run the model, or each stage, under torch.compile, whose options it takes."""
-        for model, _ in self._states.models():
+        for model, _ in self._models():
             model.compile(*args, **kwargs)
 
     # -- tensors ----------------------------------------------------------------------------------------------
+
+    def _models(self) -> list[tuple[nn.Module, tuple[str, ...]]]:
+        """The models inside of wrappers, each with the modules and parameters that other ranks answer for."""
+        stages = self._setup.stages
+        if not stages:
+            return [(self._run.module if isinstance(self._run, DistributedDataParallel) else self._run, ())]
+        found = []
+        for number, stage in self._run.stages.items():
+            others = [path for other, paths in enumerate(stages) for path in paths if other != int(number)]
+            others += [name for name, trained_by in self._setup.loose.items() if trained_by != int(number)]
+            found.append((stage.model, tuple(others)))
+        return found
+
+    def _entries(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) of every parameter and buffer that this rank answers for, tied ones under each name."""
+        seen = set()
+        for model, others in self._models():
+            for name, tensor in entries(model):
+                is_others = any(is_under(name, path) for path in others)
+                if not is_others and name not in seen:
+                    seen.add(name)
+                    yield name, tensor
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -152,7 +173,7 @@ class StrategyModule(SharedModule, nn.Module):
 
     def _named(self, kind: type, prefix: str, remove_duplicate: bool) -> Iterator[tuple[str, Any]]:
         seen = set()
-        for name, tensor in self._states.entries():
+        for name, tensor in self._entries():
             is_one = isinstance(tensor, nn.Parameter) is (kind is nn.Parameter)
             if is_one and not (remove_duplicate and id(tensor) in seen):
                 seen.add(id(tensor))
@@ -167,7 +188,7 @@ class StrategyModule(SharedModule, nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """What this rank has of the model's state dict."""
-        return {name: tensor.detach() for name, tensor in self._states.kept().items()}
+        return {name: tensor.detach() for name, tensor in self._kept().items()}
 
     # -- running ----------------------------------------------------------------------------------------------
 
@@ -278,24 +299,29 @@ class StrategyModule(SharedModule, nn.Module):
         """
         return make_optimizer(self._run, self._mesh, self._setup, kind, **settings)
 
-    def own_part(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """This rank's part of a tensor like a parameter or buffer; None for one that others have."""
-        own = dict(self._states.entries()).get(name)
-        return None if own is None else part_of(tensor, own)
 
-    def reset_parameters(self, seed: int = 0) -> None:
-        """Give this rank's parameters and buffers the values with which the model itself begins, as after ``to_empty``.
+class Hooks(NamedTuple):
+    """The hooks of one parameter: on its gradient, and on the parameter when that has been added."""
 
-        Every rank draws the same, one module after the other in the order of `named_modules`, so that no more than one
-        is whole at a time; `placement.runtime.modules.initial_values` says how a model gives itself values. All ranks
-        call it, before the first step.
+    on_gradient: tuple[Callable[[Tensor], Tensor | None], ...]
+    on_accumulated: tuple[Callable[[Tensor], None], ...]
 
-        Args:
-            seed: of torch's random numbers meanwhile.
-        """
-        own = dict(self._states.entries())
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            for name, value in initial_values(self._outline, outlines_of(self._outline)):
-                if name in own:
-                    fill(own[name], value.detach())
+    def changed(self, gradient: Tensor) -> Tensor:
+        """What they make of the gradient of a step."""
+        for hook in self.on_gradient:
+            found = hook(gradient)
+            gradient = gradient if found is None else found
+        return gradient
+
+
+def taken_hooks(model: nn.Module) -> Mapping[str, Hooks]:
+    """Those of each parameter that has some, by each of its names. The parameters have them no more."""
+    found: dict[int, Hooks] = {}
+    named: list[tuple[str, Any]] = list(model.named_parameters(remove_duplicate=False))
+    for _, parameter in named:
+        kinds = [parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}]
+        if id(parameter) not in found and any(kinds):
+            found[id(parameter)] = Hooks(*(tuple(hooks.values()) for hooks in kinds))
+            for hooks in kinds:
+                hooks.clear()
+    return {name: found[id(parameter)] for name, parameter in named if id(parameter) in found}

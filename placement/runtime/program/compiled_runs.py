@@ -12,8 +12,7 @@ import torch
 from torch import fx
 
 from graphs.capture.costs import signature
-from placement.runtime.program.fast_calls import with_fast_calls
-from placement.runtime.program.routines import Routine, Routines
+from placement.runtime.program.routines import Routine, Routines, with_fast_calls
 
 Compile = Callable[[fx.GraphModule], Callable[..., Any]]
 _LEAST = 2  # ops in a run: one alone is a kernel already

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import heapq
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
+from graphs.capture.costs import signature
 from graphs.capture.trace import TensorInfo, value_of
-from graphs.opgraph import Phase
-from placement.runtime.program.functional import Functional
+from graphs.errors import MismatchError
+from graphs.module_paths import prefixes
+from graphs.opgraph import OpGraph, Phase
+from placement.runtime.program.functional import Functional, functional
+
+if TYPE_CHECKING:
+    from graphs.capture import Program
+    from placement.runtime.program.functional import Functional
+
 
 Key = tuple[str, Any]
 
@@ -174,3 +184,161 @@ def reached(section: Section, before: Iterable[fx.Node]) -> set[fx.Node]:
         if node not in stop:
             stack += node.all_input_nodes
     return found
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+def consistent_order(layout: DeviceLayout) -> list[list[int]]:
+    """The ops of each device as planned, but every op after those it depends on, in O(edges * log ops).
+
+    A graph says who needs a value. It does not say that who reads a buffer comes before who writes it later, nor in
+    which order two calls of one batch normalisation update its statistics: they follow program order here. All devices'
+    orders are stretches of one sequence, so no two devices can wait for each other.
+    """
+    before: dict[int, set[int]] = {op: set() for op in layout.nodes_of}
+    after: dict[int, list[int]] = {op: [] for op in layout.nodes_of}
+    for earlier, later in _edges(layout):
+        if earlier != later and earlier not in before[later]:
+            before[later].add(earlier)
+            after[earlier].append(later)
+    rank = _ranks(layout)
+    waiting = {op: len(ops) for op, ops in before.items()}
+    ready = [(rank[op], op) for op, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    order: list[list[int]] = [[] for _ in layout.places]
+    while ready:
+        _, op = heapq.heappop(ready)
+        order[layout.device[op]].append(op)
+        for later in after[op]:
+            waiting[later] -= 1
+            if waiting[later] == 0:
+                heapq.heappush(ready, (rank[later], later))
+    return order
+
+
+def _ranks(layout: DeviceLayout) -> dict[int, tuple[float, int]]:
+    """(planned start, place in its device's order) of each op."""
+    place = {op: i for ops in layout.order for i, op in enumerate(ops)}
+    return {op: (layout.start_s[op], place[op]) for op in layout.nodes_of}
+
+
+def _edges(layout: DeviceLayout) -> Iterator[tuple[int, int]]:
+    """(op, op that must come after it), along the program."""
+    step = layout.step
+    yield from _state_edges(step)
+    sources: dict[fx.Node, frozenset[int]] = {}  # ops behind the value of a node that is no op
+    for node in step.graph.nodes:
+        read = frozenset(op for n in node.all_input_nodes for op in sources[n])
+        op = step.made_by.get(node)
+        if op is None or node.target is operator.getitem:
+            sources[node] = read
+            continue
+        yield from ((source, op) for source in read)
+        sources[node] = frozenset({op})
+
+
+def _state_edges(step: Functional) -> Iterator[tuple[int, int]]:
+    """(op, op that must come after it) of captured ops that use a state which one of them writes."""
+    states: dict[fx.Node, frozenset[int]] = {}  # states that a node's value may lie in
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    for node in step.graph.nodes:
+        held = frozenset(state for n in node.all_input_nodes for state in states[n])
+        if node in step.state_of:
+            held |= {step.state_of[node]}
+        op = step.made_by.get(node)
+        if op is None or node.target is operator.getitem:
+            states[node] = held
+            continue
+        facts = signature(node.target)
+        written = frozenset(s for n in (*facts.written_by(node), *facts.statistics_of(node)) for s in states[n])
+        for state in sorted(held):
+            if state in writer:
+                yield writer[state], op
+            if state in written:
+                yield from ((reader, op) for reader in readers.pop(state, []))
+                writer[state] = op
+            else:
+                readers.setdefault(state, []).append(op)
+        states[node] = written
+
+
+# -- other captures of the same model ----------------------------------------------------------------------------------
+
+
+def same_ops(program: Program, layout: DeviceLayout) -> DeviceLayout:
+    """The layout for a program of the same ops.
+
+    Raises:
+        MismatchError: it has other ops.
+    """
+    _check_same_ops(program, layout.step.program)
+    return DeviceLayout(functional(program), layout.device, layout.order, layout.start_s, layout.places, _kept(layout))
+
+
+def nearest(program: Program, layout: DeviceLayout) -> DeviceLayout:
+    """The layout for a program of other ops, in program order.
+
+    Parameters that are on another device than an op that reads them are sent to it.
+    """
+    kept, n_ops = _kept(layout), program.graph.n_ops
+    homes = {name: devices[0] for name, devices in kept.items()}
+    device = _nearest_devices(program, layout.step.program, layout.device, homes)
+    order = [[op for op in range(n_ops) if device[op] == number] for number in range(len(layout.places))]
+    return DeviceLayout(functional(program), device, order, [float(op) for op in range(n_ops)], layout.places, kept)
+
+
+def _check_same_ops(program: Program, known: Program) -> None:
+    """Raises: MismatchError: a program has other ops than the one that was placed."""
+    mine, theirs = program.graph.op_names, known.graph.op_names
+    if mine != theirs:
+        name = next(iter(set(mine) ^ set(theirs)), "in another order")
+        raise MismatchError(f"the model runs other ops than placed (op {name!r}); place it as it is called now.")
+
+
+def _nearest_devices(program: Program, known: Program, device: Sequence[int], homes: Mapping[str, int]) -> list[int]:
+    """The device of each op of a program, of those of another program of the same model.
+
+    An op runs where its first parameter is, else where the op of its name is, else where an op of the nearest module
+    is.
+
+    Args:
+        device: of each op of ``known``.
+        homes: the device of each parameter and buffer, by name.
+    """
+    graph = program.graph
+    by_name = {name: device[i] for i, name in enumerate(known.graph.op_names)}
+    by_module = _devices_by_module(known.graph, device)
+    found = [
+        by_name.get(name, _nearest(module, by_module))
+        for name, module in zip(graph.op_names, graph.modules, strict=True)
+    ]
+    for state in reversed(program.states):
+        for op in state.users if state.binds else ():
+            found[op] = next((homes[name] for name in state.names if name in homes), found[op])
+    together: dict[int, int] = {}
+    for op, group in enumerate(graph.colocation.tolist()):
+        if group >= 0:
+            found[op] = together.setdefault(group, found[op])
+    return found
+
+
+def _kept(layout: DeviceLayout) -> dict[str, tuple[int, ...]]:
+    """The devices that have each parameter and buffer, by name."""
+    states = layout.step.program.states
+    return {name: layout.keepers(index) for index, state in enumerate(states) for name in state.names}
+
+
+def _devices_by_module(graph: OpGraph, device: Sequence[int]) -> dict[str, int]:
+    """Where the first op of each module runs, and of each module around it."""
+    found: dict[str, int] = {}
+    for op, module in enumerate(graph.modules):
+        if graph.phase[op] == Phase.FORWARD:
+            for path in prefixes(module):
+                found.setdefault(path, device[op])
+    return found
+
+
+def _nearest(module: str, by_module: dict[str, int]) -> int:
+    return next((by_module[path] for path in prefixes(module) if path in by_module), 0)

@@ -7,20 +7,84 @@ exists.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
 
 from graphs.capture.trace import TensorInfo, same_stride, value_of
-from placement.runtime.program.consistent_order import consistent_order
-from placement.runtime.program.device_layout import DeviceLayout, Key, Section, reached
-from placement.runtime.program.fast_calls import with_fast_calls
+from placement.runtime.program.device_layout import DeviceLayout, Key, Section, consistent_order, reached
 from placement.runtime.program.functional import HANDING_ON
 from placement.runtime.program.on_device import run_on, under_autocast
-from placement.runtime.program.transfers import Transfer, expect, receive, send
+
+
+class Endpoint(Protocol):
+    """A device's end of its transfers, as a routine sees it; `Transfer` says what each tag stands for."""
+
+    def expect(self, tag: int) -> None:
+        """A transfer will be wanted soon."""
+
+    def receive(self, tag: int) -> torch.Tensor:
+        """Wait for a transfer."""
+
+    def send(self, tag: int, tensor: torch.Tensor) -> None:
+        """Send a transfer, without waiting for it to arrive; the tensor will not be changed."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A tensor that goes from one device to another once a step.
+
+    Attributes:
+        tag: its number, unique in a step.
+        source, target: device numbers.
+        op: number of the op that makes it.
+        info: its layout.
+    """
+
+    tag: int
+    source: int
+    target: int
+    op: int
+    info: TensorInfo
+
+
+def send(endpoint: Endpoint, tag: int, tensor: Any) -> None:
+    endpoint.send(tag, tensor)
+
+
+def receive(endpoint: Endpoint, tag: int) -> Any:
+    return endpoint.receive(tag)
+
+
+def expect(endpoint: Endpoint, tag: int) -> None:
+    endpoint.expect(tag)
+
+
+_OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)\(")
+
+
+def with_fast_calls(module: fx.GraphModule) -> Callable[..., Any]:
+    """Replace ``module.forward`` by code with the same lines that has looked up each operator, and return it."""
+    code = module.graph.python_code("self")
+    names = dict(code.globals)
+
+    def name_of(match: re.Match[str]) -> str:
+        namespace, operator, overload = match.groups()
+        found = getattr(getattr(getattr(torch.ops, namespace), operator), overload)
+        if type(found) is not torch._ops.OpOverload:
+            return match[0]
+        name = f"{namespace}_{operator}_{overload}_"
+        names[name] = found._op
+        return f"{name}("
+
+    exec(compile(_OPERATOR.sub(name_of, code.src), "<routine>", "exec"), names)
+    type(module).forward = names["forward"]  # each module that fx makes has a class of its own
+    forward: Callable[..., Any] = module.forward
+    return forward
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,33 +8,36 @@ all have met, so that they can say why.
 from __future__ import annotations
 
 import atexit
+import errno
 import functools
 import json
+import os
+import re
+import socket
 import sys
+import time
+import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.rendezvous import rendezvous
 
 from graphs import errors
 from graphs.errors import MismatchError, PlacementError, RankError
 from graphs.formatting import show_line
-from placement.runtime.ranks.failures import first_line
-from placement.runtime.ranks.meeting import (
-    START,
-    check_environment,
-    check_size,
-    environment_store,
-    fresh_store,
-    keep_to_host,
-)
+from placement.processes.processes import keep_to_loopback
+
+if TYPE_CHECKING:
+    from placement.runtime.program.routines import Routine
+
 
 FoundT = TypeVar("FoundT")
 _REASON = "placement/reason"
@@ -281,3 +284,182 @@ class _LastWords:
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor without gaps: gloo has no collectives of some formats."""
     return tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+
+
+# -- how they meet -----------------------------------------------------------------------------------------------------
+
+
+LOOPBACK = "127.0.0.1"
+RankT = TypeVar("RankT")
+START = timedelta(seconds=300)  # until all processes are there
+_ROUND = "placement/round"
+_LOOK_S = 0.01
+
+
+def alone() -> None:
+    """Make a process group of this process alone, for torch's parts that want one."""
+    start: Any = dist.HashStore  # type: ignore[attr-defined]
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if dist.is_nccl_available() else "gloo", store=start(), rank=0, world_size=1
+    )
+
+
+def check_environment(size: int) -> None:
+    """Raises: MismatchError: nothing says which of several processes this is, or there are fewer or more of them."""
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise MismatchError(
+            f"{missing[0]} is not set: a placement on several processes is started by torchrun, which sets it."
+        )
+    check_size(int(os.environ["WORLD_SIZE"]), size)
+    if os.environ["MASTER_PORT"] == "0":
+        raise MismatchError("MASTER_PORT is 0; start torchrun with --standalone, or give it a --master-port.")
+
+
+def keep_to_host() -> None:
+    """Where all processes are on this host, as ``torchrun`` says, let them listen on the loopback interface alone."""
+    if os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ["WORLD_SIZE"]:
+        keep_to_loopback()
+
+
+def environment_store() -> tuple[Any, int, int]:
+    """``(store, rank, number of processes)``, from what torchrun, or another start, has set.
+
+    Where rank 0 has to keep the store, and the others meet it by the loopback interface, it listens on that alone;
+    torch's own would listen on all.
+
+    Raises:
+        RankError: the others cannot be met.
+    """
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    start: Any = dist.TCPStore  # type: ignore[attr-defined]
+    is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    try:
+        if is_kept or os.environ["RANK"] != "0" or host not in (LOOPBACK, "localhost"):
+            store, rank, size = next(iter(rendezvous("env://", timeout=START)))
+            return store, rank, size
+        rank, size = 0, int(os.environ["WORLD_SIZE"])
+        listening = socket.create_server((LOOPBACK, int(port))).detach()
+        alike = {"timeout": START, "multi_tenant": True}  # as of torch
+        return start(LOOPBACK, int(port), size, True, master_listen_fd=listening, **alike), rank, size
+    except (RuntimeError, ValueError, OSError) as error:
+        if "EADDRINUSE" in str(error) or getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise RankError(f"{host}:{port} is in use by another process; take another MASTER_PORT.") from None
+        raise RankError(f"cannot meet the other processes at {host}:{port}: {first_line(error)}") from None
+
+
+def check_size(found: int, needed: int) -> None:
+    """Raises: MismatchError: another number of processes than devices."""
+    if found != needed:
+        raise MismatchError(
+            f"every device of a placement is a process, and there are devices: {needed}, processes: {found}; start it "
+            f"with torchrun --nproc-per-node={needed}, or on several hosts with --nnodes so that it is {needed} in all."
+        )
+
+
+def of_this_host(by_rank: Sequence[RankT]) -> list[RankT] | None:
+    """Those of the ranks, by number, that ``torchrun`` has started on this host; None where it has only one."""
+    try:
+        rank, size, local_rank, local_size = (
+            int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        )
+    except (KeyError, ValueError):
+        return None
+    first = rank - local_rank
+    return None if local_size >= size else list(by_rank[first : first + local_size])
+
+
+def fresh_store(store: Any, rank: int, size: int, limit: timedelta) -> Any:
+    """The part of a store that is for this start alone. All processes call it.
+
+    Rank 0 names a round; the others greet it by a name of their own and wait until it repeats that, which no process
+    of an earlier start can have done.
+
+    Raises:
+        RankError: some process does not come.
+    """
+    try:
+        own = uuid.uuid4().hex
+        name = _met(store, own, rank, limit) if rank else _greeted(store, own, size)
+        return PrefixStore(f"placement/{name}", store)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise RankError(f"rank {rank} has not met all the others: {reason}; start {size} processes.") from None
+
+
+def _greeted(store: Any, own: str, size: int) -> str:
+    store.set(_ROUND, own)
+    for rank in range(1, size):
+        store.set(_answer(rank), store.get(_greeting(own, rank)))  # waits for it
+    return own
+
+
+def _met(store: Any, own: str, rank: int, limit: timedelta) -> str:
+    greeted, deadline = "", time.monotonic() + limit.total_seconds()
+    while time.monotonic() < deadline:
+        name = store.get(_ROUND).decode()
+        if name != greeted:  # the first one may be of an earlier start
+            greeted = name
+            store.set(_greeting(name, rank), own)
+        if store.check([_answer(rank)]) and store.get(_answer(rank)).decode() == own:
+            return greeted
+        time.sleep(_LOOK_S)
+    raise RankError(f"rank {rank} has not met rank 0 in {limit.total_seconds():.0f} s; start all processes.")
+
+
+def _greeting(name: str, rank: int) -> str:
+    return f"placement/greeting/{name}/{rank}"
+
+
+def _answer(rank: int) -> str:
+    return f"placement/answer/{rank}"
+
+
+# -- errors of other libraries -----------------------------------------------------------------------------------------
+
+
+_GLOO_ADVICE = " This is typically caused"
+
+
+def first_line(error: BaseException) -> str:
+    """An error's message in a line, without the words that gloo and torch put before and behind it."""
+    if isinstance(error, PlacementError):
+        return str(error)
+    text = re.sub(r"^\[\S+:\d+\] ", "", str(error).strip())  # gloo's source line
+    text = re.sub(r"^\[enforce fail at [^]]*\] .*?(?=DefaultCPUAllocator)", "", text)
+    text = text.partition(_GLOO_ADVICE)[0].partition("\n")[0].removesuffix(".")
+    return text[:200] + "." if text else "no reason given."
+
+
+def failed_in(rank: int, op: str, error: Exception) -> str:
+    """The sentence for an error that arose in an op, or in a step where that is not known."""
+    what = f"op {op!r}" if op else "a step"
+    if is_out_of_memory(error):
+        return f"rank {rank} ran out of memory in {what}: {first_line(error)}"
+    return f"rank {rank} failed in {what}: {type(error).__name__}: {first_line(error)}"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the memory of the host or of a device did not suffice."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def failed_op(routine: Routine, op_names: tuple[str, ...], trace: TracebackType | None) -> str:
+    """Name of the op in whose line of a routine an error arose; empty for none."""
+    code, line = type(routine.module).forward.__code__, 0
+    while trace is not None:
+        if trace.tb_frame.f_code is code:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    # One op a line; views and the like belong to the op after them.
+    after = _by_line(routine)[line - code.co_firstlineno :] if line >= code.co_firstlineno else []
+    found = next((op for op in after if op >= 0), -1)
+    return op_names[found] if found >= 0 else ""
+
+
+def _by_line(routine: Routine) -> list[int]:
+    """The op of each line of a routine's code from ``def forward`` on, -1 for lines without."""
+    lines = str(routine.module.code).splitlines()
+    op_of = {node.name: int(node.meta["op"]) for node in routine.module.graph.nodes if "op" in node.meta}
+    first = next(i for i, text in enumerate(lines) if text.startswith("def forward"))
+    return [op_of.get(text.split("=")[0].split(":")[0].strip(), -1) for text in lines[first:]]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,14 +16,19 @@ from typing import Any
 
 from graphs.disk import temporary_folder
 from graphs.errors import PlacementError, RankError
-from placement.processes.processes import how_ended, orderly_end, usable_cores
-from placement.processes.progress import Report, StepProgress, tell_nobody
-from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
-from placement.processes.stopped import StoppedProcesses
+from placement.processes.processes import StoppedProcesses, keep_to_loopback, orderly_end, usable_cores
+from placement.processes.starting import (
+    NoAnswerError,
+    NoResultError,
+    Parent,
+    Report,
+    StepProgress,
+    Workers,
+    tell_nobody,
+)
 
 _LAST_WORDS_S = 2.0  # a rank that has lost another one leaves the reason to that one
 _END_S = 5.0  # for a process to end by itself once it has answered
-_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 # The core is chosen before anything starts threads, which keep to the cores of the one that started them.
 _PROGRAM = """
 import json, os, signal, sys
@@ -75,11 +79,8 @@ def launch(
             raise RankError(
                 f"nothing has come of the processes for {limit_s:.0f} s; allow more, or take a smaller model."
             ) from None
-        except WorkerFailedError as error:
+        except NoResultError as error:
             raise RankError(str(error)) from None
-        except WorkerEndedError as error:
-            hint = ", most likely for want of memory" if error.code == -signal.SIGKILL else ""
-            raise RankError(f"rank {error.rank} {how_ended(error.code)}{hint}.") from None
         finally:
             workers.end()
     return found
@@ -114,9 +115,7 @@ def _cores(places: Sequence[str], pinned: bool) -> list[list[int]]:
 
 def _started(store: str, places: Sequence[str], cores: Sequence[list[int]], stdout: int | None) -> Workers:
     size = str(len(places))
-    # All of them are on this host, and none is to be reached from another.
-    shared = {name: os.environ.get(name, _LOOPBACK) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-    shared |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     environments = [
         {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} | ({"OMP_NUM_THREADS": str(len(own))} if own else {})
         for rank, own in enumerate(cores)
@@ -172,6 +171,7 @@ def _join(task: Mapping[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
+    keep_to_loopback()  # all are on this host, and none is to be reached from another
     if task["cores"]:
         torch.set_num_threads(len(task["cores"]))
     store, place = met_store(task["store"]), torch.device(task["places"][task["rank"]])

@@ -27,13 +27,11 @@ from graphs.transforms.splitting.sharding import shares
 from graphs.transforms.splitting.splitter import split
 from graphs.transforms.strategy import ACTIVATIONS, MeshRule, Strategy
 from placement.results.same_model import check_same_model, with_recipe_of
-from placement.runtime.setups.context_plan import context_plan
-from placement.runtime.setups.expert_plan import expert_plan
-from placement.runtime.setups.facts import Facts
+from placement.runtime.setups.context_plan import context_plan, expert_plan
+from placement.runtime.setups.facts import Facts, setup_from
 from placement.runtime.setups.limits import check_run, check_source
-from placement.runtime.setups.module_tree import is_under
+from placement.runtime.setups.module_tree import is_under, shared_parameters
 from placement.runtime.setups.stage_modules import StageModules, never_called, stage_modules
-from placement.runtime.setups.tensor_names import shared_parameters
 from placement.runtime.setups.tensor_plan import TensorPlan, tensor_plan
 from placement.runtime.setups.whole_batch import labels_of, modules_apart, ops_over_parts, samples_in_blocks
 from placement.solving.strategy_row import cut_as_found
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from placement.results.result import Result
+    from placement.runtime.torch_runner.setup import Setup
 
 _ATTENTION = re.compile(r"_scaled_dot_product_\w+")
 _LAYER = re.compile(r"^(.*?\.)?\d+$")
@@ -150,6 +149,18 @@ def facts_of(result: Result, graph: OpGraph | None, model: nn.Module | None, sou
             "each, such as weights of classes, buffers of the model, or take a strategy without 'dp' and 'mb'."
         )
     return facts
+
+
+def setup_of(result: Result, graph: OpGraph | None, model: nn.Module | None) -> Setup:
+    """The constants with which the torch runner runs a model under a result's strategy.
+
+    Args:
+        graph, model: as of `facts_of`.
+
+    Raises:
+        MismatchError: as `facts_of`.
+    """
+    return setup_from(facts_of(result, graph, model))
 
 
 def _check_sharded(facts: Facts, model: nn.Module | None) -> None:
@@ -367,7 +378,7 @@ def _called(layers: Sequence[str], stages: StageModules | None, model: nn.Module
         layers = [one for layer in layers for one in _outermost(model, layer, lists)]
     if stages is None or stages.pieces is None:
         return tuple(layers)
-    from placement.runtime.setups.node_text import path_text  # loads torch
+    from placement.runtime.setups.stage_pieces import path_text  # loads torch
 
     lines = [
         (around, stages.pieces.texts[name])

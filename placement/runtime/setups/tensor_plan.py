@@ -21,15 +21,17 @@ from graphs.transforms.splitting.ring_rows import SEQUENCE
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding, code
 from graphs.transforms.splitting.splitter import BATCH
 from graphs.transforms.strategy import Strategy
-from placement.runtime.setups.module_tree import is_under
-from placement.runtime.setups.own_styles import modules_read_whole, styles_of_whole_modules, transposed_linear
-from placement.runtime.setups.tensor_names import (
+from placement.runtime.setups.module_tree import (
     COLUMNS,
     ROWS,
     SUMS,
     WORDS,
+    is_under,
+    modules_read_whole,
     shared_names,
+    styles_of_whole_modules,
     tied_parameters,
+    transposed_linear,
     with_wildcards,
 )
 

@@ -3,25 +3,168 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
-from placement.runtime.torch_runner.batch import compute_own_samples
-from placement.runtime.torch_runner.batch_norms import synchronise_statistics
+from placement.runtime.torch_runner.batch import Padding, compute_own_samples, synchronise_statistics
 from placement.runtime.torch_runner.context_parallel import enable_context
-from placement.runtime.torch_runner.expert_parallel import cut_experts
 from placement.runtime.torch_runner.memory import recompute, recompute_core, save_here, save_on_host, tell_when_it_runs
+from placement.runtime.torch_runner.module_parallel import (
+    AttentionParallel,
+    SummedParallel,
+    TransposedParallel,
+    WholeParallel,
+    cut_experts,
+    in_blocks,
+)
 from placement.runtime.torch_runner.stages import Pipeline, own_modules, own_stages
-from placement.runtime.torch_runner.tensor_parallel import cut_sequence, cut_weights, other_dimension
 
 if TYPE_CHECKING:
     from placement.runtime.torch_runner.setup import Setup
+
+
+__all__ = [  # what setups are made of
+    "AttentionParallel",
+    "BlocksParallel",
+    "ColwiseParallel",
+    "ConvolutionParallel",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "SummedParallel",
+    "TransposedParallel",
+    "WholeParallel",
+]
+
+
+class BlocksParallel(ParallelStyle):
+    """Cuts each of several blocks of the rows of a weight, such as those for query, key and value."""
+
+    def __init__(self, blocks: int, use_local_output: bool = False) -> None:
+        super().__init__()
+        self.blocks, self.use_local_output = blocks, use_local_output
+
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        cut = _StridedShard(0, split_factor=self.blocks)
+        for name, p in list(module.named_parameters(recurse=False)):
+            placements = [Replicate() if p.ndim == 1 else cut]  # a bias is cut each time
+            module.register_parameter(name, nn.Parameter(distribute_tensor(p, mesh, placements)))
+        module.forward = functools.partial(self._forward, module, mesh)
+        return module
+
+    def _forward(self, module: Any, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
+        x = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+        x = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        bias = module.bias
+        if bias is not None:
+            bias = bias.redistribute(placements=[_StridedShard(0, split_factor=self.blocks)]).to_local()
+        made = nn.functional.linear(x, module.weight.to_local(), bias)
+        return made if self.use_local_output else in_blocks(made, self.blocks, mesh, is_local=False)
+
+
+class ConvolutionParallel(ParallelStyle):
+    """Cuts the output channels of a convolution (0), or its input channels (1); what it hands on has all of them."""
+
+    def __init__(self, dimension: int, layout: Any) -> None:
+        super().__init__()
+        self.dimension, self.input_layouts, self.output_layouts = dimension, (layout,), (layout,)
+
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        for name, p in list(module.named_parameters(recurse=False)):
+            is_cut = p.ndim > 1 or self.dimension == 0  # a bias is of output channels
+            placements = [Shard(self.dimension) if is_cut else Replicate()]
+            module.register_parameter(name, nn.Parameter(distribute_tensor(p, mesh, placements)))
+        module.forward = functools.partial(self._forward, module, mesh)
+        return module
+
+    def _forward(self, module: Any, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
+        x = DTensor.from_local(x, mesh, self.input_layouts, run_check=False)
+        bias = module.bias
+        if self.dimension == 0:
+            x = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+            bias = None if bias is None else bias.to_local()
+        else:
+            x = x.redistribute(placements=[Shard(1)]).to_local()
+            bias = None if bias is None else bias.to_local(grad_placements=[Partial()]) / mesh.size()  # added up below
+        weight = module.weight.to_local()
+        convolution = (torch.conv1d, torch.conv2d, torch.conv3d)[weight.ndim - 3]
+        made = convolution(x, weight, bias, module.stride, module.padding, module.dilation)
+        whole = made.new_empty((len(made), module.out_channels, *made.shape[2:]), device="meta")
+        placements = [Partial() if self.dimension else Shard(1)]
+        parts = DTensor.from_local(made, mesh, placements, shape=whole.shape, stride=whole.stride())
+        return parts.redistribute(placements=self.output_layouts).to_local()
+
+
+def other_dimension(p: nn.Parameter) -> Shard | None:
+    """Columns, for a weight whose rows are cut in blocks; else what fully_shard cuts by itself."""
+    return (
+        Shard(1)
+        if isinstance(p, DTensor) and isinstance(part := p.placements[0], _StridedShard) and part.dim == 0
+        else None
+    )
+
+
+def cut_weights(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> None:
+    """Cut weights as the styles say. Between two layers, activations may be DTensors, which know their whole shape."""
+    over = mesh[setup.weight_axis]
+    for path, module in list(model.named_modules()):
+        style: Any = next((s for pattern, s in setup.styles.items() if fnmatch.fnmatchcase(path, pattern)), None)
+        if style is None or (setup.stages and next(module.parameters(), None) is None):  # of another stage
+            continue
+        if setup.pads and style.input_layouts[0] == Shard(0):
+            module.register_forward_pre_hook(Padding.put_on)
+        parallelize_module(module, over, style)
+        if setup.pads and style.output_layouts[0] == Shard(0):
+            module.register_forward_hook(Padding.take_off)
+        if setup.gathers_sequence and isinstance(style, SequenceParallel):
+            # One all-gather for all layers that read what a norm writes, and one reduce-scatter of their gradients.
+            whole = PrepareModuleOutput(
+                output_layouts=Shard(1), desired_output_layouts=Replicate(), use_local_output=False
+            )
+            parallelize_module(module, over, whole)
+    if setup.tied_weights:
+        # One parameter for both: parallelize_module made two of it.
+        for first, other in setup.tied_weights:
+            holder, _, name = other.rpartition(".")
+            setattr(model.get_submodule(holder), name, model.get_parameter(first))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for p in (p for p in trained if not isinstance(p, DTensor)):  # one that meets DTensors has a gradient of their kind
+        p.register_hook(lambda gradient: gradient.full_tensor() if isinstance(gradient, DTensor) else gradient)
+    if setup.cuts_replicas:
+        for p in (p for p in trained if isinstance(p, DTensor)):  # sums over samples of all replicas; others are means
+            p.register_hook(lambda gradient: gradient / over.size())
+
+
+def cut_sequence(modules: list[nn.Module], mesh: DeviceMesh) -> None:
+    """Cut activations [batch, sequence, ...] along the sequence, as DTensors, from the first module to the last one."""
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return DTensor.from_local(args[0], mesh["tp"], [Replicate()]).redistribute(placements=[Shard(1)]), *args[1:]
+
+    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        cut = module is not modules[-1]  # what is handed to the next module; all else is whole
+        given = output if isinstance(output, tuple) else (output,)
+        found = (*given[:cut], *(x.full_tensor() if isinstance(x, DTensor) else x for x in given[cut:]))
+        return found if isinstance(output, tuple) else found[0]
+
+    modules[0].register_forward_pre_hook(enter)
+    for module in modules:
+        module.register_forward_hook(leave)
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh, setup: Setup) -> nn.Module:

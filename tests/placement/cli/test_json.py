@@ -22,8 +22,8 @@ from placement.calibrating.records import Calibration, CheckedStep, Fit
 from placement.cli import run
 from placement.cli.registry import EXAMPLES
 from placement.inputs import sources
-from placement.measuring.machine import collectives
-from placement.measuring.machine.collectives import ComparedCollective
+from placement.measuring.machine import links
+from placement.measuring.machine.links import ComparedCollective
 from placement.measuring.models import profiling
 from placement.measuring.runs.trial import DeviceTrial, Trial
 
@@ -151,7 +151,7 @@ def test_the_fields_of_measured_collectives_are_too(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = ComparedCollective("all_reduce", 2, 5, 0.12, 0.1)
-    monkeypatch.setattr(collectives, "compared", lambda *_: [row])
+    monkeypatch.setattr(links, "compared", lambda *_: [row])
     monkeypatch.setattr(sources, "read_cluster", lambda _: Cluster.from_toml(folder / "every.toml"))
     assert run(["clusters", "local", "--collectives", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

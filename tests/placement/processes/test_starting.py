@@ -14,8 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from placement.processes.progress import StepProgress
-from placement.processes.starting import NoAnswerError, Parent, WorkerEndedError, WorkerFailedError, Workers
+from placement.processes.starting import (
+    NoAnswerError,
+    Parent,
+    StepProgress,
+    WorkerEndedError,
+    WorkerFailedError,
+    Workers,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that can be forked")
 FRESH = """

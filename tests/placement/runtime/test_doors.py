@@ -44,7 +44,7 @@ def test_a_store_that_rank_0_keeps_for_one_host_is_on_its_loopback_interface() -
         port = taken.getsockname()[1]
         script = (
             "import os; from rank_failures import listening\n"
-            "from placement.runtime.ranks.meeting import environment_store\n"
+            "from placement.runtime.ranks.group import environment_store\n"
             "try:\n    environment_store()\nexcept Exception as error: print(error)\n"
             "os.environ['MASTER_PORT'] = os.environ['FREE']; kept = environment_store()[0]; kept.set('a', 'b')\n"
             "print(listening(os.getpid()), kept.get('a'))"

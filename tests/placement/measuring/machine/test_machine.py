@@ -19,7 +19,6 @@ from placement.cli import run
 from placement.inputs.main_memory import available_bytes
 from placement.measuring.machine import collectives, links
 from placement.measuring.machine import local_machine as measure
-from placement.measuring.machine.collectives import KINDS
 from placement.measuring.machine.figures import (
     CoreTime,
     Figure,
@@ -29,6 +28,7 @@ from placement.measuring.machine.figures import (
     warn_of_doubts,
     with_doubts,
 )
+from placement.measuring.machine.links import KINDS
 from placement.measuring.machine.speeds import BRIEF, DeviceSpeed, flops_per_s
 from placement.measuring.machine.workers import cores_for
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from placement.measuring.models.micro_batch_timing import PartOfStep
+from placement.measuring.models.op_clock import PartOfStep
 from placement.measuring.models.op_times import op_times
 from placement.measuring.models.profiling import step_to_measure
 from placement.measuring.models.repeats import Repeats

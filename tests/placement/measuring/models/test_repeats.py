@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from placement.cli.steps import tell_steps
 from placement.measuring.machine.figures import relative_spread
 from placement.measuring.models.repeats import Repeats, beforehand, run_steps
-from placement.processes.progress import StepProgress
+from placement.processes.starting import StepProgress
 
 seconds = st.floats(1e-6, 1e3)
 

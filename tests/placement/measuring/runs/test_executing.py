@@ -30,7 +30,7 @@ from placement.learning.training import train
 from placement.measuring.runs import pool
 from placement.measuring.runs.executor import Execution, Executor
 from placement.measuring.runs.pool import Arrangement
-from placement.measuring.runs.timed_run import TimedRun
+from placement.measuring.runs.steps import TimedRun
 from placement.results.result import Result
 
 pytestmark = pytest.mark.skipif(

@@ -19,8 +19,19 @@ from graphs.capture import Program, capture_program
 from graphs.rows import SplitRow
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import build
-from placement.runtime.checking.local_tensors import as_ranks, in_blocks, of_first, of_parts, ranks_of_this_process
-from placement.runtime.checking.ops_in_parts import DIFFERS, NOT_COMPUTED, SAME, CutCall, cut_calls, ops_in_parts
+from placement.runtime.checking.ops_in_parts import (
+    DIFFERS,
+    NOT_COMPUTED,
+    SAME,
+    CutCall,
+    as_ranks,
+    cut_calls,
+    in_blocks,
+    of_first,
+    of_parts,
+    ops_in_parts,
+    ranks_of_this_process,
+)
 from placement.solving.checked import Checked
 
 

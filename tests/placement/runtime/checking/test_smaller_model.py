@@ -10,8 +10,8 @@ from torch import nn
 
 from graphs.origin import ModelCall
 from graphs.transforms.strategy import Strategy
-from placement.runtime.checking.scaled import scaled_down
 from placement.runtime.checking.smaller_model import NoValuesError, Smaller, smaller, truncated
+from placement.runtime.checking.strategy_check import scaled_down
 
 transformers = pytest.importorskip("transformers")
 

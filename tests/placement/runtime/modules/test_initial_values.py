@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placement.runtime.modules.initial_values import initial_values
-from placement.runtime.modules.local_tensors import entries, outlines_of
+from placement.runtime.modules.local_tensors import entries, initial_values, outlines_of
 
 
 class Layered(nn.Module):

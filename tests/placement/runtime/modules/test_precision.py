@@ -17,7 +17,7 @@ import placement
 from graphs.capture import capture
 from graphs.errors import MismatchError
 from graphs.recipes import PRECISIONS
-from placement.runtime.states.formats import accept_gradients, compute_in, convert
+from placement.runtime.states import accept_gradients, compute_in, convert
 from tests.helpers.placed_models import cpus
 
 HALF = torch.bfloat16

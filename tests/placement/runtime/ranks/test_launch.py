@@ -14,7 +14,7 @@ import pytest
 from rank_failures import is_alive
 
 from graphs.errors import RankError
-from placement.processes.progress import StepProgress
+from placement.processes.starting import StepProgress
 from placement.runtime.ranks.launch import launch
 
 PROMISED_S = 10.0  # from the end of a rank to that of the run

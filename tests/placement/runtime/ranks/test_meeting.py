@@ -15,7 +15,7 @@ from source_tree import ROOT
 from torch.distributed import HashStore
 
 from graphs.errors import RankError
-from placement.runtime.ranks.meeting import fresh_store
+from placement.runtime.ranks.group import fresh_store
 
 _LIMIT = timedelta(seconds=60)
 _SCRIPT = """

@@ -23,8 +23,7 @@ from graphs.errors import MismatchError
 from placement.runtime.modules.local_tensors import Unfilled, check_filled
 from placement.runtime.ranks.group import RankGroup, joined
 from placement.runtime.ranks.launch import launch
-from placement.runtime.ranks.packing import Packing
-from placement.runtime.ranks.transfers import identity
+from placement.runtime.ranks.transfers import Packing, identity
 
 LIMIT_S = 240
 PROMISED_S = 10.0  # from the end of a rank to that of the others

@@ -15,10 +15,8 @@ from graphs.capture import capture_program
 from graphs.errors import MismatchError, PlacementError
 from placement.runtime.checking.ops_in_parts import ops_in_parts
 from placement.runtime.modules.strategy_module import StrategyModule
-from placement.runtime.setups.context_plan import context_plan
-from placement.runtime.setups.expert_plan import expert_plan
-from placement.runtime.setups.facts_of import facts_of
-from placement.runtime.setups.setup_of import setup_of
+from placement.runtime.setups.context_plan import context_plan, expert_plan
+from placement.runtime.setups.facts_of import facts_of, setup_of
 from placement.runtime.setups.tensor_plan import tensor_plan
 from placement.runtime.torch_runner.batch import laid_out
 from placement.runtime.torch_runner.setup import Setup

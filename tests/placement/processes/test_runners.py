@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,10 @@ from graphs.files import save_graph
 from graphs.generators import layered
 from graphs.opgraph import OpGraph
 from placement.cli import run
+from placement.processes import ray_runner
 from placement.processes.processes import usable_cores
+from placement.processes.runner import LocalRunner, ProcessRunner, opened
 from placement.results.result_json import result_to_json
-from placement.workers import ray_runner
-from placement.workers.process_runner import ProcessRunner
-from placement.workers.runner import LocalRunner, opened
 
 # Ray leaves files and processes to Python to close.
 pytestmark = [
@@ -51,6 +51,7 @@ class Nothing:
 
 
 def squared(shared: object, task: int) -> tuple[int, int]:
+    time.sleep(0.1)  # so that all workers have begun
     return task * task, os.getpid()
 
 

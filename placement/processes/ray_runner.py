@@ -11,14 +11,19 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numba
 
 from graphs.errors import WorkersError
 from graphs.formatting import show
-from placement.workers.compiling_once import compiled_once
-from placement.workers.runner import MOST_LOSSES, Preparing, Told, too_many_losses
+from graphs.zoo.cache import cache_dir
+from placement.processes.runner import MOST_LOSSES, Preparing, Told, too_many_losses
+
+if TYPE_CHECKING:
+    from placement.processes.runner import Preparing
+
 
 SharedT = TypeVar("SharedT")
 TaskT = TypeVar("TaskT")
@@ -63,7 +68,7 @@ def ray_runner(shared: Preparing, workers: int, address: str) -> Iterator[RayRun
     """A runner whose actors end with it.
 
     Raises:
-        WorkersError: as `placement.workers.runner.opened`.
+        WorkersError: as `placement.processes.runner.opened`.
     """
     ray, was_there = _joined(address)
     try:
@@ -185,3 +190,26 @@ def _check_answers(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
     except OSError as error:
         raise WorkersError(f"no Ray cluster answers at {show(address)} ({error}); {_HERE}.") from None
+
+
+def compiled_once(shared: Preparing) -> None:
+    """Have what tasks call compiled, or loaded, one process of a user and host after the other."""
+    folder = cache_dir()  # which nobody else can write to
+    folder.mkdir(parents=True, exist_ok=True)
+    with _in_turn(folder / f"compiling-{socket.gethostname()}"):  # the folder may be that of several hosts
+        shared.prepare()
+
+
+@contextmanager
+def _in_turn(path: Path) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # no such locks here: compiled more than once
+        yield
+        return
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -19,7 +19,21 @@ from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
     from baselines.strategies.searching.records import Tried
-    from placement.workers.runner import Runner, Shared
+    from placement.processes.runner import Runner
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """Graph and cluster of the strategies that tasks score."""
+
+    graph: OpGraph
+    cluster: Cluster
+
+    def prepare(self) -> None:
+        """As of `Preparing`."""
+        from placement.solving.compiling import compile_for_strategies
+
+        compile_for_strategies()
 
 
 def many_scored(runner: Runner, strategies: Sequence[Strategy]) -> list[Tried]:
@@ -46,7 +60,7 @@ class ScoredProblems:
         return [Simulator(Problem(*pair)) for pair in self.pairs]
 
     def prepare(self) -> None:
-        """As of `placement.workers.runner.Preparing`."""
+        """As of `placement.processes.runner.Preparing`."""
         from placement.solving.compiling import compile_for
         from placement.solving.methods import SINGLE
 

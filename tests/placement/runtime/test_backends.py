@@ -12,7 +12,7 @@ from torch import nn
 from graphs.errors import MismatchError
 from graphs.origin import Origin
 from graphs.transforms.strategy import Strategy
-from placement.runtime.backends.registry import BACKENDS, Request, backend_of
+from placement.runtime.backends import BACKENDS, Request, backend_of
 
 
 def request(devices: int, by_module: bool = False) -> Request:
