@@ -22,7 +22,7 @@ from graphs.transforms.strategy import Strategy
 from placement.inputs.call_arguments import bound, check_states
 from placement.measuring.machine.workers import cores_for
 from placement.measuring.models.repeats import Repeats
-from placement.measuring.runs.pool import Arrangement, Rewriting, TimedModel, WorkerPool
+from placement.measuring.runs.pool import Arrangement, TimedModel, WorkerPool
 from placement.processes.processes import usable_cores
 from placement.runtime.application import check_same
 from placement.runtime.program.functional import functional
@@ -144,7 +144,7 @@ class Executor:
         arrangement = _arrangement(schedule)
         return self._run(_key(arrangement), arrangement)
 
-    def _run(self, key: tuple[bytes, ...], work: Arrangement | Rewriting) -> Execution:
+    def _run(self, key: tuple[bytes, ...], work: Arrangement | str) -> Execution:
         if key not in self._known:
             self._pool.start()
             self.n_runs += 1
@@ -177,7 +177,7 @@ class Executor:
                 f"{self.cluster.n_devices}; make an Executor on a cluster of {asked.devices}."
             )
         check_allowed(self.graph, self.cluster, asked)
-        return self._run((b"strategy", asked.text.encode()), Rewriting(asked.text))
+        return self._run((b"strategy", asked.text.encode()), asked.text)
 
     def scorer(self, problem: Problem) -> BatchScorer:
         """The `env.gym.batch.ScorerFactory` of this executor: give ``executor.scorer`` wherever there is a ``scorer=``.

@@ -85,13 +85,6 @@ class Arrangement:
         return max(self.row, default=0) + 1
 
 
-@dataclass(frozen=True)
-class Rewriting:
-    """A strategy that processes are to run; as text."""
-
-    strategy: str
-
-
 class WorkerPool:
     """Processes that are started when first needed, and anew after one of them has failed.
 
@@ -136,7 +129,7 @@ class WorkerPool:
             self.close()
             raise
 
-    def run(self, arrangement: Arrangement | Rewriting, limit_s: float) -> list[float]:
+    def run(self, arrangement: Arrangement | str, limit_s: float) -> list[float]:
         """Seconds of each step that counts; a step is over when the last process has ended it.
 
         Raises:
@@ -194,14 +187,14 @@ def _live(model: TimedModel, rank: int, size: int, core: int, parent: Parent) ->
         parent.fail(f"rank {rank} failed with {type(error).__name__}: {error}")
 
 
-def timed(model: TimedModel, work: Arrangement | Rewriting, everybody: RankGroup) -> TimedRun | None:
+def timed(model: TimedModel, work: Arrangement | str, everybody: RankGroup) -> TimedRun | None:
     """A timed run of this rank's share; None where the work does not use this rank.
 
     As `placement.apply` runs it: on one device the plain model, on several the share of each.
     """
     _forget_code()
     torch.manual_seed(0)
-    n_ranks = everybody.size if isinstance(work, Rewriting) else work.n_ranks
+    n_ranks = everybody.size if isinstance(work, str) else work.n_ranks
     if n_ranks == 1:
         if everybody.rank:
             return None
@@ -210,8 +203,8 @@ def timed(model: TimedModel, work: Arrangement | Rewriting, everybody: RankGroup
         timed_run(lambda: None, model.repeats, everybody=everybody.group)
         return None
     ranks = _first(everybody, n_ranks)
-    if isinstance(work, Rewriting):
-        share = strategy_share(model, work.strategy)
+    if isinstance(work, str):
+        share = strategy_share(model, work)
     else:
         share = PlacedRanks(_twin(model.module), _layout(model, work), ranks, _CPU, model.loss)
     return timed_run(_step(model, share, None), model.repeats, ranks.group, everybody=everybody.group)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,12 +61,12 @@ class ModulePlaced(ModelWrapper):
         self.places = module_places(model, result, places)
         self._callers: list[torch.device | None] = []
         self._move_states()
-        handles = []
+        handles, own = [], weakref.ref(self)
         for path, module in model.named_modules():
             # A chain has no code of its own: what its modules pass on goes straight from one to the next.
             place = None if type(module) is nn.Sequential else self.places[path]
-            handles.append(module.register_forward_pre_hook(_Entry(self, place), with_kwargs=True))
-            handles.append(module.register_forward_hook(_Exit(self)))
+            handles.append(module.register_forward_pre_hook(partial(_enter, own, place), with_kwargs=True))
+            handles.append(module.register_forward_hook(partial(_leave, own)))
         self.__dict__["_handles"] = handles
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -88,35 +89,23 @@ class ModulePlaced(ModelWrapper):
                     tensor.data = to_place(tensor.data, self.places[path])
 
 
-class _Entry:
+def _enter(
+    placed: weakref.ref[ModulePlaced], place: torch.device | None, module: nn.Module, args: Any, kwargs: Any
+) -> Any:
     """Before a module: its arguments are brought to its device."""
-
-    def __init__(self, placed: ModulePlaced, place: torch.device | None) -> None:
-        self._placed, self._place = weakref.ref(placed), place
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        placed = self._placed()
-        if placed is None:
-            return None
-        placed._callers.append(self._place)
-        if self._place is None:
-            return None
-        return to_place(args, self._place), to_place(kwargs, self._place)
+    if (owner := placed()) is None:
+        return None
+    owner._callers.append(place)
+    return None if place is None else (to_place(args, place), to_place(kwargs, place))
 
 
-class _Exit:
+def _leave(placed: weakref.ref[ModulePlaced], module: nn.Module, args: Any, output: Any) -> Any:
     """After a module: what it returns is brought to where its caller is."""
-
-    def __init__(self, placed: ModulePlaced) -> None:
-        self._placed = weakref.ref(placed)
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        placed = self._placed()
-        if placed is None:
-            return None
-        placed._callers.pop()
-        caller = placed._callers[-1] if placed._callers else None
-        return None if caller is None else to_place(output, caller)
+    if (owner := placed()) is None:
+        return None
+    owner._callers.pop()
+    caller = owner._callers[-1] if owner._callers else None
+    return None if caller is None else to_place(output, caller)
 
 
 def module_places(model: nn.Module, result: Result, places: Mapping[str, torch.device]) -> dict[str, torch.device]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import errno
 import functools
-import json
 import os
 import re
 import socket
@@ -90,19 +89,17 @@ class RankGroup:
     # -- talking ----------------------------------------------------------------------------------------------
 
     def told(self, value: Any, what: str = "") -> list[Any]:
-        """The value of each rank, by rank: plain data, as JSON has it. All ranks call it.
+        """The value of each rank, by rank: plain data. All ranks call it.
 
         Args:
             what: for the message if others have ended.
         """
         if self.group is None:
             return [value]
-        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = [int(size) for size in self._gathered(torch.tensor([own.numel()]), what)]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: own.numel()] = own
-        texts = self._gathered(padded, what)
-        return [json.loads(bytes(text[:size].numpy())) for text, size in zip(texts, sizes, strict=True)]
+        found: list[Any] = [None] * self.size
+        with self.waiting(None, what):
+            dist.all_gather_object(found, value, group=self.group)
+        return found
 
     def meet(self, call: str, *facts: int) -> list[list[int]]:
         """The facts of each rank, once all of them make the same call.

@@ -6,15 +6,14 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import permutations
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from graphs.capture.trace import Layout, TensorInfo, row_major, same_stride
-from placement.runtime.program.routines import Transfer
+from graphs.capture.trace import Layout, TensorInfo
+from placement.runtime.program.routines import Transfer, as_captured
 from placement.runtime.ranks.group import RankGroup
 
 _CPU = torch.device("cpu")
@@ -22,86 +21,43 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Packing:
-    """How a tensor of a layout travels: as one dense piece of memory, its strides kept where they are dense.
+    """How a tensor of a layout travels: as one dense piece of memory.
 
     Attributes:
-        shape, stride: of that memory; a dimension made by ``expand`` is sent once.
+        shape: that is sent; a dimension made by ``expand`` is sent once.
+        order: of its dimensions in that memory, the outermost first.
         layout: of the tensor.
     """
 
     shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    order: tuple[int, ...]
     layout: Layout
 
     @classmethod
     def of(cls, info: TensorInfo) -> Packing:
         layout = info.layout
         shape = tuple(1 if step == 0 else extent for extent, step in zip(layout.shape, layout.stride, strict=True))
-        stride = layout.stride if _is_dense(shape, layout.stride) else row_major(shape)
-        return cls(shape, stride, layout)
+        return cls(shape, tuple(sorted(range(len(shape)), key=lambda dim: -layout.stride[dim])), layout)
 
-    @cached_property
+    @property
     def n_elements(self) -> int:
         return math.prod(self.shape)
 
-    @cached_property
-    def n_bytes(self) -> int:
-        return self.n_elements * self.layout.dtype.itemsize
-
     def packed(self, tensor: torch.Tensor, place: torch.device = _CPU) -> torch.Tensor:
         """The memory to send, one-dimensional, on that device: the tensor's own where it lies there as it travels."""
-        part = self._once(tensor).resolve_conj().resolve_neg()
-        if part.device != place or not same_stride(self.shape, self.stride, part.stride()):
-            whole, part = part, self.empty(place)
-            self.shaped(part).copy_(whole)
-            return part
-        return part.as_strided((self.n_elements,), (1,))
+        for dim, extent in enumerate(self.shape):
+            tensor = tensor if tensor.shape[dim] == extent else tensor.narrow(dim, 0, 1)
+        return tensor.resolve_conj().resolve_neg().to(place).permute(self.order).contiguous().view(-1)
 
     def empty(self, place: torch.device = _CPU) -> torch.Tensor:
         """Memory to receive into, one-dimensional."""
         return torch.empty(self.n_elements, dtype=self.layout.dtype, device=place)
 
-    def shaped(self, memory: torch.Tensor) -> torch.Tensor:
-        """The memory with the shape that travels."""
-        return memory.as_strided(self.shape, self.stride)
-
     def unpacked(self, memory: torch.Tensor) -> torch.Tensor:
         """The tensor that was sent, strides and all, where the memory is."""
-        layout = self.layout
-        if self.stride == layout.stride:
-            return memory.as_strided(layout.shape, layout.stride)
-        if _overlaps(self.shape, layout.stride):
-            return self.shaped(memory).expand(layout.shape)
-        made = torch.empty_strided(self.shape, layout.stride, dtype=layout.dtype, device=memory.device)
-        made.copy_(self.shaped(memory))
-        return made.as_strided(layout.shape, layout.stride)
-
-    def _once(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Without the dimensions that ``expand`` made."""
-        for dimension, extent in enumerate(self.shape):
-            if extent != tensor.shape[dimension]:
-                tensor = tensor.narrow(dimension, 0, 1)
-        return tensor
-
-
-def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether elements fill a piece of memory without gaps or overlaps, in whatever order of dimensions."""
-    expected = 1
-    for step, extent in sorted((step, extent) for extent, step in zip(shape, stride, strict=True) if extent != 1):
-        if step != expected:
-            return False
-        expected *= extent
-    return True
-
-
-def _overlaps(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether two elements may share memory."""
-    reach = 0
-    for step, extent in sorted((step, extent) for extent, step in zip(shape, stride, strict=True) if extent != 1):
-        if step <= reach:
-            return True
-        reach += step * (extent - 1)
-    return False
+        back = [self.order.index(dim) for dim in range(len(self.order))]
+        made = memory.view([self.shape[dim] for dim in self.order]).permute(back).expand(self.layout.shape)
+        return made if 0 in self.layout.stride else as_captured(made, self.layout.stride)
 
 
 Ways = Mapping[tuple[int, int], Any]
@@ -186,7 +142,7 @@ class RankTransfers:
             RankError: it will never come.
         """
         transfer, packing = self._transfers[tag], self._packings[tag]
-        if not packing.n_bytes:
+        if not packing.n_elements:
             layout = packing.layout
             return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=self._place)
         queue = self._queues.get(transfer.source, ())
@@ -201,7 +157,7 @@ class RankTransfers:
     def send(self, tag: int, tensor: torch.Tensor) -> None:
         """Send a tensor, without waiting for it to arrive; it must stay as it is until `finish`."""
         transfer, packing = self._transfers[tag], self._packings[tag]
-        if not packing.n_bytes:
+        if not packing.n_elements:
             return
         way = self._ways.get((transfer.source, transfer.target))
         memory = packing.packed(tensor, _CPU if way is None else self._place)
@@ -225,7 +181,7 @@ class RankTransfers:
 
     def _ask(self, tag: int) -> None:
         packing, source = self._packings[tag], self._transfers[tag].source
-        if tag in self._coming or not packing.n_bytes:
+        if tag in self._coming or not packing.n_elements:
             return
         way = self._ways.get((source, self._ranks.rank))
         memory = packing.empty(_CPU if way is None else self._place)
