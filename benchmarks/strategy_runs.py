@@ -29,7 +29,7 @@ from graphs.kept import precision_named
 from graphs.recipes import Precision
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import MODELS, build
-from placement.measuring.runs.trial_work import without_dropout
+from placement.runtime.checking.smaller_model import without_dropout
 from placement.runtime.states import accept_gradients, compute_in, convert
 from tests.helpers.parallel.applied_strategies import Numbers, Steps, by_ranks, differences, in_one_piece, in_parts
 

@@ -39,6 +39,7 @@ from placement.processes.kept_memory import Usage, forget_peak, keep_freed_memor
 from placement.processes.starting import StepProgress
 from placement.results.result import Result
 from placement.runtime.application import apply, layout_of
+from placement.runtime.checking.smaller_model import without_dropout
 from placement.runtime.modules.by_module import module_places
 from placement.runtime.ranks.group import joined
 from placement.runtime.ranks.launch import tell
@@ -140,18 +141,6 @@ def _first_steps(
 
     torch.manual_seed(task.seed)
     return step.first_steps(reference, told)
-
-
-def without_dropout(model: nn.Module) -> dict[tuple[nn.Module, str], float]:
-    """Let a model drop nothing; returns what its modules had there. A rank drops others than one device does."""
-    found = {}
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            is_share = name == "p" and isinstance(module, nn.modules.dropout._DropoutNd)
-            if isinstance(value, float) and (is_share or "drop" in name):
-                found[module, name] = value
-                setattr(module, name, 0.0)
-    return found
 
 
 def with_dropout(found: Mapping[tuple[nn.Module, str], float]) -> None:

@@ -172,13 +172,22 @@ def _drawn(parameter: nn.Parameter, name: str) -> nn.Parameter:
 
 def calm(model: nn.Module, fixes_norms: bool) -> None:
     """Let a model drop nothing, and perhaps keep the statistics of its batch norms."""
-    for module in model.modules():
-        if fixes_norms and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+    for module in model.modules() if fixes_norms else ():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
             module.eval()
+    without_dropout(model)
+
+
+def without_dropout(model: nn.Module) -> dict[tuple[nn.Module, str], float]:
+    """Let a model drop nothing; returns what its modules had there. A rank drops others than one device does."""
+    found = {}
+    for module in model.modules():
         for name, value in list(vars(module).items()):
-            is_dropout = isinstance(module, nn.modules.dropout._DropoutNd) and name == "p"
-            if isinstance(value, float) and (is_dropout or "drop" in name):
+            is_share = name == "p" and isinstance(module, nn.modules.dropout._DropoutNd)
+            if isinstance(value, float) and (is_share or "drop" in name):
+                found[module, name] = value
                 setattr(module, name, 0.0)
+    return found
 
 
 # -- inputs --------------------------------------------------------------------------------------------------------

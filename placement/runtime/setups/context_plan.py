@@ -63,22 +63,48 @@ def context_plan(graph: OpGraph, strategy: Strategy, model: nn.Module) -> Contex
     return _Cuts(graph, cut(graph, rule.axis(), []), rule, model, cuts_weights).plan()
 
 
-class _Cuts:
+class CutOps:
+    """A graph that is cut along an axis: what its ops read and write, by numbers of tensors."""
+
+    def __init__(self, graph: OpGraph, sharding: Sharding) -> None:
+        self.graph, self.sharding = graph, sharding
+        self.used = states_of(graph)
+        self.forward = [op for op in graph.topological_order.tolist() if graph.phase[op] == Phase.FORWARD]
+        self._ptr, self._tensors = graph.inputs
+
+    def reads(self, op: int) -> list[int]:
+        """Tensors that an op reads."""
+        found: list[int] = self._tensors[int(self._ptr[op]) : int(self._ptr[op + 1])].tolist()
+        return found
+
+    def needs(self, op: int) -> Iterator[tuple[int, int]]:
+        """The same, each with the part of it that the op needs."""
+        return zip(
+            self.reads(op), self.sharding.read[int(self._ptr[op]) : int(self._ptr[op + 1])].tolist(), strict=True
+        )
+
+    def sources(self, op: int) -> list[int]:
+        """Ops that make what an op reads."""
+        found: list[int] = self.graph.tensor_producer[self.reads(op)].tolist()
+        return found
+
+    def writes(self, op: int) -> range:
+        """Tensors that an op makes."""
+        return range(int(self.graph.output_ptr[op]), int(self.graph.output_ptr[op + 1]))
+
+
+class _Cuts(CutOps):
     """A graph that is cut along the sequence."""
 
     def __init__(
         self, graph: OpGraph, sharding: Sharding, rule: MeshRule, model: nn.Module, cuts_weights: bool
     ) -> None:
-        self.cuts_weights = cuts_weights
-        self.graph, self.sharding, self.rule, self.model = graph, sharding, rule, model
-        self.ptr, self.tensors = graph.inputs
-        self.used = states_of(graph)
-        self.forward = [op for op in graph.topological_order.tolist() if graph.phase[op] == Phase.FORWARD]
+        super().__init__(graph, sharding)
+        self.rule, self.model, self.cuts_weights = rule, model, cuts_weights
         self.learned: set[int] = set()  # ops that come after some parameter, as queries, keys and values do
         for op in self.forward:
-            read = self.tensors[int(self.ptr[op]) : int(self.ptr[op + 1])]
             is_first = any(graph.states[state].gradient_bytes for state in self.used[op])
-            if is_first or not self.learned.isdisjoint(graph.tensor_producer[read].tolist()):
+            if is_first or not self.learned.isdisjoint(self.sources(op)):
                 self.learned.add(op)
         parameters = inspect.signature(model.forward).parameters.values()
         takes_more = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
@@ -122,14 +148,10 @@ class _Cuts:
                 yield op, part.dim
 
     def _writes_cut(self, op: int) -> bool:
-        return any(
-            int(self.sharding.written[tensor]) > SUM
-            for tensor in range(int(self.graph.output_ptr[op]), int(self.graph.output_ptr[op + 1]))
-        )
+        return any(int(self.sharding.written[tensor]) > SUM for tensor in self.writes(op))
 
     def _reads(self, op: int) -> list[str]:
-        read = self.tensors[int(self.ptr[op]) : int(self.ptr[op + 1])]
-        return [self.graph.op_names[int(self.graph.tensor_producer[tensor])] for tensor in read]
+        return [self.graph.op_names[source] for source in self.sources(op)]
 
     def _is_of_positions(self, op: int) -> bool:
         """Whether an op reads a buffer of positions, which the model gets as an input instead."""
@@ -137,8 +159,7 @@ class _Cuts:
 
     def _check_attention(self, op: int) -> None:
         """Raises: MismatchError: a mask, or heads that are not divided."""
-        read = self.tensors[int(self.ptr[op]) : int(self.ptr[op + 1])]
-        if self.used[op] or not self.learned.issuperset(self.graph.tensor_producer[read].tolist()):
+        if self.used[op] or not self.learned.issuperset(self.sources(op)):
             raise self._error(
                 f"attention {show(self.graph.op_names[op])} has a mask, which torch's runner does not cut"
             )
@@ -156,22 +177,21 @@ class _Cuts:
 
     def _check(self, op: int) -> None:
         """Raises: MismatchError: an op that needs words of other parts."""
-        for e in range(int(self.ptr[op]), int(self.ptr[op + 1])):
-            written, read = int(self.sharding.written[int(self.tensors[e])]), int(self.sharding.read[e])
+        for e, (tensor, need) in enumerate(self.needs(op), int(self._ptr[op])):
+            source = int(self.graph.tensor_producer[tensor])
             # Attention by heads hands on a part's own words again.
-            is_by_heads = self.rule.by_heads and self._is_attended(
-                int(self.graph.tensor_producer[int(self.tensors[e])])
-            )
-            if (differs(written, read) and not is_by_heads) or self.sharding.halo[e] > 0:
+            is_by_heads = self.rule.by_heads and self._is_attended(source)
+            is_other = differs(int(self.sharding.written[tensor]), need) and not is_by_heads
+            if is_other or self.sharding.halo[e] > 0:
                 raise self._error(
-                    f"op {show(self.graph.op_names[op])} needs more of {show(self._reads(op)[e - int(self.ptr[op])])} "
-                    "than its own part, where fused attention alone may"
+                    f"op {show(self.graph.op_names[op])} needs more of {show(self.graph.op_names[source])} than its "
+                    "own part, where fused attention alone may"
                 )
 
     def _is_attended(self, op: int) -> bool:
         """Whether an op is attention, or lays out what that writes."""
-        while self.graph.kinds[op] == "aten.clone" and self.ptr[op] < self.ptr[op + 1]:
-            op = int(self.graph.tensor_producer[int(self.tensors[self.ptr[op]])])
+        while self.graph.kinds[op] == "aten.clone" and (sources := self.sources(op)):
+            op = sources[0]
         return _FUSED in self.graph.kinds[op]
 
     def _tables(self) -> Iterator[tuple[str, str, int]]:
@@ -179,7 +199,7 @@ class _Cuts:
         for op in self.forward:
             if self.sharding.row[op] is None:
                 continue
-            n_read = int(self.ptr[op + 1] - self.ptr[op])
+            n_read = len(self.reads(op))
             row = next((row for row in self.graph.split_rows[op] if row.axis == _SEQUENCE), None)
             if row is None:
                 continue

@@ -16,11 +16,11 @@ from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.rows import Shard
 from graphs.transforms.splitting.cutting import cut
-from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.splitting.ring_rows import SEQUENCE
 from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding, code
 from graphs.transforms.splitting.splitter import BATCH
 from graphs.transforms.strategy import Strategy
+from placement.runtime.setups.context_plan import CutOps
 from placement.runtime.setups.module_tree import (
     COLUMNS,
     ROWS,
@@ -139,7 +139,7 @@ def cuts_no_sequence(graph: OpGraph, strategy: Strategy) -> bool:
     return not _sharding(graph, strategy)[0].sequence
 
 
-class _Layers:
+class _Layers(CutOps):
     """Layers whose weights are cut, and the ops through which what they write goes from one to the next."""
 
     def __init__(self, graph: OpGraph, sharding: Sharding, model: nn.Module) -> None:
@@ -147,8 +147,7 @@ class _Layers:
 
         self.convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         self.linear = (nn.Linear, *transposed_linear())
-        self.graph, self.sharding = graph, sharding
-        self.used = states_of(graph)
+        super().__init__(graph, sharding)
         self.modules = dict(model.named_modules())
         layers: tuple[type[nn.Module], ...] = (*self.linear, nn.Embedding, *self.convolution)
         self.numbers = [
@@ -175,9 +174,10 @@ class _Layers:
             self._take(number, graph.states[number].name)
         self.check_whole()
         self.cut_by.update(self._tied_to_cut(model))
-        forward = [op for op in graph.topological_order.tolist() if graph.phase[op] == Phase.FORWARD]
         around = {path: self._around(path) for path in set(graph.modules)}
-        self.layer_of = {op: around[graph.modules[op]] for op in forward if around[graph.modules[op]] in self.cut_by}
+        self.layer_of = {
+            op: around[graph.modules[op]] for op in self.forward if around[graph.modules[op]] in self.cut_by
+        }
         self.ops_of: dict[str, list[int]] = {path: [] for path in self.cut_by}  # of the forward pass, in order
         for op, path in self.layer_of.items():
             self.ops_of[path].append(op)
@@ -185,15 +185,14 @@ class _Layers:
         self.cut_losses: set[int] = set()  # the cross-entropies that read it
         # Of scores [N, C, height, width] torch's loss_parallel gives wrong gradients where these are permuted.
         is_loss = {kind: op_kind(kind).is_label_loss and "2d" not in kind for kind in set(graph.kinds)}
-        self.losses = {op for op in forward if is_loss[graph.kinds[op]] and not sharding.axis.words}
-        self.between = {op for op in forward if op not in self.layer_of and sharding.row[op] is not None}
+        self.losses = {op for op in self.forward if is_loss[graph.kinds[op]] and not sharding.axis.words}
+        self.between = {op for op in self.forward if op not in self.layer_of and sharding.row[op] is not None}
         # Whether the side of a layer that is cut meets the other layers'.
         self.open = {path: path not in self.gathered and path not in self.as_one for path in self.cut_by}
-        self.ptr, self.tensors = graph.inputs
         self.read: dict[int, list[tuple[int, int]]] = {}  # of each tensor: ops of the forward pass, and how they do
-        for op in forward:
-            for e in range(int(self.ptr[op]), int(self.ptr[op + 1])):
-                self.read.setdefault(int(self.tensors[e]), []).append((op, int(sharding.read[e])))
+        for op in self.forward:
+            for tensor, need in self.needs(op):
+                self.read.setdefault(tensor, []).append((op, need))
 
     def _take(self, number: int, name: str) -> None:
         """Note how a parameter is cut, or that it stays whole.
@@ -216,7 +215,10 @@ class _Layers:
         part, size = self._part(number), self.sharding.axis.size
         if part.blocks > 1 and not isinstance(layer, self.convolution):
             if not isinstance(layer, self.linear) or self.sharding.axis.words:
-                raise _blocks_error(name, part.blocks)
+                raise MismatchError(
+                    f"the strategy cuts {show(name)} in each of {part.blocks} blocks, and parallelize_module takes one "
+                    "stretch; make a layer of its own of each block."
+                )
             is_gathered = own == "weight" and self._ways(layer)[part.dim] == ROWS
             if is_gathered or part.extent % size:
                 self.gathered.add(path)
@@ -274,16 +276,11 @@ class _Layers:
         found, todo = set(ops), list(ops)
         while todo:
             op = todo.pop()
-            for tensor in range(int(self.graph.output_ptr[op]), int(self.graph.output_ptr[op + 1])):
+            for tensor in self.writes(op):
                 readers = {reader for reader, _ in self.read.get(tensor, [])} - found
                 found |= readers
                 todo += readers
-        producers = [
-            int(self.graph.tensor_producer[int(self.tensors[e])])
-            for op in found - set(ops)
-            for e in range(int(self.ptr[op]), int(self.ptr[op + 1]))
-        ]
-        return any(producer not in found for producer in producers)
+        return any(source not in found for op in found - set(ops) for source in self.sources(op))
 
     def close_uneven(self) -> bool:
         """Let layers hand on whole what they would hand on in uneven parts; whether there are any.
@@ -312,8 +309,7 @@ class _Layers:
         of_samples: set[int] = set()
         for op in self.graph.topological_order.tolist():
             written = self.sharding.written[self.graph.output_ptr[op] : self.graph.output_ptr[op + 1]]
-            read = self.tensors[self.ptr[op] : self.ptr[op + 1]]
-            if (written == cut_by_samples).any() or of_samples.intersection(self.graph.tensor_producer[read].tolist()):
+            if (written == cut_by_samples).any() or of_samples.intersection(self.sources(op)):
                 of_samples.add(op)
             elif op in self.layer_of:
                 raise MismatchError(
@@ -338,8 +334,7 @@ class _Layers:
         """The part of a state that a device keeps."""
         for op in self._users(number):
             row = self.sharding.row[op]
-            n_read = int(self.graph.inputs[0][op + 1] - self.graph.inputs[0][op])
-            part = None if row is None else row.inputs[n_read + self.used[op].index(number)]
+            part = None if row is None else row.inputs[len(self.reads(op)) + self.used[op].index(number)]
             if isinstance(part, Shard):
                 return part
         raise AssertionError("a state that is cut has an op that reads a part of it")
@@ -368,7 +363,7 @@ class _Layers:
     def check_constants(self) -> None:
         """Raises: MismatchError: a constant, made as a whole, meets activations of which a device has a part."""
         for op in self.between:
-            if self.graph.kinds[op] in _CONSTANTS and self.ptr[op] == self.ptr[op + 1]:
+            if self.graph.kinds[op] in _CONSTANTS and not self.reads(op):
                 raise MismatchError(
                     f"op {show(self.graph.op_names[op])} makes a tensor for all heads, which the model adds to what "
                     "the strategy cuts by heads; take a strategy without tp."
@@ -380,8 +375,7 @@ class _Layers:
             todo = list(self.ops_of[path]) if is_open else []
             while todo:
                 op = todo.pop()
-                tensors = range(int(self.graph.output_ptr[op]), int(self.graph.output_ptr[op + 1]))
-                readers = {reader for tensor in tensors for reader, _ in self.read.get(tensor, [])}
+                readers = {reader for tensor in self.writes(op) for reader, _ in self.read.get(tensor, [])}
                 if found := readers & self.losses:
                     self.before_loss.add(path)
                     self.cut_losses |= found
@@ -398,8 +392,7 @@ class _Layers:
     def _takes_cut(self, op: int) -> bool:
         """All that an op reads is whole, or a part that an op or layer before it writes in this way."""
         is_any = False
-        for e in range(int(self.ptr[op]), int(self.ptr[op + 1])):
-            tensor, need = int(self.tensors[e]), int(self.sharding.read[e])
+        for tensor, need in self.needs(op):
             made = int(self.sharding.written[tensor])
             producer = int(self.graph.tensor_producer[tensor])
             layer = self.layer_of.get(producer)
@@ -413,15 +406,15 @@ class _Layers:
                 is_any = True
         if op in self.layer_of:
             return True
-        if self.ptr[op] == self.ptr[op + 1] and self.graph.kernels[op]:
+        if not self.reads(op) and self.graph.kernels[op]:
             return True  # random numbers of a dropout, or a constant, which meets what is cut
         # The gradient of a parameter that meets parts alone would be a summand on each device.
         return is_any and not any(self.graph.states[state].gradient_bytes for state in self.used[op])
 
     def _is_read_cut(self, op: int) -> bool:
         """Every part that an op writes is read as it is by an op or layer after it."""
-        graph, is_read = self.graph, False
-        for tensor in range(int(graph.output_ptr[op]), int(graph.output_ptr[op + 1])):
+        is_read = False
+        for tensor in self.writes(op):
             made = int(self.sharding.written[tensor])
             readers = self.read.get(tensor, [])  # none of what the backward pass alone reads, as a dropout's mask
             if made <= SUM and readers:
@@ -454,7 +447,7 @@ class _Layers:
             reader
             for op, path in enumerate(self.graph.modules)
             if path in found and self.graph.phase[op] == Phase.FORWARD
-            for tensor in range(int(self.graph.output_ptr[op]), int(self.graph.output_ptr[op + 1]))
+            for tensor in self.writes(op)
             for reader, _ in self.read.get(tensor, [])
             if self.graph.modules[reader] != path
         ]
@@ -462,13 +455,11 @@ class _Layers:
 
     def read_by(self, path: str) -> list[int]:
         """The ops whose tensors a layer reads."""
-        entries = (e for op in self.ops_of[path] for e in range(*self.ptr[op : op + 2]))
-        producers = (int(self.graph.tensor_producer[int(self.tensors[e])]) for e in entries)
-        return [op for op in producers if self.layer_of.get(op) != path]
+        return [source for op in self.ops_of[path] for source in self.sources(op) if self.layer_of.get(source) != path]
 
     def readers_of(self, path: str) -> list[int]:
         """The ops that read what a layer writes."""
-        tensors = (tensor for op in self.ops_of[path] for tensor in range(*self.graph.output_ptr[op : op + 2]))
+        tensors = (tensor for op in self.ops_of[path] for tensor in self.writes(op))
         readers = (reader for tensor in tensors for reader, _ in self.read.get(tensor, []))
         return [op for op in readers if self.layer_of.get(op) != path]
 
@@ -520,10 +511,3 @@ class _Layers:
         """Whether what a layer writes is read outside of the module around it."""
         around = path.rpartition(".")[0]
         return any(not is_under(self.graph.modules[reader], around) for reader in self.readers_of(path))
-
-
-def _blocks_error(name: str, blocks: int) -> MismatchError:
-    return MismatchError(
-        f"the strategy cuts {show(name)} in each of {blocks} blocks, and parallelize_module takes one stretch; make a "
-        "layer of its own of each block."
-    )

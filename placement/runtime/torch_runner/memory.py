@@ -6,19 +6,12 @@ import contextlib
 import fnmatch
 import functools
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-    noop_context_fn,
-)
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 if TYPE_CHECKING:
     from placement.runtime.torch_runner.setup import Setup
@@ -26,30 +19,18 @@ if TYPE_CHECKING:
 INSIDE: list[str] = []  # modules of which ops are kept that run, outermost first
 
 
-def run_within(module: nn.Module, around: Callable[[], AbstractContextManager[object]]) -> None:
-    """Have a module's forward pass run inside a context, the first or the second time."""
+def tell_when_it_runs(path: str, module: nn.Module) -> None:
+    """Have a module in INSIDE while its forward pass runs, the first or the second time."""
     forward = module.forward
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with around():
+        INSIDE.append(path)
+        try:
             return forward(*args, **kwargs)
+        finally:
+            INSIDE.pop()
 
     module.forward = run
-
-
-@contextlib.contextmanager
-def inside(path: str) -> Iterator[None]:
-    """While a module runs, its path is in INSIDE."""
-    INSIDE.append(path)
-    try:
-        yield
-    finally:
-        INSIDE.pop()
-
-
-def tell_when_it_runs(path: str, module: nn.Module) -> None:
-    """Have a module in INSIDE while its forward pass runs, the first or the second time."""
-    run_within(module, functools.partial(inside, path))
 
 
 def keeping(setup: Setup) -> Any:
@@ -66,18 +47,12 @@ def keeping(setup: Setup) -> Any:
 
 def recompute(module: nn.Module, setup: Setup) -> None:
     """Let the backward pass compute what is inside the module a second time, instead of keeping it."""
-    run_again(module, functools.partial(keeping, setup) if setup.kept else noop_context_fn, setup)
-
-
-def run_again(module: nn.Module, contexts: Callable[[], Any], setup: Setup) -> None:
-    """Let the backward pass run a module's forward pass again, each time inside a context."""
     if setup.splits_backward:
-        module.forward = Again(module.forward, contexts)
+        module.forward = Again(module.forward, functools.partial(keeping, setup) if setup.kept else None)
         return
+    again: dict[str, Any] = {"context_fn": functools.partial(keeping, setup)} if setup.kept else {}
     forward = module.forward
-    module.forward = lambda *args, **kwargs: checkpoint(
-        forward, *args, use_reentrant=False, context_fn=contexts, **kwargs
-    )
+    module.forward = lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **again, **kwargs)
 
 
 def core_again(counts: tuple[int, ...], setup: Setup) -> Any:
@@ -99,7 +74,14 @@ def core_again(counts: tuple[int, ...], setup: Setup) -> Any:
 
 def recompute_core(module: nn.Module, counts: tuple[int, ...], setup: Setup) -> None:
     """Let the backward pass compute a part of the module a second time, such as the core of an attention."""
-    run_again(module, functools.partial(core_again, counts, setup), setup)
+    contexts = functools.partial(core_again, counts, setup)
+    if setup.splits_backward:
+        module.forward = Again(module.forward, contexts)
+        return
+    forward = module.forward
+    module.forward = lambda *args, **kwargs: checkpoint(
+        forward, *args, use_reentrant=False, context_fn=contexts, **kwargs
+    )
 
 
 class Again:
@@ -108,8 +90,9 @@ class Again:
     That of torch.utils.checkpoint would run again for each of them.
     """
 
-    def __init__(self, forward: Any, contexts: Callable[[], Any]) -> None:
-        self.forward, self.contexts = forward, contexts
+    def __init__(self, forward: Any, contexts: Any = None) -> None:
+        self.forward = forward
+        self.contexts = contexts or (lambda: (contextlib.nullcontext(), contextlib.nullcontext()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -180,9 +163,21 @@ def to_host(device: torch.device) -> torch.cuda.Stream:
 
 def save_on_host(module: nn.Module) -> None:
     """Let the backward pass find on the host what it needs of the module."""
-    run_within(module, functools.partial(OnHost, module))
+    forward = module.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with OnHost(module):
+            return forward(*args, **kwargs)
+
+    module.forward = run
 
 
 def save_here(module: nn.Module) -> None:
     """Let a module around which others save on the host save on its device."""
-    run_within(module, lambda: torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))
+    forward = module.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            return forward(*args, **kwargs)
+
+    module.forward = run

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -30,9 +30,7 @@ from placement.runtime.torch_runner.module_parallel import (
     SummedParallel,
     TransposedParallel,
     WholeParallel,
-    cut,
     cut_experts,
-    gathered,
     in_blocks,
 )
 from placement.runtime.torch_runner.stages import Pipeline, own_modules, own_stages
@@ -62,13 +60,18 @@ class BlocksParallel(ParallelStyle):
         self.blocks, self.use_local_output = blocks, use_local_output
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        cut(module, mesh, {"weight": _StridedShard(0, split_factor=self.blocks), "bias": Replicate()})
+        cut = _StridedShard(0, split_factor=self.blocks)
+        for name, p in list(module.named_parameters(recurse=False)):
+            placements = [Replicate() if p.ndim == 1 else cut]  # a bias is cut each time
+            module.register_parameter(name, nn.Parameter(distribute_tensor(p, mesh, placements)))
         module.forward = functools.partial(self._forward, module, mesh)
         return module
 
     def _forward(self, module: Any, mesh: DeviceMesh, x: torch.Tensor) -> torch.Tensor:
-        x, bias = gathered(x, mesh, Replicate()), module.bias
-        if bias is not None:  # whole on each rank, and cut each time
+        x = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+        x = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        bias = module.bias
+        if bias is not None:
             bias = bias.redistribute(placements=[_StridedShard(0, split_factor=self.blocks)]).to_local()
         made = nn.functional.linear(x, module.weight.to_local(), bias)
         return made if self.use_local_output else in_blocks(made, self.blocks, mesh, is_local=False)
@@ -82,8 +85,10 @@ class ConvolutionParallel(ParallelStyle):
         self.dimension, self.input_layouts, self.output_layouts = dimension, (layout,), (layout,)
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        of_outputs = Replicate() if self.dimension else Shard(0)
-        cut(module, mesh, {"weight": Shard(self.dimension), "bias": of_outputs})
+        for name, p in list(module.named_parameters(recurse=False)):
+            is_cut = p.ndim > 1 or self.dimension == 0  # a bias is of output channels
+            placements = [Shard(self.dimension) if is_cut else Replicate()]
+            module.register_parameter(name, nn.Parameter(distribute_tensor(p, mesh, placements)))
         module.forward = functools.partial(self._forward, module, mesh)
         return module
 

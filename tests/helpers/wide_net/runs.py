@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from graphs.capture import Program, capture_program
 from graphs.errors import GraphError, PlacementError, StrategyError
 from graphs.transforms.strategy import Strategy
-from placement.measuring.runs.trial_work import without_dropout
+from placement.runtime.checking.smaller_model import without_dropout
 from placement.runtime.modules.placed_module import PlacedModule
 from tests.helpers.parallel.applied_strategies import Numbers, Steps, by_ranks, in_one_piece
 from tests.helpers.placed_models import random_layout
