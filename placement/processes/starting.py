@@ -231,7 +231,7 @@ class Workers:
 
     @property
     def all_alive(self) -> bool:
-        """Whether there are any, and none has ended."""
+        """True if there are any, and none has ended."""
         return bool(self._started) and all(process.exitcode is None for process, _ in self._started)
 
     def tell(self, message: Any) -> None:

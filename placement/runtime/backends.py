@@ -54,7 +54,7 @@ class Request:
 
     @property
     def is_strategy(self) -> bool:
-        """Whether a strategy rewrote the graph before it was placed."""
+        """True if a strategy rewrote the graph before it was placed."""
         return not self.result.strategy.is_none
 
     @property
@@ -64,7 +64,7 @@ class Request:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the model itself does what was placed: on one device, without the casts of a precision."""
+        """True if the model itself does what was placed: on one device, without the casts of a precision."""
         return self.n_devices == 1 and self.result.graph.origin.precision is None
 
 
@@ -93,7 +93,7 @@ def backend_of(request: Request) -> str:
 
 
 def _is_distributed(request: Request) -> bool:
-    """Whether the devices of a placement are processes, of which this is one."""
+    """True if the devices of a placement are processes, of which this is one."""
     if request.by_module:
         return False
     # A script for torchrun gets a process's share, whatever the number; and one process is too few for two devices.

@@ -150,7 +150,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def is_narrow(parameter: torch.Tensor) -> bool:
-    """Whether its numbers are floating-point ones narrower than float32."""
+    """True if its numbers are floating-point ones narrower than float32."""
     return parameter.is_floating_point() and parameter.dtype.itemsize < torch.float32.itemsize
 
 

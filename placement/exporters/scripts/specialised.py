@@ -141,7 +141,7 @@ def _value(node: ast.expr, setup: Any) -> tuple[Any] | None:
 
 
 def _is_field(node: ast.AST) -> bool:
-    """Whether it is ``setup.name`` or ``self.setup.name``."""
+    """True if it is ``setup.name`` or ``self.setup.name``."""
     return isinstance(node, ast.Attribute) and _is_setup(node.value)
 
 
@@ -189,7 +189,7 @@ def _shorter(text: Text, node: ast.BoolOp, value: Callable[[ast.expr], tuple[Any
 
 
 def _does_nothing(text: Text, node: ast.With) -> bool:
-    """Whether it enters ``nullcontext()`` alone, or a stack that its body does not use."""
+    """True if it enters ``nullcontext()`` alone, or a stack that its body does not use."""
     if len(node.items) != 1:
         return False
     entered, name = text.of(node.items[0].context_expr), node.items[0].optional_vars

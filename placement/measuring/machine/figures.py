@@ -61,7 +61,7 @@ class Figure:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it is likely to be another one the next time."""
+        """True if it is likely to be another one the next time."""
         return self.is_apart or self.spread > MOST_SPREAD or self.share < LEAST_SHARE
 
     @classmethod
@@ -192,7 +192,7 @@ def with_doubts(found: MeasuredMachine) -> MeasuredMachine:
 
 
 def is_doubtful(cluster: Cluster) -> bool:
-    """Whether a measured cluster says of itself that its figures may be others the next time."""
+    """True if a measured cluster says of itself that its figures may be others the next time."""
     return _DOUBTFUL in cluster.source
 
 

@@ -56,7 +56,7 @@ class Repeats:
         return len(times_s)
 
     def is_over(self, times_s: Sequence[float]) -> bool:
-        """Whether these steps, warm-up and all, are enough."""
+        """True if these steps, warm-up and all, are enough."""
         counted = times_s[self.warm_up(times_s) :]
         n = len(counted)
         if n < self.least:

@@ -55,7 +55,7 @@ class Off(NamedTuple):
 
     @property
     def is_equal(self) -> bool:
-        """Whether it may be off by so much."""
+        """True if it may be off by so much."""
         return math.isnan(self.by) or self.by <= self.allowed
 
     @property
@@ -155,7 +155,7 @@ def largest(tensor: Tensor) -> float:
 
 
 def all_equal(computed: Iterable[str], ranks: Sequence[Compared], kinds: tuple[str, ...]) -> bool | None:
-    """Whether all that the plain model computed, of some kinds, is the same on the ranks that have it.
+    """True if all that the plain model computed, of some kinds, is the same on the ranks that have it.
 
     None where it has computed nothing of the kind, or no finite number.
     """

@@ -63,7 +63,7 @@ class ModelStep:
 
     @property
     def is_share(self) -> bool:
-        """Whether other processes have the rest of the model."""
+        """True if other processes have the rest of the model."""
         return self.loss is None
 
     def passes(self) -> Any:

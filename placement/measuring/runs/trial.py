@@ -143,12 +143,12 @@ class Trial:
 
     @property
     def differs(self) -> bool:
-        """Whether something was compared with the plain model and is not equal."""
+        """True if something was compared with the plain model and is not equal."""
         return False in (self.outputs_equal, self.gradients_equal, self.buffers_equal, self.weights_equal)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the placement runs the plain model, on one device."""
+        """True if the placement runs the plain model, on one device."""
         return len(self.devices) == 1 and not self.by_module and self.stack == EAGER
 
     def to_dict(self) -> dict[str, Any]:

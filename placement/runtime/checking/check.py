@@ -78,7 +78,7 @@ _FIELDS = {one.name for one in fields(Checked)}
 
 
 def check(graph: OpGraph, cluster: Cluster, result: Result) -> Checked:
-    """Whether the strategy of a result can be carried out on the model, and computes what the whole does.
+    """Check that the strategy of a result runs on the model, and computes what the whole does.
 
     Args:
         graph: before the strategy, as it was captured.

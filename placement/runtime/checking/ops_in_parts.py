@@ -198,7 +198,7 @@ class CutCall:
     # -- computing -------------------------------------------------------------------------------------------------
 
     def verdict(self, mesh: DeviceMesh) -> str:
-        """Whether parts, put together, are what the whole op makes."""
+        """Compare parts, put together, with what the whole op makes."""
         try:
             cuts = self._cuts()
         except NotComputedError:
@@ -241,7 +241,7 @@ class CutCall:
     def _is_as_row_says(
         self, given: Mapping[fx.Node, list[Any]], whole: Sequence[Any], mesh: DeviceMesh, sizes: Mapping[int, int]
     ) -> bool:
-        """Whether the op makes of parts, and nothing but these, what the row says."""
+        """True if the op makes of parts, and nothing but these, what the row says."""
         try:
             with as_ranks(_RANKS), implicit_replication():
                 joined = [
@@ -397,7 +397,7 @@ def _is_like(placement: Any, part: Part) -> bool:
 
 
 def is_close(found: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether numbers are equal but for rounding."""
+    """True if numbers are equal but for rounding."""
     if found.shape != right.shape:
         return False
     if not (right.dtype.is_floating_point or right.dtype.is_complex):

@@ -274,7 +274,7 @@ _OTHERS = {
 
 
 def is_of_transformers(model: object) -> bool:
-    """Whether a configuration makes the model."""
+    """True if a configuration makes the model."""
     return hasattr(type(model), "_from_config") and hasattr(getattr(model, "config", None), "to_dict")
 
 

@@ -266,7 +266,7 @@ class SharedModule:
 
 
 def _is_lost(error: BaseException) -> bool:
-    """Whether an error says that another process has ended, or does not answer."""
+    """True if an error says that another process has ended, or does not answer."""
     words = ("Connection closed by peer", "Connection reset", "timed out", "Timed out", "Broken pipe", "NCCL", "Socket")
     is_of_ranks = isinstance(error, dist.DistBackendError)
     return is_of_ranks or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))

@@ -106,5 +106,5 @@ def _is_compiled(node: fx.Node) -> bool:
 
 
 def _is_free(node: fx.Node) -> bool:
-    """Whether a node launches nothing: it opens a tuple, or looks at memory in another way."""
+    """True if a node launches nothing: it opens a tuple, or looks at memory in another way."""
     return not _is_compiled(node) or node.target is operator.getitem or signature(node.target).may_alias

@@ -189,7 +189,7 @@ class _Rewriter:
             self._memory[memory].members.append(self.result.new[old])
 
     def _is_fresh_item(self, old: fx.Node, memory: int) -> bool:
-        """Whether a node takes a result that its op made out of an op's tuple."""
+        """True if a node takes a result that its op made out of an op's tuple."""
         source = old.args[0] if old.target is operator.getitem else None
         if not isinstance(source, fx.Node) or source not in self._program.op_of:
             return False
@@ -293,7 +293,7 @@ class _Rewriter:
         return [argument for argument in found if self._program.memory.get(argument) not in self._state_memory]
 
     def _stays(self, memory: Any) -> bool:
-        """Whether a piece of memory is written where it is, not in versions: a state, or of no known kind."""
+        """True if a piece of memory is written where it is, not in versions: a state, or of no known kind."""
         return not isinstance(memory, int) or (memory in self._state_memory and memory in self._written_by_ops)
 
     def _copied(self, piece: _Memory) -> fx.Node:
@@ -346,12 +346,12 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 
 def _returns_it(node: fx.Node, targets: list[fx.Node]) -> bool:
-    """Whether a node writes its first argument, nothing else, and returns it."""
+    """True if a node writes its first argument, nothing else, and returns it."""
     return signature(node.target).returned == (0,) and bool(node.args) and targets == [node.args[0]]
 
 
 def _fills(node: fx.Node) -> bool:
-    """Whether a node fills its first argument with random numbers, whatever was there."""
+    """True if a node fills its first argument with random numbers, whatever was there."""
     return _draws(node) and signature(node.target).name in _FILLING and len(node.all_input_nodes) == 1
 
 
@@ -360,12 +360,12 @@ def _draws(node: fx.Node) -> bool:
 
 
 def draws_by_data(node: fx.Node) -> bool:
-    """Whether a node draws random numbers in a way that depends on data, such as from given probabilities."""
+    """True if a node draws random numbers in a way that depends on data, such as from given probabilities."""
     return draws(node) and not _is_random(node)
 
 
 def _is_random(node: fx.Node) -> bool:
-    """Whether a node draws random numbers and reads no data, at most a shape."""
+    """True if a node draws random numbers and reads no data, at most a shape."""
     if not _draws(node):
         return False
     if signature(node.target).name.endswith("_like"):

@@ -216,7 +216,7 @@ class _Compiler:
         return None
 
     def has(self, device: int, node: fx.Node) -> bool:
-        """Whether a node is a parameter, buffer or constant that a device has."""
+        """True if a node is a parameter, buffer or constant that a device has."""
         state = self.layout.step.state_of.get(node)
         return state is not None and device in self.layout.keepers(state)
 
@@ -327,7 +327,7 @@ class _Writer:
         return key
 
     def can_open(self, node: fx.Node) -> bool:
-        """Whether a node takes one result out of a tuple that is here."""
+        """True if a node takes one result out of a tuple that is here."""
         return node.target is operator.getitem and node.args[0] in self.values
 
     # -- values -----------------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ class _Writer:
         return target, args
 
     def _may_overwrite(self, node: fx.Node) -> bool:
-        """Whether nobody else has a use for what a node overwrites, and it is this section's own."""
+        """True if nobody else has a use for what a node overwrites, and it is this section's own."""
         sharing = self._step.overwrites[node]
         devices = range(len(self._shared.layout.places))
         if any((member, device) in self._shared.tag for member in sharing for device in devices):

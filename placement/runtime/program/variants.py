@@ -24,7 +24,7 @@ _MODES = {True: "training", False: "evaluation"}
 
 
 def is_number(module: nn.Module, name: str) -> bool:
-    """Whether a module has a number of that name that its code reads, such as the share that a dropout drops."""
+    """True if a module has a number of that name that its code reads, such as the share that a dropout drops."""
     return type(vars(module).get(name)) in (bool, int, float) and name != "training"
 
 

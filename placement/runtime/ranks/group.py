@@ -437,7 +437,7 @@ def failed_in(rank: int, op: str, error: Exception) -> str:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether the memory of the host or of a device did not suffice."""
+    """True if the memory of the host or of a device did not suffice."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 

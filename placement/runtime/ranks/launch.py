@@ -183,7 +183,7 @@ def _join(task: Mapping[str, Any]) -> None:
 
 
 def _is_of_others(error: Exception) -> bool:
-    """Whether this is how the end of another rank looks from here."""
+    """True if this is how the end of another rank looks from here."""
     import torch.distributed as dist
 
     if isinstance(error, RankError | dist.DistError):

@@ -154,7 +154,7 @@ class _Cuts(CutOps):
         return [self.graph.op_names[source] for source in self.sources(op)]
 
     def _is_of_positions(self, op: int) -> bool:
-        """Whether an op reads a buffer of positions, which the model gets as an input instead."""
+        """True if an op reads a buffer of positions, which the model gets as an input instead."""
         return any("position_ids" in name for name in self._reads(op))
 
     def _check_attention(self, op: int) -> None:
@@ -189,7 +189,7 @@ class _Cuts(CutOps):
                 )
 
     def _is_attended(self, op: int) -> bool:
-        """Whether an op is attention, or lays out what that writes."""
+        """True if an op is attention, or lays out what that writes."""
         while self.graph.kinds[op] == "aten.clone" and (sources := self.sources(op)):
             op = sources[0]
         return _FUSED in self.graph.kinds[op]

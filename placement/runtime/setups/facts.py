@@ -95,7 +95,7 @@ class Facts:
 
     @property
     def of_configuration(self) -> bool:
-        """Whether the source of the model is a configuration of transformers."""
+        """True if the source of the model is a configuration of transformers."""
         return self.source is not None and ".py:" not in self.source
 
     @property
@@ -120,19 +120,19 @@ class Facts:
 
     @property
     def splits_backward(self) -> bool:
-        """Whether backward passes for inputs and for weights are apart."""
+        """True if backward passes for inputs and for weights are apart."""
         return self.stages is not None and self.strategy.order in INPUTS_APART
 
     @property
     def is_cut(self) -> bool:
-        """Whether no device keeps all weights, so that they are to be cut before there is memory for them."""
+        """True if no device keeps all weights, so that they are to be cut before there is memory for them."""
         if self.tp > 1 or self.strategy.offloads_parameters:
             return True
         return self.is_sharded and not self.is_hybrid_shard and not self.has_cut_replicas
 
     @property
     def on_meta(self) -> bool:
-        """Whether the whole model is too large for a device."""
+        """True if the whole model is too large for a device."""
         devices = self.result.cluster.devices
         return self.weight_bytes > min(device.memory_bytes - device.reserved_bytes for device in devices)
 
@@ -155,23 +155,23 @@ class Facts:
 
     @property
     def has_cut_replicas(self) -> bool:
-        """Whether replicas have parts of some weights, which no wrapper of replicas is to reduce."""
+        """True if replicas have parts of some weights, which no wrapper of replicas is to reduce."""
         return self.experts is not None or (self.plan is not None and self.plan.axis == "dp")
 
     @property
     def pads(self) -> bool:
-        """Whether layers are cut along replicas that have unlike numbers of samples."""
+        """True if layers are cut along replicas that have unlike numbers of samples."""
         return self.has_cut_replicas and bool(self.samples)
 
     @property
     def updates_parts(self) -> bool:
-        """Whether the optimizer works on plain tensors that parameters have parts in."""
+        """True if the optimizer works on plain tensors that parameters have parts in."""
         on_host = self.strategy.offloads_optimizer and not self.strategy.offloads_parameters
         return on_host or (self.strategy.zero == 1 and self.is_hybrid_shard)
 
     @property
     def has_blocks(self) -> bool:
-        """Whether a layer writes several blocks of features, each of which is cut."""
+        """True if a layer writes several blocks of features, each of which is cut."""
         return self.plan is not None and any(
             re.match("BlocksParallel|AttentionParallel", text) for text in self.plan.styles.values()
         )
@@ -206,7 +206,7 @@ class Facts:
 
     @property
     def has_policy(self) -> bool:
-        """Whether parameters are kept in one format and read in another one, by `fully_shard`.
+        """True if parameters are kept in one format and read in another one, by `fully_shard`.
 
         Master weights are no other case: it keeps these, and casts them where a layer begins.
         """
@@ -214,7 +214,7 @@ class Facts:
 
     @property
     def _needs_fully_shard(self) -> bool:
-        """Whether nothing but `fully_shard` does what is wanted, on however many replicas."""
+        """True if nothing but `fully_shard` does what is wanted, on however many replicas."""
         return self.has_policy or self.strategy.offloads_parameters
 
     @property

@@ -357,7 +357,7 @@ _OF_ALL_HEADS = re.compile(r"self\.(?:config\.)?((num_|n_)\w*heads?|all_head_siz
 
 
 def is_written_for_parts(model: nn.Module) -> bool:
-    """Whether the model computes its number of heads from what it gets, as most models of transformers do.
+    """True if the model computes its number of heads from what it gets, as most models of transformers do.
 
     What its layers hand on is a plain tensor of a rank's part then, and else a `DTensor`, which knows the whole shape.
     """

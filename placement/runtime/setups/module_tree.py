@@ -23,12 +23,12 @@ ValueT = TypeVar("ValueT")
 
 
 def is_under(path: str, prefix: str) -> bool:
-    """Whether a module is another one, or inside it; all are inside ``""``."""
+    """True if a module is another one, or inside it; all are inside ``""``."""
     return not prefix or path == prefix or path.startswith(prefix + ".")
 
 
 def runs_modules(graph: OpGraph) -> bool:
-    """Whether some op of the graph says which module it is from."""
+    """True if some op of the graph says which module it is from."""
     return any(graph.modules)
 
 

@@ -274,7 +274,7 @@ def _pieces(
 
 
 def _begins_well(graph: OpGraph, stage: IntArray, modules: Sequence[Sequence[str]], number: int) -> bool:
-    """Whether a stage receives one tensor, which its first module reads, but for what it can compute again itself."""
+    """True if a stage receives one tensor, which its first module reads, but for what it can compute again itself."""
     if not modules[number]:
         return False
     earlier = _earlier(modules, number)
@@ -294,7 +294,7 @@ def _earlier(modules: Sequence[Sequence[str]], number: int) -> list[str]:
 
 
 def _joins_earlier(graph: OpGraph, is_earlier: BoolArray, earlier: Sequence[str]) -> bool:
-    """Whether code between modules of earlier stages puts tensors together, which takes such of certain shapes.
+    """True if code between modules of earlier stages puts tensors together, which takes such of certain shapes.
 
     Modules of other stages hand on to it what a stage received, which has another shape.
 

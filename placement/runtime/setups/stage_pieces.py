@@ -129,7 +129,7 @@ def _crossing(trace: ModelTrace, call: ModuleCall, position: int) -> list[fx.Nod
 
 
 def _is_closed(trace: ModelTrace, call: ModuleCall, position: int) -> bool:
-    """Whether what crosses a border inside a call is read there, or is what the call returns."""
+    """True if what crosses a border inside a call is read there, or is what the call returns."""
     if call.path and not call.is_positional:
         return False
     returned = set(nodes_in(call.result))
@@ -377,7 +377,7 @@ def nodes_in(value: Any) -> list[fx.Node]:
 
 
 def is_statement(node: fx.Node) -> bool:
-    """Whether a node changes a tensor."""
+    """True if a node changes a tensor."""
     if node.op == "call_method":
         return str(node.target).endswith("_") and not str(node.target).endswith("__")
     name = getattr(node.target, "__name__", "")

@@ -74,7 +74,7 @@ class ModelTrace:
         return {node: place for place, node in enumerate(self.nodes)}
 
     def is_everywhere(self, node: fx.Node) -> bool:
-        """Whether every stage has it by itself. A parameter is read by the stage that computes with it."""
+        """True if every stage has it by itself. A parameter is read by the stage that computes with it."""
         return node in self.again or node in self.sizes or node.op == "get_attr"
 
     def users(self, node: fx.Node) -> list[int]:
@@ -285,7 +285,7 @@ def _globals(module: nn.Module) -> dict[str, Any]:
 
 
 def _has_same_ops(trace: ModelTrace, graph: OpGraph, opened: Collection[str]) -> bool:
-    """Whether modules that were opened have as many ops of some kinds as in the graph, so that no branch is amiss."""
+    """True if modules that were opened have as many ops of some kinds as in the graph, so that no branch is amiss."""
     of_trace = Counter(
         (_path(node), _COUNTED[_name(node)])
         for node in trace.nodes

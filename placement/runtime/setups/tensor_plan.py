@@ -135,7 +135,7 @@ def _sharding(graph: OpGraph, strategy: Strategy) -> tuple[Axis, Sharding]:
 
 
 def cuts_no_sequence(graph: OpGraph, strategy: Strategy) -> bool:
-    """Whether a strategy with ``sp`` cuts nothing along the sequence, as where no layer's output has one."""
+    """True if a strategy with ``sp`` cuts nothing along the sequence, as where no layer's output has one."""
     return not _sharding(graph, strategy)[0].sequence
 
 
@@ -272,7 +272,7 @@ class _Layers(CutOps):
         return is_closed
 
     def _meets_others(self, ops: Collection[int]) -> bool:
-        """Whether what some ops of the forward pass write is read together with what others write."""
+        """True if what some ops of the forward pass write is read together with what others write."""
         found, todo = set(ops), list(ops)
         while todo:
             op = todo.pop()
@@ -464,7 +464,7 @@ class _Layers(CutOps):
         return [op for op in readers if self.layer_of.get(op) != path]
 
     def is_along(self, ops: Sequence[int], entries: Collection[str]) -> bool:
-        """Whether tensors between a layer and some ops are cut along the sequence, as at borders of the entries."""
+        """True if tensors between a layer and some ops are cut along the sequence, as at borders of the entries."""
         rows = (self.sharding.row[op] for op in ops)
         return any(row is not None and row.axis == SEQUENCE for row in rows) or any(
             not any(is_under(self.graph.modules[op], entry) for entry in entries) for op in ops
@@ -508,6 +508,6 @@ class _Layers(CutOps):
         return f"{name}({', '.join(layouts)})"
 
     def _is_read_outside(self, path: str) -> bool:
-        """Whether what a layer writes is read outside of the module around it."""
+        """True if what a layer writes is read outside of the module around it."""
         around = path.rpartition(".")[0]
         return any(not is_under(self.graph.modules[reader], around) for reader in self.readers_of(path))

@@ -167,7 +167,7 @@ class _Step:
         return None
 
     def _is_sum(self, op: int) -> bool:
-        """Whether an op adds samples up, by itself or as a loss with ``reduction="sum"``."""
+        """True if an op adds samples up, by itself or as a loss with ``reduction="sum"``."""
         return self._kind(op) == "sum" or self.graph.kinds[op] == self.graph.origin.summed_loss
 
     def over_parts(self) -> Iterator[int]:
@@ -187,7 +187,7 @@ class _Step:
                     reached[op] = {part}
 
     def _is_put_together(self, op: int) -> bool:
-        """Whether the script puts it together, too: synchronised statistics, or the number of labels that count."""
+        """True if the script puts it together, too: synchronised statistics, or the number of labels that count."""
         if op_kind(self.graph.kinds[op]).has_statistics:
             return self.strategy.statistics == "sync"
         if self._kind(op) == "index" and not self.is_trained[op]:  # a mask of each sample, by its number in the batch
@@ -196,7 +196,7 @@ class _Step:
         return any(self._counts_labels(source) for source in self.reads.predecessors(op))
 
     def _counts_labels(self, op: int) -> bool:
-        """Whether an op adds up which labels of a loss count, as a loss with label smoothing does."""
+        """True if an op adds up which labels of a loss count, as a loss with label smoothing does."""
         if self.is_trained[op] or not self._is_number(op):
             return False
         return any(
@@ -237,13 +237,13 @@ class _Step:
         )
 
     def _is_over_labels(self, op: int) -> bool:
-        """Whether it is a sum that the number of labels divides."""
+        """True if it is a sum that the number of labels divides."""
         return self._kind(op) == "sum" and any(
             self._kind(later) == "div" and self._is_put_together(later) for later in nx.descendants(self.reads, op)
         )
 
     def _is_scaled(self, op: int) -> bool:
-        """Whether the loss scales what an op adds up, by its number of samples, or by another one."""
+        """True if the loss scales what an op adds up, by its number of samples, or by another one."""
         return any(self._kind(later) in ("div", "mul") for later in nx.descendants(self.reads, op))
 
     def _untrained(self, op: int) -> list[int]:
@@ -274,11 +274,11 @@ class _Step:
         return self.graph.kinds[op].removeprefix("aten.").partition(".")[0]
 
     def _takes_labels(self, op: int) -> bool:
-        """Whether an op is a loss of which some labels may not count, as those of a binary one do."""
+        """True if an op is a loss of which some labels may not count, as those of a binary one do."""
         return op_kind(self.graph.kinds[op]).is_label_loss
 
     def _is_number(self, op: int) -> bool:
-        """Whether the first result of an op is a single number."""
+        """True if the first result of an op is a single number."""
         first = int(self.graph.output_ptr[op])
         most = _NUMBER_BYTES.get(self.graph.dtypes[op], 8)
         return first < int(self.graph.output_ptr[op + 1]) and self.graph.tensor_bytes[first] <= most
