@@ -23,8 +23,7 @@ import torch.distributed as dist
 
 from graphs.disk import temporary_folder
 from graphs.errors import ClusterError, PlacementError
-from placement.processes.kept_memory import keep_freed_memory
-from placement.processes.processes import how_ended, keep_to_loopback, orderly_end, usable_cores
+from placement.processes.processes import how_ended, keep_freed_memory, keep_to_loopback, orderly_end, usable_cores
 from placement.processes.starting import (
     NoAnswerError,
     Parent,

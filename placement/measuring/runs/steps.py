@@ -26,7 +26,7 @@ from placement.measuring.runs.differences import (
     Compared,
     largest,
 )
-from placement.processes.kept_memory import Usage, peak_bytes
+from placement.processes.processes import Usage, peak_bytes
 from placement.runtime.ranks.launch import tell
 from placement.runtime.states import gradient_format, optimizer_of, with_masters
 

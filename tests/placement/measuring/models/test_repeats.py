@@ -88,7 +88,7 @@ def test_a_spread_is_relative_to_the_median() -> None:
 
 FAULTS = """
 import torch
-from placement.processes.kept_memory import Usage, keep_freed_memory
+from placement.processes.processes import Usage, keep_freed_memory
 
 def faults():
     before = Usage.now()
@@ -120,7 +120,7 @@ def test_freed_memory_is_kept() -> None:
 
 PEAK = """
 import torch
-from placement.processes.kept_memory import forget_peak, keep_freed_memory, peak_bytes
+from placement.processes.processes import forget_peak, keep_freed_memory, peak_bytes
 
 keep_freed_memory()
 large = torch.ones(64 << 20)
@@ -138,7 +138,7 @@ def test_a_peak_begins_anew() -> None:
 
 
 def test_other_systems_keep_memory_as_they_like(monkeypatch: pytest.MonkeyPatch) -> None:
-    from placement.processes.kept_memory import keep_freed_memory
+    from placement.processes.processes import keep_freed_memory
 
     monkeypatch.setattr(sys, "platform", "win32")
     assert keep_freed_memory() is False

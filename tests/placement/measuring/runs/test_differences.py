@@ -27,8 +27,8 @@ from placement.measuring.runs.differences import (
     largest_difference,
     rounded,
 )
-from placement.measuring.runs.recording import whole
 from placement.measuring.runs.steps import ModelStep
+from placement.measuring.runs.trial_work import whole
 
 
 def is_equal(found: torch.Tensor, expected: torch.Tensor) -> bool:
