@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numba
 
@@ -20,10 +20,6 @@ from graphs.errors import WorkersError
 from graphs.formatting import show
 from graphs.zoo.cache import cache_dir
 from placement.processes.runner import MOST_LOSSES, Preparing, Told, too_many_losses
-
-if TYPE_CHECKING:
-    from placement.processes.runner import Preparing
-
 
 SharedT = TypeVar("SharedT")
 TaskT = TypeVar("TaskT")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +22,7 @@ from graphs.rows import Shard
 from graphs.transforms.splitting.splitter import BATCH, chunk
 from placement.inputs.call_arguments import tensors_of
 from placement.measuring.machine.speeds import synchronise
-from placement.runtime.program.routines import expect, receive, send, with_fast_calls
-
-if TYPE_CHECKING:
-    from placement.runtime.program.routines import Routine
+from placement.runtime.program.routines import Routine, expect, receive, send, with_fast_calls
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import thread_time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from graphs.capture.record import Loss, output_tensors
 from placement.measuring.models.repeats import Repeats, run_steps, seconds_of
@@ -29,10 +30,6 @@ from placement.measuring.runs.differences import (
 from placement.processes.processes import Usage, peak_bytes
 from placement.runtime.ranks.launch import tell
 from placement.runtime.states import gradient_format, optimizer_of, with_masters
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
 
 STEPS = 3  # that are compared: a fault of the second one is seen in the third, at the latest
 _MOVE = 3e-4  # of a weight in a step, at most, but for momentum

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_map
 
 from graphs.capture import Program, capture_program
@@ -43,16 +44,12 @@ from placement.results.result import Result
 from placement.runtime.application import apply, layout_of
 from placement.runtime.checking.smaller_model import without_dropout
 from placement.runtime.modules.by_module import module_places
-from placement.runtime.modules.placed_ranks import PlacedRanks
+from placement.runtime.modules.placed_ranks import PlacedRanks, RankStep
 from placement.runtime.ranks.group import joined
 from placement.runtime.ranks.launch import tell
 from placement.runtime.states import accept_gradients, compute_in, convert
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
-    from placement.measuring.runs.steps import ModelStep
-    from placement.runtime.modules.placed_ranks import RankStep
     from placement.runtime.program.device_layout import DeviceLayout
 
 

@@ -21,7 +21,6 @@ from placement.runtime.program.functional import Functional, functional
 
 if TYPE_CHECKING:
     from graphs.capture import Program
-    from placement.runtime.program.functional import Functional
 
 
 Key = tuple[str, Any]

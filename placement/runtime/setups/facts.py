@@ -13,14 +13,13 @@ from graphs.recipes import PRECISIONS, Precision
 from graphs.transforms.axes import GROUPS
 from graphs.transforms.sequencing import StageBlock
 from graphs.transforms.strategy import Strategy
-from placement.runtime.setups.context_plan import ContextPlan
+from placement.runtime.setups.context_plan import ContextPlan, ExpertPlan
 from placement.runtime.setups.stage_modules import Pieces, StageModules
 from placement.runtime.setups.whole_batch import EACH, ONE
 from placement.runtime.torch_runner.setup import Setup
 
 if TYPE_CHECKING:
     from placement.results.result import Result
-    from placement.runtime.setups.context_plan import ContextPlan, ExpertPlan
     from placement.runtime.setups.tensor_plan import TensorPlan
 
 
