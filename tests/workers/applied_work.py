@@ -1,9 +1,9 @@
 """`placement.apply` of strategies under torchrun, one after the other, beside the plain model.
 
-    torchrun --nproc-per-node 2 applied_work.py FOLDER NAME ...
+    torchrun --nproc-per-node 2 applied_work.py FOLDER WORK:NAME ...
 
-Reads ``NAME.json``, a result for a model of `exported_models` that ``NAME.txt`` names, and writes ``NAME-RANK.out``:
-what was seen, as JSON. Differences are relative to the largest entry of a tensor.
+WORK is a method of `Case`. Reads ``NAME.json``, a result for a model of `exported_models` that ``NAME.txt`` names, and
+writes ``NAME-RANK.out``: what was seen, as JSON. Differences are relative to the largest entry of a tensor.
 """
 
 from __future__ import annotations
@@ -198,8 +198,8 @@ class Case:
 
 def main() -> None:
     torch.set_num_threads(1)
-    folder, work, names = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    for name in names:
+    for work, _, path in (each.partition(":") for each in sys.argv[2:]):
+        folder, name = (Path(sys.argv[1]) / path).parent, Path(path).name
         case = Case(folder, name)
         try:
             getattr(case, work)()

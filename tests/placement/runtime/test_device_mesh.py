@@ -10,7 +10,7 @@ from device_mesh_work import X, model
 
 import placement
 from graphs.capture.record import default_loss
-from placement.runtime.ranks.launch import launch
+from tests.helpers.parallel.forked_ranks import on_ranks
 from tests.helpers.placed_models import cpus
 
 REFUSED = {
@@ -26,7 +26,7 @@ def test_the_mesh_of_a_script_is_that_of_the_strategy_or_refused(tmp_path: Path)
     placement.optimize(graph, cpus(2), strategy="dp2").save(tmp_path / "found.json")
     placement.optimize(graph, cpus(2), strategy="none", method="hash").save(tmp_path / "placement.json")
     expected = float(default_loss(model()(X)).detach())
-    for found in launch("device_mesh_work:handed_over", str(tmp_path), ["cpu", "cpu"], limit_s=240):
+    for found in on_ranks("device_mesh_work:handed_over", str(tmp_path)):
         for name, said in found.items():
             if name in REFUSED:
                 assert re.fullmatch(REFUSED[name], said), name

@@ -14,9 +14,7 @@ from torch import nn
 
 import placement
 from graphs.errors import MismatchError
-from placement.runtime.ranks.launch import launch
-
-LIMIT_S = 120
+from tests.helpers.parallel.forked_ranks import on_ranks
 
 
 @pytest.fixture
@@ -155,7 +153,7 @@ def test_modules_placed_by_module_are_placed_whoever_calls_them() -> None:
 
 
 def test_ranks_run_methods_together() -> None:
-    for run in launch("method_models:on_a_rank", None, ["cpu", "cpu"], limit_s=LIMIT_S):
+    for run in on_ranks("method_models:on_a_rank"):
         assert run == {"predict": True, "longer": True, "refused": True, "calls": []}
 
 

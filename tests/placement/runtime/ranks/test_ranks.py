@@ -24,6 +24,7 @@ from placement.runtime.modules.local_tensors import Unfilled, check_filled
 from placement.runtime.ranks.group import RankGroup, joined
 from placement.runtime.ranks.launch import launch
 from placement.runtime.ranks.transfers import Packing, identity
+from tests.helpers.parallel.forked_ranks import on_ranks
 
 LIMIT_S = 240
 PROMISED_S = 10.0  # from the end of a rank to that of the others
@@ -43,7 +44,7 @@ def check_nested(found: dict[str, Any]) -> None:
 
 def test_on_three_ranks_parameters_are_sent_to_ops_that_need_those_of_several() -> None:
     # Seed 2 of three has the weights of one LSTM on two ranks; training runs it in parts, evaluation as one op.
-    for run in launch("rank_work:briefly", None, ["cpu"] * 3, limit_s=LIMIT_S):
+    for run in on_ranks("rank_work:briefly", size=3):
         check_nested(run["nested"])
         assert all(run["strided"])
         assert all(run["counting"])
@@ -51,7 +52,7 @@ def test_on_three_ranks_parameters_are_sent_to_ops_that_need_those_of_several() 
 
 
 def test_from_gpu_to_gpu_tensors_come_in_the_order_they_are_sent() -> None:
-    for run in launch("rank_work:directly", None, ["cpu"] * 2, limit_s=LIMIT_S):
+    for run in on_ranks("rank_work:directly"):
         check_nested(run["nested"])
         assert all(all(equal) for equal in run["zoo"].values()), run["zoo"]
         assert run["ways"] == 2 * 3  # one in each direction, of each placed model

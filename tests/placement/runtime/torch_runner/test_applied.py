@@ -49,6 +49,18 @@ STEPS = {
     "names_tp2": ("named_as_wrappers", "tp2"),
     "names_zero3": ("named_as_wrappers", "dp2 zero3"),
 }
+FILES = {"zero3": "dp2 zero3", "tp2": "tp2", "pp2": "pp2 gpipe mb2"}
+TRAINED = ("decoder", "tied_decoder")
+RUNS = {"first": "dp2 zero3", "same": "dp2 zero3", "cut": "tp2", "staged": "pp2 1f1b mb2"}
+SAID = {"dp2": "dp2", "zero3": "dp2 zero3"}
+# By what is done and where the case is: the model and the strategy.
+CASES = {
+    **{f"steps:{name}": case for name, case in STEPS.items()},
+    "samples:uneven": ("classified", "dp2 shares=5:3"),
+    **{f"files:{name}/case": ("decoder", strategy) for name, strategy in FILES.items()},
+    **{f"runs:{model}/{name}": (model, strategy) for model in TRAINED for name, strategy in RUNS.items()},
+    **{f"sentences:{name}/case": ("convnet", strategy) for name, strategy in SAID.items()},
+}
 
 
 @cache
@@ -63,73 +75,66 @@ def prepared(folder: Path, name: str, model: str, strategy: str) -> None:
     cluster = placement.Cluster.preset("4xH100-nvswitch+host") if "offload" in strategy else CLUSTER
     found = placement.Strategy.parse(strategy)
     check_allowed(graph_of(model), cluster, found)
+    (folder / name).parent.mkdir(exist_ok=True)
     strategy_row(graph_of(model), cluster, found, 0).result.save(folder / f"{name}.json")
     (folder / f"{name}.txt").write_text(model)
 
 
-def torchrun(folder: Path, work: str, *names: str, processes: int = 2) -> dict[str, list[dict[str, Any]]]:
-    """What each rank saw of each case."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What each rank saw of each case; all cases run one after the other in the same two processes."""
+    folder = tmp_path_factory.mktemp("applied")
+    for path, (model, strategy) in CASES.items():
+        prepared(folder, path.partition(":")[2], model, strategy)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     root = str(Path(placement.__file__).parents[1])
     paths = os.pathsep.join([root, str(WORKER.parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [*launcher, str(WORKER), str(folder), work, *names],
+        [*launcher, str(WORKER), str(folder), *CASES],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return {
-        name: [json.loads((folder / f"{name}-{rank}.out").read_text()) for rank in range(processes)] for name in names
+        path: [json.loads((folder / f"{path.partition(':')[2]}-{rank}.out").read_text()) for rank in range(2)]
+        for path in CASES
     }
 
 
-@pytest.fixture(scope="module")
-def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What three steps of each case gave."""
-    folder = tmp_path_factory.mktemp("steps")
-    for name, case in STEPS.items():
-        prepared(folder, name, *case)
-    return torchrun(folder, "steps", *STEPS)
-
-
 @pytest.mark.parametrize("name", STEPS)
-def test_steps_are_those_of_the_plain_model(name: str, steps: dict[str, list[dict[str, Any]]]) -> None:
+def test_steps_are_those_of_the_plain_model(name: str, seen: dict[str, list[dict[str, Any]]]) -> None:
     """Parts add up in another order, in float32: 2e-5 of the largest entry of each tensor."""
-    first, second = steps[name]
+    first, second = seen[f"steps:{name}"]
     for key in ("losses", "norm", "outputs"):
         assert max(first[key], second[key]) < 2e-5, key
     for key in ("gradients", "weights", "added"):
         assert first[key] < 2e-5, key
 
 
-def test_own_samples_give_the_loss_of_the_whole_batch(tmp_path: Path) -> None:
-    prepared(tmp_path, "uneven", "classified", "dp2 shares=5:3")
-    found = torchrun(tmp_path, "samples", "uneven")["uneven"]
+def test_own_samples_give_the_loss_of_the_whole_batch(seen: dict[str, list[dict[str, Any]]]) -> None:
+    found = seen["samples:uneven"]
     assert [one["sizes"] for one in found] == [[5, 5], [3, 3]]
     for one in found:
         assert one["own"] < 1e-6
         assert "expected 8, the batch that the strategy divides, or" in one["refused"]
 
 
-@pytest.mark.parametrize("strategy", ["dp2 zero3", "tp2", "pp2 gpipe mb2"])
-def test_a_model_on_meta_gets_its_values_from_a_file(strategy: str, tmp_path: Path) -> None:
-    prepared(tmp_path, "case", "decoder", strategy)
-    for one in torchrun(tmp_path, "files", "case")["case"]:
+@pytest.mark.parametrize("name", FILES)
+def test_a_model_on_meta_gets_its_values_from_a_file(name: str, seen: dict[str, list[dict[str, Any]]]) -> None:
+    for one in seen[f"files:{name}/case"]:
         assert "was on meta and has no values yet" in one["unfilled"]
         assert one["loaded"] < 1e-6
         assert one["whole"] == 0
     assert one.get("state", 0.0) == 0
 
 
-@pytest.mark.parametrize("model", ["decoder", "tied_decoder"])
-def test_a_run_goes_on_under_the_same_strategy_and_another(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", TRAINED)
+def test_a_run_goes_on_under_the_same_strategy_and_another(model: str, seen: dict[str, list[dict[str, Any]]]) -> None:
     """To the last bit under the same one; under others parts add up in another order."""
-    for name, strategy in {"first": "dp2 zero3", "same": "dp2 zero3", "cut": "tp2", "staged": "pp2 1f1b mb2"}.items():
-        prepared(tmp_path, name, model, strategy)
-    found = torchrun(tmp_path, "runs", "first", "same", "cut", "staged")
+    found = {name: seen[f"runs:{model}/{name}"] for name in RUNS}
     assert found["first"][0]["facts"] is None
     assert found["same"][0]["is_equal"]
     for name in ("same", "cut", "staged"):
@@ -155,16 +160,12 @@ SENTENCES = {
 }
 
 
-@pytest.fixture(scope="module", params=["dp2", "dp2 zero3"])
-def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    folder = tmp_path_factory.mktemp("said")
-    prepared(folder, "case", "convnet", request.param)
-    return torchrun(folder, "sentences", "case")["case"]
-
-
+@pytest.mark.parametrize("strategy", SAID)
 @pytest.mark.parametrize("case", SENTENCES)
-def test_a_wrong_call_is_one_sentence_on_every_rank(said: list[dict[str, str]], case: str) -> None:
-    for found in said:
+def test_a_wrong_call_is_one_sentence_on_every_rank(
+    seen: dict[str, list[dict[str, Any]]], strategy: str, case: str
+) -> None:
+    for found in seen[f"sentences:{strategy}/case"]:
         assert re.search(SENTENCES[case], found.get(case, "nothing was said"))
         assert "\n" not in found[case]
 
