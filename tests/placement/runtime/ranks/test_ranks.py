@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import socket
@@ -192,23 +193,34 @@ def test_one_process_talks_to_itself() -> None:
 # -- failures --------------------------------------------------------------------------------------------------------
 
 
-def run(how: str, folder: Path) -> tuple[list[int], list[str], float]:
+def run(how: str, folder: Path) -> tuple[list[int | None], list[str], float]:
     """Of two processes that share a store: how each has ended, what it has said, and seconds since one has failed."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     given = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment = {**os.environ, **given, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, rank_failures.__file__, how, str(folder)]
-    processes = [
-        subprocess.Popen(
-            command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=failing, args=(how, folder, given, rank)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(LIMIT_S)
     acted = folder / "acted"
     took_s = time.time() - acted.stat().st_mtime if acted.exists() else 0.0
-    return [process.returncode for process in processes], said, took_s
+    return [each.exitcode for each in processes], [(folder / f"{r}.said").read_text() for r in range(2)], took_s
+
+
+def failing(how: str, folder: Path, given: dict[str, str], rank: int) -> None:
+    """The life of a fork, which has loaded torch already: it ends as a script that fails."""
+    os.environ |= {**given, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.dup2(os.open(folder / f"{rank}.said", os.O_WRONLY | os.O_CREAT), 2)
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    try:
+        rank_failures.fail(how, folder)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
 
 
 @pytest.mark.parametrize(
