@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from env.lanes import without_lanes
 from env.problem import Problem
 from env.simulation.simulator import Score
 from graphs.disk import temporary_folder
@@ -37,6 +36,7 @@ from placement.processes.processes import orderly_end, usable_cores
 from placement.processes.starting import StepProgress
 from placement.results.result import Result
 from placement.runtime.application import places_of
+from placement.runtime.backends import strategy_devices
 from placement.runtime.ranks.launch import launch
 
 _STDERR = 2  # where what a model prints goes
@@ -236,11 +236,7 @@ def _device_names(result: Result) -> list[str]:
     """The devices of a placement, or of a strategy, in the order of their processes."""
     if result.strategy.is_none:
         return [result.cluster.devices[device].name for device in sorted(set(result.device_numbers().tolist()))]
-    from baselines.strategies.folding import grid_of  # loads all transforms
-
-    cluster = without_lanes(result.cluster)
-    devices = grid_of(cluster, result.strategy).reshape(-1).tolist()
-    return [cluster.devices[device].name for device in devices]
+    return strategy_devices(result)
 
 
 def _measured(
