@@ -17,7 +17,7 @@ from env.cluster import Cluster, MeasuredCollective
 from graphs.errors import ClusterError
 from placement.cli import run
 from placement.inputs.main_memory import available_bytes
-from placement.measuring.machine import collectives, links
+from placement.measuring.machine import links
 from placement.measuring.machine import local_machine as measure
 from placement.measuring.machine.figures import (
     CoreTime,
@@ -105,7 +105,7 @@ def test_this_machine_becomes_a_cluster() -> None:
 @two_cores
 def test_collectives_are_measured_again_beside_what_is_predicted() -> None:
     made = replace(cpu_cluster(2), collectives=(MeasuredCollective("all_reduce", 2, (1, 1000), (0.5, 0.5)),))
-    rows = collectives.compared(made, cores_for(2), BRIEF)
+    rows = links.compared(made, cores_for(2), BRIEF)
     assert [(row.kind, row.ranks) for row in rows] == [(kind, 2) for kind in KINDS]
     (size,) = {row.size_bytes for row in rows}
     assert BRIEF.exchanged[0] < size < BRIEF.exchanged[1]
@@ -118,7 +118,7 @@ def test_collectives_are_measured_again_beside_what_is_predicted() -> None:
     [(2, [2]), (3, [2, 3]), (6, [2, 3, 4, 6]), (16, [2, 3, 4, 8, 16]), (20, [2, 3, 4, 8, 16, 20])],
 )
 def test_among_how_many_ranks_collectives_are_measured(devices: int, groups: list[int]) -> None:
-    assert collectives.group_sizes(devices) == groups
+    assert links.group_sizes(devices) == groups
 
 
 def test_one_core_is_a_cluster_without_links() -> None:

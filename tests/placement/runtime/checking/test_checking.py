@@ -25,7 +25,7 @@ from graphs.transforms.strategy import Strategy
 from graphs.zoo.cache import model_graph
 from placement.inputs.sources import read_source
 from placement.optimization import optimize
-from placement.runtime.checking import ranks, strategy_check
+from placement.runtime.checking import strategy_check
 from placement.runtime.checking.check import check
 from placement.runtime.torch_runner.setup import Setup
 from placement.solving.checked import Checked
@@ -170,30 +170,32 @@ def test_a_rank_that_fails_is_the_problem(monkeypatch: pytest.MonkeyPatch) -> No
     def fails(*_: Any) -> Any:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(ranks, "StrategyModule", fails)
+    monkeypatch.setattr(strategy_check, "StrategyModule", fails)
     assert checked(Words(), words(), "dp2").problem == "its ranks fail in a trial run: RuntimeError: no such kernel"
 
 
 def test_a_rank_that_ends_is_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "StrategyModule", lambda *_: os.kill(os.getpid(), signal.SIGFPE))
+    monkeypatch.setattr(strategy_check, "StrategyModule", lambda *_: os.kill(os.getpid(), signal.SIGFPE))
     assert checked(Words(), words(), "dp2").problem.endswith(" of a trial run was killed by SIGFPE")
 
 
 def test_a_rank_that_waits_for_ever_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "StrategyModule", lambda *_: time.sleep(100))
+    monkeypatch.setattr(strategy_check, "StrategyModule", lambda *_: time.sleep(100))
     monkeypatch.setattr(strategy_check, "LIMIT_S", 6.0)
     assert checked(Words(), words(), "dp2").words == "not checked: it took longer than 6 s"
 
 
 def test_a_missing_gradient_is_a_difference() -> None:
     expected = {"loss": torch.ones(()), "gradient a": torch.ones(3)}
-    assert ranks.first_difference(expected, expected, {}) == ""
-    missing = ranks.first_difference({"loss": torch.ones(())}, expected, {})
+    assert strategy_check.first_difference(expected, expected, {}) == ""
+    missing = strategy_check.first_difference({"loss": torch.ones(())}, expected, {})
     assert missing == "gradient a in a trial run is nothing, in one piece [3]"
-    assert "differs by nan" in ranks.first_difference({**expected, "loss": torch.tensor(torch.nan)}, expected, {})
+    assert "differs by nan" in strategy_check.first_difference(
+        {**expected, "loss": torch.tensor(torch.nan)}, expected, {}
+    )
     moved = {**expected, "loss": torch.tensor(1.01)}
-    assert ranks.first_difference(moved, expected, {"loss": 0.01}) == ""
-    assert "loss in a trial run differs by 0.01, " in ranks.first_difference(moved, expected, {"loss": 1e-4})
+    assert strategy_check.first_difference(moved, expected, {"loss": 0.01}) == ""
+    assert "loss in a trial run differs by 0.01, " in strategy_check.first_difference(moved, expected, {"loss": 1e-4})
 
 
 # -- ops in parts ------------------------------------------------------------------------------------------------------
