@@ -314,11 +314,8 @@ def _bilinear(call: Call) -> list[Letter]:
     letters = einsum(*terms, into=[(call.output, f"{names}z")])
     if bias is None:
         return letters
-    return [summed(one, bias) if one.partial else one for one in letters if not _has(one, weight, 0)]
-
-
-def _has(letter: Letter, slot: Slot, dim: int) -> bool:
-    return any(cut.slot == slot.number and cut.dims == (dim,) for cut in letter.cuts)
+    by_columns = [one for one in letters if any(cut[:2] == (weight.number, (0,)) for cut in one.cuts)]
+    return [summed(one, bias) if one.partial else one for one in letters if one not in by_columns]
 
 
 # -- embeddings --------------------------------------------------------------------------------------------------------

@@ -134,12 +134,8 @@ def _along(call: Call) -> list[Letter]:
     x, dim = call.first(), call["dim"]
     fixed = [-1 if dim is None else dim]
     outputs = [slot for slot in call.outputs if slot is not None]
-    return [_with_outputs(letter, x, outputs) for letter in aligned([x], [x], fixed)] if x.ndim else []
-
-
-def _with_outputs(letter: Letter, x: Slot, outputs: list[Slot]) -> Letter:
-    dim = letter.cuts[0].dims[0]
-    return Letter(letter.size, (Cut(x.number, (dim,)), *(Cut(out.number, (dim,)) for out in outputs)))
+    letters = aligned([x], [x], fixed) if x.ndim else []
+    return [Letter(one.size, tuple(Cut(slot.number, one.cuts[0].dims) for slot in (x, *outputs))) for one in letters]
 
 
 @split_of("_softmax_backward_data")

@@ -17,8 +17,8 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, pointers
 from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import OpGraph
-from graphs.records import EXTENTS, LANE, Phase
-from graphs.transforms.derived import Derived
+from graphs.records import LANE, Phase
+from graphs.transforms.derived import Derived, columns_with
 from graphs.transforms.splitting.exchange import ACCUMULATE
 from graphs.transforms.splitting.op_states import from_inputs
 
@@ -253,15 +253,7 @@ def sequenced(
     except GraphError as error:
         raise MismatchError(f"these sequences of blocks can never be carried out: {error}") from None
     first = barriers.first_op
-    result = replace(
-        derived,
-        graph=graph,
-        origin_ptr=np.concatenate([derived.origin_ptr, derived.origin_ptr[-1] + 1 + np.arange(len(first))]),
-        origins=np.concatenate([derived.origins, derived.origin[first]]),
-        part=np.concatenate([derived.part, derived.part[first]]),
-        micro_batch=np.concatenate([derived.micro_batch, derived.micro_batch[first]]),
-        along=np.concatenate([derived.along, derived.along[first]]),
-    )
+    result = derived.with_more(graph, first)
     before = position[first] * (derived.source.n_ops + 1.0) - 0.5
     return result, frozen(np.concatenate([numbers, before]))
 
@@ -367,37 +359,19 @@ class _Barriers:
         at = np.repeat(start[:-1][row] - ptr[:-1], sizes[row]) + np.arange(ptr[-1])
         extra = len(out) + k
 
-        def grown(values: IntArray, filling: int) -> IntArray:
-            return np.concatenate([values, np.full(k, filling, values.dtype)])
-
+        columns = columns_with(graph, self.first_op)
+        columns["op_names"] = (*graph.op_names, *(f"{BARRIER}.{i}" for i in range(k)))
+        columns["kinds"] = (*graph.kinds, *(BARRIER,) * k)
+        columns["colocation"][n:] = -1
+        columns["split_rows"] = ()
         return replace(
             graph,
-            op_names=(*graph.op_names, *(f"{BARRIER}.{i}" for i in range(k))),
-            kinds=(*graph.kinds, *(BARRIER,) * k),
-            dtypes=(*graph.dtypes, *(graph.dtypes[i] for i in self.first_op.tolist())),
-            modules=(*graph.modules, *(graph.modules[i] for i in self.first_op.tolist())),
-            flops=np.concatenate([graph.flops, np.zeros(k)]),
-            bytes_moved=np.concatenate([graph.bytes_moved, np.zeros(k)]),
-            parameter_bytes=grown(graph.parameter_bytes, 0),
-            gradient_bytes=grown(graph.gradient_bytes, 0),
-            optimizer_bytes=grown(graph.optimizer_bytes, 0),
-            workspace_bytes=grown(graph.workspace_bytes, 0),
-            kernels=grown(graph.kernels, 0),
-            colocation=grown(graph.colocation, -1),
-            phase=np.concatenate([graph.phase, graph.phase[self.first_op]]),
-            forward_of=grown(graph.forward_of, -1),
-            pins=(*graph.pins, *(graph.pins[i] for i in self.first_op.tolist())),
-            time_s=np.concatenate([graph.time_s, np.full((k, len(graph.time_keys)), np.nan)]),
-            fixed_s=np.concatenate([graph.fixed_s, np.zeros((k, len(graph.time_keys)))]),
-            work=grown(graph.work, 0),
-            extents=np.concatenate([graph.extents, np.zeros((k, EXTENTS))]),
-            stream=np.concatenate([graph.stream, graph.stream[self.first_op]]),
+            **columns,
             tensor_producer=producer[row],
             tensor_bytes=np.concatenate([graph.tensor_bytes, np.zeros(extra, np.int64)])[row],
             tensor_in_place=np.concatenate([graph.tensor_in_place, np.zeros(extra, np.bool_)])[row],
             tensor_transfer_s=np.concatenate([graph.tensor_transfer_s, np.full(extra, np.nan)])[row],
             consumer_ptr=ptr,
             consumers=readers[at],
-            split_rows=(),
             states=(),
         )

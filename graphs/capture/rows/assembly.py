@@ -71,14 +71,11 @@ def _spelled(number: int, call: DraftCall, places: Places, counted: Counted) -> 
     seen, letters = letters_of(call.target, call.args, call.kwargs, outputs)
     operands = (*call.inputs, *(out for out in call.outputs if out is not None))
     n_tensors = sum(out is not None for out in call.outputs)
-    if _tensor_count(call) == len(call.inputs) and len(operands) == len(call.inputs) + n_tensors:
+    given = sum(type(leaf) is Layout for leaf in flat((call.args, call.kwargs)))
+    if given == len(call.inputs) and len(operands) == len(call.inputs) + n_tensors:
         if seen is not None:
             letters = counted.letters(call, seen, places.letters(call, seen, letters))
         yield from _spelled_all(number, letters, operands, tuple(one.root for one in call.written))
-
-
-def _tensor_count(call: DraftCall) -> int:
-    return sum(type(leaf) is Layout for leaf in flat((call.args, call.kwargs)))
 
 
 def _spelled_all(

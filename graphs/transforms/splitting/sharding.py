@@ -178,10 +178,6 @@ def _has_own_figure(kind: str) -> bool:
     return facts.has_statistics or facts.is_label_loss
 
 
-def _family(word: str) -> int:
-    return OWN_FAMILY.index(word) if word in OWN_FAMILY else len(OWN_FAMILY)
-
-
 def with_whole_tables(row: SplitRow, n_read: int) -> SplitRow:
     """A row that cuts a slice of a table, and so the table again and again, or a table by words, reads all of it.
 
@@ -204,7 +200,8 @@ def code(part: Part, word: str) -> int:
     if isinstance(part, ByGroups):
         return _BY_GROUPS + part.dim
     if isinstance(part, Shard):
-        return 2 + part.dim * (len(OWN_FAMILY) + 1) + _family(word) + (part.blocks - 1) * _MOST_CODES
+        family = OWN_FAMILY.index(word) if word in OWN_FAMILY else len(OWN_FAMILY)
+        return 2 + part.dim * (len(OWN_FAMILY) + 1) + family + (part.blocks - 1) * _MOST_CODES
     return SUM if isinstance(part, Partial) else WHOLE
 
 
