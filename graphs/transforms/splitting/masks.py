@@ -9,8 +9,9 @@ import numpy as np
 from graphs.arrays import BoolArray, per_graph
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
+from graphs.transforms.splitting.cuts import SUM, WHOLE, Sharding
 from graphs.transforms.splitting.op_states import states_of
-from graphs.transforms.splitting.sharding import SUM, WHOLE, Sharding, shard
+from graphs.transforms.splitting.sharding import shard
 
 _REAL = ("float", "bfloat", "complex")
 

@@ -27,8 +27,8 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.records import ATTENTIONS, LANE, Work
 from graphs.rows import Shard
 from graphs.transforms.derived import Collective, Exchanged
+from graphs.transforms.splitting.cuts import Sharding, differs
 from graphs.transforms.splitting.ring_rows import SEQUENCE, turned
-from graphs.transforms.splitting.sharding import Sharding, differs
 
 if TYPE_CHECKING:
     from graphs.transforms.splitting.copies import Copies

@@ -19,12 +19,12 @@ from graphs.op_kinds import shape_readers
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.derived import Derived, MeshAxis
 from graphs.transforms.splitting.copies import Copies
+from graphs.transforms.splitting.cuts import IN_TIME, SUM, Axis, Sharding, differing
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
 from graphs.transforms.splitting.masks import in_time
 from graphs.transforms.splitting.rings import Rings
-from graphs.transforms.splitting.sharding import IN_TIME, SUM, Axis, Sharding, differing
 from graphs.transforms.splitting.synchronised import give_sums, synchronise
 from graphs.transforms.splitting.zero import Storage, Zero
 
