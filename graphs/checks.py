@@ -1,4 +1,4 @@
-"""Checks of `OpGraph`, and the sentence for each rule that is broken."""
+"""Columns of `OpGraph` from records, its checks, and the sentence for each rule that is broken."""
 
 from __future__ import annotations
 

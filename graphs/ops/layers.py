@@ -84,7 +84,13 @@ def _convolution_work(call: Arguments) -> WorkFacts:
 
 
 def _unfolded(call: Arguments, places: Sequence[int]) -> WorkFacts:
-    """A convolution as a product: a row for each place of each sample, which are given as [N, channels, ...]."""
+    """A convolution as a product of unfolded windows and filters: a row for each place of each sample.
+
+    Source: Chellapilla, Puri and Simard 2006, "High performance convolutional neural networks for document processing".
+
+    Args:
+        places: [N, channels, ...].
+    """
     weight, groups = call["weight"].shape, int(call.get("groups") or 1)
     filters, rows = math.prod(weight[2:]), places[0] * math.prod(places[2:])
     if call.get("transposed"):  # whose filters are in the columns

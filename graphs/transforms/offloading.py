@@ -1,4 +1,4 @@
-"""`offloaded`: updates and the state of the optimizer in the memory of the host (ZeRO-Offload).
+"""Offloading to hosts: updates and the state of the optimizer (ZeRO-Offload), and activations.
 
 Gradients go from each device to the CPU of its host, which keeps the state and does the update; what was updated comes
 back (J. Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", USENIX ATC 2021). The device keeps its
@@ -115,6 +115,11 @@ def _state_bytes(derived: Derived, before: OpGraph, updates: IntArray) -> IntArr
 
 
 # -- Activations ----------------------------------------------------------------------------------------------------
+# `with_hosted_activations`: what the forward pass keeps for the backward pass waits in the memory of the host.
+#
+# A tensor leaves its device when it is there, and comes back one block before it is needed, over the links to the host
+# (vDNN: M. Rhu et al., "vDNN: Virtualized deep neural networks for scalable, memory-efficient neural network design",
+# MICRO 2016; as `torch.autograd.graph.save_on_cpu` has it). Forward ops that read it still find it on the device.
 
 
 HOSTED = "offload.hosted"  # kind of the op with which tensors are on the host, and from which the device has them back

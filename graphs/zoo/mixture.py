@@ -1,7 +1,7 @@
-"""A causal transformer whose feed-forward networks are mixtures of experts, each expert a branch of its own.
+"""Mixtures of experts: a causal transformer whose experts are branches of their own, and DeepSeek-V2-Lite.
 
-Paper: D. Lepikhin et al., "GShard: scaling giant models with conditional computation and automatic sharding", 2021,
-section 2.2 and algorithm 1: top-2 gating within groups of tokens, each expert with a fixed capacity, dispatch and
+Paper of the first: D. Lepikhin et al., "GShard: scaling giant models with conditional computation and automatic
+sharding", 2021, section 2.2 and algorithm 1: top-2 gating within groups of tokens, each expert with a fixed capacity, dispatch and
 combination as matrix products, so that every shape is static. Here every layer is a mixture, a group is one sequence,
 and the second expert is not dropped at random. The sizes are ours: 8 layers of width 1024 with 8 experts of 4096. At
 that size an expert takes 34 GFLOP per step for 8 MiB of tokens in and as many out, so that placing it pays.
@@ -175,6 +175,13 @@ def transformer_moe(small: bool, batch_size: int | None) -> ZooModel:
 
 
 # -- DeepSeek -------------------------------------------------------------------------------------------------------
+# DeepSeek-V2-Lite: many small experts, two that all tokens share, and attention from compressed keys and values.
+#
+# Papers: DeepSeek-AI, "DeepSeek-V2: a strong, economical, and efficient mixture-of-experts language model", 2024,
+# arXiv:2405.04434: section 2.1 (multi-head latent attention, decoupled rotary keys), section 2.2 (shared experts, and
+# tokens dropped at a capacity factor of 1 in training), appendix B (sizes); D. Dai et al., "DeepSeekMoE", 2024,
+# arXiv:2401.06066, for the shared experts. Each expert has seats for an even share of each sequence's requests, so that
+# every shape is static. Values are padded to the width of keys, as FlashAttention-2 wants them.
 
 
 @dataclass(frozen=True)

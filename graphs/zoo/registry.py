@@ -1,4 +1,4 @@
-"""The registry of the zoo, and `build`, which makes a model from its name."""
+"""The registry of the zoo: `ModelSpec` describes a model, `build` makes it from its name, ready to capture."""
 
 from __future__ import annotations
 

@@ -368,6 +368,11 @@ def _whole_bytes(call: DraftCall | None, inputs: tuple[Operand, ...], is_split: 
 
 
 # -- Rules of DTensor -----------------------------------------------------------------------------------------------
+# The one place that reads the rules of torch's DTensor, which are private to it.
+#
+# Used where we have no rule of our own. A rule of DTensor is a function from a call's shapes to lists of placements,
+# results first; each list is one letter. Checked by `tests/graphs/rows/test_rows.py`, which fails when torch moves
+# them.
 
 
 # Rules that computing with numbers has shown to be wrong, and why.

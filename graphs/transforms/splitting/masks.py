@@ -1,4 +1,4 @@
-"""Masks and positions of all samples: made of integer arguments alone, so each micro-batch may read those of all."""
+"""What is done once for all samples: masks and positions, made of integers alone, and ops over pairs of samples."""
 
 from __future__ import annotations
 
