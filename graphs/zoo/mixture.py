@@ -1,10 +1,10 @@
 """Mixtures of experts: a causal transformer whose experts are branches of their own, and DeepSeek-V2-Lite.
 
 Paper of the first: D. Lepikhin et al., "GShard: scaling giant models with conditional computation and automatic
-sharding", 2021, section 2.2 and algorithm 1: top-2 gating within groups of tokens, each expert with a fixed capacity, dispatch and
-combination as matrix products, so that every shape is static. Here every layer is a mixture, a group is one sequence,
-and the second expert is not dropped at random. The sizes are ours: 8 layers of width 1024 with 8 experts of 4096. At
-that size an expert takes 34 GFLOP per step for 8 MiB of tokens in and as many out, so that placing it pays.
+sharding", 2021, section 2.2 and algorithm 1: top-2 gating within groups of tokens, each expert with a fixed capacity,
+dispatch and combination as matrix products, so that every shape is static. Here every layer is a mixture, a group is
+one sequence, and the second expert is not dropped at random. The sizes are ours: 8 layers of width 1024 with 8 experts
+of 4096. At that size an expert takes 34 GFLOP per step for 8 MiB of tokens in and as many out, so that placing it pays.
 """
 
 from __future__ import annotations
