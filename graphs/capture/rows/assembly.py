@@ -14,9 +14,9 @@ from graphs.capture.drafts import DraftCall, DraftRow, Drafts, Operand, Root
 from graphs.capture.rows.dispatch import Counted, Places, add_group_rows
 from graphs.capture.rows.naming import Dimensions, Elsewhere, MemoryCut, Spelled, digits, part_of
 from graphs.capture.trace import PARAMETER, Layout, flat
-from graphs.ops import operator
 from graphs.ops.letters import Call, Cut, Letter, Slot, aligned
 from graphs.ops.products import linear_letters
+from graphs.ops.table import operator
 from graphs.rows import OWN_FAMILY, Part, Partial, Replicate, Shard
 
 

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from graphs.arrays import FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.records import ATTENTIONS, LANE, Work
-from graphs.rows import Shard
+from graphs.rows import SEQUENCE, Shard
 from graphs.transforms.derived import Collective, Exchanged
 from graphs.transforms.splitting.cuts import Sharding, differs
-from graphs.transforms.splitting.ring_rows import SEQUENCE, turned
+from graphs.transforms.splitting.ring_rows import turned
 
 if TYPE_CHECKING:
     from graphs.transforms.splitting.copies import Copies

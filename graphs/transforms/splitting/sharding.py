@@ -20,7 +20,7 @@ from graphs.arrays import BoolArray, FloatArray
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.records import Work
-from graphs.rows import OWN_FAMILY, ByGroups, Shard, SplitRow
+from graphs.rows import OWN_FAMILY, SEQUENCE, ByGroups, Shard, SplitRow
 from graphs.transforms.splitting.choices import Choice, Costs, choice_of
 from graphs.transforms.splitting.cuts import (
     EXPERTS,
@@ -35,7 +35,7 @@ from graphs.transforms.splitting.cuts import (
     with_whole_tables,
 )
 from graphs.transforms.splitting.op_states import normalised, reduced_by_readers, states_of, where
-from graphs.transforms.splitting.ring_rows import SEQUENCE, in_ring, turned
+from graphs.transforms.splitting.ring_rows import in_ring, turned
 from graphs.transforms.splitting.storage_ops import gradient_casts, sums_of_uses, weight_casts
 
 

@@ -8,14 +8,14 @@ import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, numbered, sums
 from graphs.errors import GraphError, UnknownNameError
-from graphs.op_kinds import ATTENTION, KernelRole, base_name, item_bytes, role_of
+from graphs.op_kinds import ATTENTION, KernelRole, base_name, role_of
 from graphs.opgraph import OpGraph
 from graphs.origin import COMPILED, EAGER, STACKS, with_step_of
 from graphs.records import Phase
 from graphs.transforms.coarsen.contraction import contract
 from graphs.transforms.derived import Derived
 from graphs.transforms.stacks.compiled import compiled_kernels
-from graphs.transforms.stacks.facts import FUSIBLE, KernelFacts, read_bytes
+from graphs.transforms.stacks.facts import FUSIBLE, KernelFacts, item_bytes, read_bytes
 from graphs.transforms.stacks.handmade import handmade_kernels
 
 # Bytes and launches of ops that share kernels: each member's part of what its kernel reads, writes and launches.
