@@ -13,6 +13,7 @@ import json
 import zlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import prod
+from types import GenericAlias
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,8 @@ def unpack_repeated(packed: Any, count: int, what: str, hint: Any) -> tuple[Any,
     Args:
         hint: annotation of a value, by which `graphs.codec` reads it.
     """
-    found = values_of({"table": Sequence[hint], "codes": str}, packed, what, GraphFileError, ("table", "codes"))
+    hints = {"table": GenericAlias(tuple, (hint, ...)), "codes": str}
+    found = values_of(hints, packed, what, GraphFileError, ("table", "codes"))
     table, codes = found["table"], unpack_whole(found["codes"], count, what)
     if ((codes < 0) | (codes >= len(table))).any():
         raise GraphFileError(f"{what} has a code beyond its table of {len(table)}; save it again.")
