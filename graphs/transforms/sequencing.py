@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, pointers
+from graphs.arrays import BoolArray, FloatArray, IntArray, frozen
 from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import OpGraph
 from graphs.records import LANE, Phase
-from graphs.transforms.derived import Derived, columns_with
+from graphs.transforms.derived import Derived, columns_with, rewired
 from graphs.transforms.splitting.exchange import ACCUMULATE
 from graphs.transforms.splitting.op_states import from_inputs
 
@@ -347,31 +347,24 @@ class _Barriers:
         """The graph with the barriers as its last ops. Rows and states are left out: what is in order is split."""
         n, k = graph.n_ops, len(self.first_op)
         (out, waiting), (into, opening) = self.waits_for, self.lets_begin
-        by_barrier = np.lexsort((into, opening))
-        producer = np.concatenate([graph.tensor_producer, out, n + np.arange(k)])
-        row = np.argsort(producer, kind="stable")
-        sizes = np.concatenate(
-            [np.diff(graph.consumer_ptr), np.ones(len(out), np.int64), np.bincount(opening, None, k)]
-        )
-        readers = np.concatenate([graph.consumers, n + waiting, into[by_barrier]])
-        start = pointers(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
-        ptr = np.concatenate([[0], np.cumsum(sizes[row])])
-        at = np.repeat(start[:-1][row] - ptr[:-1], sizes[row]) + np.arange(ptr[-1])
-        extra = len(out) + k
-
+        extra = len(out) + k  # tensors of no bytes: from what barriers wait for, then from the barriers
+        tensors = [
+            (graph.tensor_producer, graph.tensor_bytes, graph.tensor_in_place, graph.tensor_transfer_s),
+            (
+                np.concatenate([out, n + np.arange(k)]),
+                np.zeros(extra, dtype=np.int64),
+                np.zeros(extra, dtype=np.bool_),
+                np.full(extra, np.nan),
+            ),
+        ]
+        edges = [
+            (graph.edge_list[2], graph.consumers),
+            (graph.n_tensors + np.arange(len(out)), n + waiting),
+            (graph.n_tensors + len(out) + opening, into),
+        ]
         columns = columns_with(graph, self.first_op)
         columns["op_names"] = (*graph.op_names, *(f"{BARRIER}.{i}" for i in range(k)))
         columns["kinds"] = (*graph.kinds, *(BARRIER,) * k)
         columns["colocation"][n:] = -1
         columns["split_rows"] = ()
-        return replace(
-            graph,
-            **columns,
-            tensor_producer=producer[row],
-            tensor_bytes=np.concatenate([graph.tensor_bytes, np.zeros(extra, np.int64)])[row],
-            tensor_in_place=np.concatenate([graph.tensor_in_place, np.zeros(extra, np.bool_)])[row],
-            tensor_transfer_s=np.concatenate([graph.tensor_transfer_s, np.full(extra, np.nan)])[row],
-            consumer_ptr=ptr,
-            consumers=readers[at],
-            states=(),
-        )
+        return replace(graph, **columns, **rewired(tensors, edges, np.arange(n + k)), states=())
