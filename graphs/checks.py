@@ -189,9 +189,6 @@ def lookup(index: Mapping[str, int], name: str, role: str) -> int:
     return index[name]
 
 
-# -- Columns from records -------------------------------------------------------------------------------------------
-
-
 FEW_KEYS = 64  # of measured times: any number of ops may have that many
 TIMES_LIMIT = 10**7  # measured times of a graph with more keys: one for each op and key, measured or not
 

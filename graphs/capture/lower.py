@@ -392,9 +392,6 @@ def _moved_bytes(
     return float(total)
 
 
-# -- Updates --------------------------------------------------------------------------------------------------------
-
-
 def optimizer_named(name: str) -> Optimizer:
     """Raises: UnknownNameError."""
     if not isinstance(name, str) or name not in OPTIMIZERS:  # torch.optim.Adam itself, say

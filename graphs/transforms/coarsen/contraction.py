@@ -237,9 +237,6 @@ def _workspace(graph: OpGraph, group_of: IntArray, n: int) -> IntArray:
     return np.array(peak, dtype=np.int64)
 
 
-# -- Merging by rule ------------------------------------------------------------------------------------------------
-
-
 def fuse_chains(graph: OpGraph) -> Derived:
     """Merge every op into its only input op where it is that op's only reader.
 

@@ -60,9 +60,6 @@ def of_integer_inputs(graph: OpGraph) -> BoolArray:
     return np.array(found, dtype=np.bool_)
 
 
-# -- Joint rows -----------------------------------------------------------------------------------------------------
-
-
 def in_time(graph: OpGraph, chunks: Sharding) -> Sharding:
     """A cut into micro-batches, but for what is done once for all of them; so are updates."""
     once = joint_ops(graph, chunks)

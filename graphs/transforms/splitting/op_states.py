@@ -59,9 +59,6 @@ def where(graph: OpGraph, patterns: tuple[str, ...]) -> BoolArray:
     return np.array([known[module] for module in graph.modules], dtype=np.bool_)
 
 
-# -- Dimensions that norms read -------------------------------------------------------------------------------------
-
-
 _Dimension = tuple[int, int]  # of a tensor, by its number among those that an op reads or writes, and the dimension
 
 

@@ -159,9 +159,6 @@ def _is_matrix(graph: OpGraph, op: int) -> bool:
     return max(dims, default=0) == 1
 
 
-# -- Kernels merged -------------------------------------------------------------------------------------------------
-
-
 class Groups:
     """A partition of the ops of a graph whose contraction stays acyclic.
 
