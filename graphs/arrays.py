@@ -86,9 +86,6 @@ def nearly_least(values: Sequence[float], slack: float = 1e-9) -> list[int]:
     return [k for k, value in enumerate(values) if value <= least * (1 + slack)]
 
 
-# -- Found once for each graph --------------------------------------------------------------------------------------
-
-
 Found = TypeVar("Found")
 
 _KEPT = "_found"  # attribute of a graph, beside its cached properties

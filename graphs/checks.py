@@ -1,4 +1,4 @@
-"""Checks of `OpGraph`, and the sentence for each rule that is broken."""
+"""Columns of `OpGraph` from records, its checks, and the sentence for each rule that is broken."""
 
 from __future__ import annotations
 
@@ -187,9 +187,6 @@ def lookup(index: Mapping[str, int], name: str, role: str) -> int:
     if name not in index:
         raise GraphError(f"{role} is {name!r}, but the graph has no op of that name; add the op or drop the edge.")
     return index[name]
-
-
-# -- Columns from records -------------------------------------------------------------------------------------------
 
 
 FEW_KEYS = 64  # of measured times: any number of ops may have that many

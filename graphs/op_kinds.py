@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphs.recipes import UPDATE_KIND, number_bytes
-
 if TYPE_CHECKING:
     from graphs.arrays import BoolArray
 
@@ -177,7 +175,7 @@ ATTENTION = frozenset({"scaled_dot_product_attention"})  # made of several opera
 # Copies that mostly change the order in memory: the next one to read does not meet the elements in order.
 COPIES = frozenset({"clone", "contiguous", "copy", "flatten", "permute_copy", "reshape"})
 # Truth values, of one byte each, whatever the op computes with.
-_TRUTHS = frozenset({
+TRUTHS = frozenset({
     "all", "any", "eq", "ge", "gt", "isfinite", "isinf", "isnan", "le", "logical_and", "logical_not", "logical_or",
     "logical_xor", "lt", "ne",
 })
@@ -205,12 +203,7 @@ _ROLES = (
 @cache
 def role_of(kind: str) -> KernelRole:
     """The role that a kind has where it launches anything."""
-    if kind.startswith(UPDATE_KIND):
+    if kind.startswith("optimizer."):
         return KernelRole.UPDATE
     name = base_name(kind)
     return next((role for names, role in _ROLES if name in names), KernelRole.LIBRARY)
-
-
-def item_bytes(kind: str, dtype: str) -> int:
-    """Bytes of one element of what an op writes."""
-    return 1 if base_name(kind) in _TRUTHS else number_bytes(dtype)

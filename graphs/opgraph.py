@@ -51,6 +51,13 @@ _SCORED_IF_ANY = ("fixed_s", "work", "extents", "stream")
 _DESCRIBED = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "tensor_bytes", "tensor_in_place")
 
 
+# Columns by op that hold fields of `Op` as they are.
+_TEXTS = {"op_names": "name", "kinds": "kind", "dtypes": "dtype", "modules": "module"}
+_LISTS = ("pins", "split_rows")
+_AMOUNTS = ("flops", "bytes_moved")
+_COUNTS = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "workspace_bytes", "kernels")
+
+
 @dataclass(frozen=True, eq=False)
 class OpGraph:
     """A frozen computation graph. Build it with `OpGraph.build`, `from_networkx`, a reader or `capture`.
@@ -169,23 +176,19 @@ class OpGraph:
         time_keys, time_s, fixed_s = times(ops, name)
         work, extents, stream = facts(ops)
         parts = any(op.gradient_bytes or op.optimizer_bytes for op in ops)
+        columns: dict[str, Any] = {key: tuple(getattr(op, field) for op in ops) for key, field in _TEXTS.items()}
+        columns |= {key: tuple(tuple(getattr(op, key)) for op in ops) for key in _LISTS}
+        columns |= {key: amounts(index, [getattr(op, key) for op in ops], key) for key in _AMOUNTS}
+        columns |= {
+            key: counts(index, [getattr(op, key) for op in ops], kept_name(parts) if key == "parameter_bytes" else key)
+            for key in _COUNTS
+        }
         return OpGraph(
             name=name,
-            op_names=tuple(op.name for op in ops),
-            kinds=tuple(op.kind for op in ops),
-            dtypes=tuple(op.dtype for op in ops),
-            modules=tuple(op.module for op in ops),
-            flops=amounts(index, [op.flops for op in ops], "flops"),
-            bytes_moved=amounts(index, [op.bytes_moved for op in ops], "bytes_moved"),
-            parameter_bytes=counts(index, [op.parameter_bytes for op in ops], kept_name(parts)),
-            gradient_bytes=counts(index, [op.gradient_bytes for op in ops], "gradient_bytes"),
-            optimizer_bytes=counts(index, [op.optimizer_bytes for op in ops], "optimizer_bytes"),
-            workspace_bytes=counts(index, [op.workspace_bytes for op in ops], "workspace_bytes"),
-            kernels=counts(index, [op.kernels for op in ops], "kernels"),
+            **columns,
             colocation=np.array(group, dtype=np.int64),
             phase=np.array([int(op.phase) for op in ops], dtype=np.int64),
             forward_of=np.array(mirrored, dtype=np.int64),
-            pins=tuple(tuple(op.pins) for op in ops),
             time_keys=time_keys,
             time_s=time_s,
             tensor_producer=np.array([index[maker] for maker in makers], dtype=np.int64),
@@ -194,7 +197,6 @@ class OpGraph:
             tensor_transfer_s=transfer_times(listed),
             consumer_ptr=np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]).astype(np.int64),
             consumers=np.array([c for row in rows for c in row], dtype=np.int64),
-            split_rows=tuple(tuple(op.split_rows) for op in ops),
             states=tuple(states),
             origin=origin,
             fixed_s=fixed_s,
@@ -206,46 +208,25 @@ class OpGraph:
     def records(self) -> tuple[list[Op], list[Tensor]]:
         """Its `Op` and `Tensor` records: ``OpGraph.build(*g.records(), g.name, g.origin, g.states)`` equals ``g``."""
         # Lists: reading numpy arrays one number at a time takes three times as long.
-        columns = (self.flops, self.bytes_moved, self.workspace_bytes, self.kernels)
-        flops, moved, workspace, kernels = (column.tolist() for column in columns)
-        parts = (self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes)
-        parameters, gradients, states = (column.tolist() for column in parts)
-        group, forward_of, phase = self.colocation.tolist(), self.forward_of.tolist(), self.phase.tolist()
-        known_s = [
-            {key: seconds for key, seconds in zip(self.time_keys, row, strict=True) if seconds == seconds}
-            for row in self.time_s.tolist()
-        ]
-        fixed = [
-            {key: seconds for key, seconds in zip(self.time_keys, row, strict=True) if seconds}
-            for row in self.fixed_s.tolist()
-        ]
-        work, extents, stream = self.work.tolist(), self.extents.tolist(), self.stream.tolist()
-        ops = [
-            Op(
-                name=name,
-                kind=self.kinds[i],
-                flops=flops[i],
-                bytes_moved=moved[i],
-                workspace_bytes=workspace[i],
-                kernels=kernels[i],
-                colocation=None if group[i] < 0 else group[i],
-                phase=Phase(phase[i]),
-                forward_of=None if forward_of[i] < 0 else self.op_names[forward_of[i]],
-                dtype=self.dtypes[i],
-                module=self.modules[i],
-                pins=self.pins[i],
-                time_s=known_s[i],
-                fixed_s=fixed[i],
-                parameter_bytes=parameters[i],
-                gradient_bytes=gradients[i],
-                optimizer_bytes=states[i],
-                split_rows=self.split_rows[i],
-                work=Work(work[i]),
-                extents=tuple(extents[i]),
-                stream=stream[i],
-            )
-            for i, name in enumerate(self.op_names)
-        ]
+        columns: dict[str, Iterable[Any]] = {field: getattr(self, key) for key, field in _TEXTS.items()}
+        columns |= {key: getattr(self, key) for key in _LISTS}
+        columns |= {key: getattr(self, key).tolist() for key in (*_AMOUNTS, *_COUNTS, "stream")}
+        columns |= {
+            "colocation": (None if group < 0 else group for group in self.colocation.tolist()),
+            "phase": map(Phase, self.phase.tolist()),
+            "forward_of": (None if op < 0 else self.op_names[op] for op in self.forward_of.tolist()),
+            "time_s": (
+                {key: seconds for key, seconds in zip(self.time_keys, row, strict=True) if seconds == seconds}
+                for row in self.time_s.tolist()
+            ),
+            "fixed_s": (
+                {key: seconds for key, seconds in zip(self.time_keys, row, strict=True) if seconds}
+                for row in self.fixed_s.tolist()
+            ),
+            "work": map(Work, self.work.tolist()),
+            "extents": map(tuple, self.extents.tolist()),
+        }
+        ops = [Op(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
         readers = [self.op_names[c] for c in self.consumers.tolist()]
         ptr, transfer_s = self.consumer_ptr.tolist(), self.tensor_transfer_s.tolist()
         in_place = self.tensor_in_place.tolist()

@@ -11,13 +11,16 @@ import base64
 import binascii
 import json
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from math import prod
+from types import GenericAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graphs.arrays import FloatArray, IntArray
+from graphs.codec import plain, values_of
 from graphs.errors import GraphFileError
 from graphs.opgraph import OpGraph
 from graphs.origin import Origin
@@ -31,13 +34,11 @@ _WHOLE = (
     *("parameter_bytes", "gradient_bytes", "optimizer_bytes", "workspace_bytes", "kernels", "colocation", "phase"),
     *("forward_of", "work", "stream"),
 )
-_TEXTS = ("kinds", "dtypes", "modules")
-_LISTS = ("pins", "split_rows")
+_REPEATED = {"kinds": str, "dtypes": str, "modules": str, "pins": tuple[str, ...], "split_rows": tuple[SplitRow, ...]}
 _OF_TENSORS = ("tensor_producer", "tensor_bytes", "tensor_in_place")
 _REAL = ("flops", "bytes_moved", "time_s", "fixed_s", "extents", "tensor_transfer_s")
 _REST = ("op_names", "readers", "consumers")
-COLUMNS = (*_REST, *_WHOLE, *_TEXTS, *_LISTS, *_OF_TENSORS, *_REAL)
-_Value = TypeVar("_Value", bound=Hashable)
+COLUMNS = (*_REST, *_WHOLE, *_REPEATED, *_OF_TENSORS, *_REAL)
 
 
 # -- columns ----------------------------------------------------------------------------------------------------
@@ -59,11 +60,11 @@ def pack_texts(values: Sequence[str]) -> str:
     return _deflated(json.dumps(values).encode())
 
 
-def pack_repeated(values: Iterable[_Value], encode: Callable[[_Value], Any] = lambda value: value) -> dict[str, Any]:
-    """Values of which many are equal: each once, as `encode` writes it for JSON, and its number for every entry."""
-    number: dict[_Value, int] = {}
+def pack_repeated(values: Iterable[Hashable]) -> dict[str, Any]:
+    """Values of which many are equal: each once, as JSON has it, and its number for every entry."""
+    number: dict[Hashable, int] = {}
     codes = [number.setdefault(value, len(number)) for value in values]
-    return {"table": [encode(value) for value in number], "codes": pack_whole(np.array(codes, dtype=np.int64))}
+    return {"table": [plain(value) for value in number], "codes": pack_whole(np.array(codes, dtype=np.int64))}
 
 
 def unpack_whole(text: Any, count: int, what: str) -> IntArray:
@@ -95,21 +96,17 @@ def unpack_texts(text: Any, what: str) -> tuple[str, ...]:
     return tuple(values)
 
 
-def unpack_repeated(packed: Any, count: int, what: str, decode: Callable[[Any], _Value]) -> tuple[_Value, ...]:
+def unpack_repeated(packed: Any, count: int, what: str, hint: Any) -> tuple[Any, ...]:
     """`count` values, the inverse of `pack_repeated`; equal ones are one object. Errors as of `unpack_whole`.
 
     Args:
-        decode: the inverse of `encode`; it raises TypeError for what is none of its kind.
+        hint: annotation of a value, by which `graphs.codec` reads it.
     """
-    if not isinstance(packed, dict) or packed.keys() != {"table", "codes"} or not isinstance(packed["table"], list):
-        raise GraphFileError(f"{what} is no object with a table and codes; save it again.")
-    codes = unpack_whole(packed["codes"], count, what)
-    if ((codes < 0) | (codes >= len(packed["table"]))).any():
-        raise GraphFileError(f"{what} has a code beyond its table of {len(packed['table'])}; save it again.")
-    try:
-        table = [decode(value) for value in packed["table"]]
-    except TypeError:
-        raise GraphFileError(f"{what} has something else in its table than expected; save it again.") from None
+    hints = {"table": GenericAlias(tuple, (hint, ...)), "codes": str}
+    found = values_of(hints, packed, what, GraphFileError, ("table", "codes"))
+    table, codes = found["table"], unpack_whole(found["codes"], count, what)
+    if ((codes < 0) | (codes >= len(table))).any():
+        raise GraphFileError(f"{what} has a code beyond its table of {len(table)}; save it again.")
     return tuple(table[code] for code in codes.tolist())
 
 
@@ -141,11 +138,6 @@ def _numbers(text: Any, count: int, what: str, kind: str) -> NDArray[Any]:
 
 def packed_columns(graph: OpGraph) -> dict[str, Any]:
     """All of a graph but its name, origin and states, JSON-ready: its numbers of things and its columns."""
-    texts = {key: pack_repeated(getattr(graph, key)) for key in _TEXTS}
-    lists = {
-        "pins": pack_repeated(graph.pins, list),
-        "split_rows": pack_repeated(graph.split_rows, lambda rows: [str(row) for row in rows]),
-    }
     whole = {key: pack_whole(getattr(graph, key)) for key in (*_WHOLE, *_OF_TENSORS, "consumers")}
     return {
         "ops": graph.n_ops,
@@ -156,8 +148,7 @@ def packed_columns(graph: OpGraph) -> dict[str, Any]:
             "op_names": pack_texts(graph.op_names),
             "readers": pack_whole(np.diff(graph.consumer_ptr)),
             **whole,
-            **texts,
-            **lists,
+            **{key: pack_repeated(getattr(graph, key)) for key in _REPEATED},
             **{key: pack_real(getattr(graph, key)) for key in _REAL},
         },
     }
@@ -182,29 +173,24 @@ def graph_from_columns(packed: Mapping[str, Any], name: str, origin: Origin, sta
     readers = unpack_whole(columns["readers"], m, "readers")
     if (readers < 0).any() or int(readers.sum()) != e:
         raise GraphFileError(f"readers add up to {readers.sum()}; expected {e}, none below 0.")
-    in_place = unpack_whole(columns["tensor_in_place"], m, "tensor_in_place")
-    of_ops: dict[str, Any] = {key: unpack_whole(columns[key], n, key) for key in _WHOLE}
-    of_ops |= {key: unpack_repeated(columns[key], n, key, _text) for key in _TEXTS}
+    k = len(keys)
+    real = {"time_s": (n, k), "fixed_s": (n, k), "extents": (n, EXTENTS), "tensor_transfer_s": (m,)}
+    found: dict[str, Any] = {key: unpack_whole(columns[key], n, key) for key in _WHOLE}
+    found |= {key: unpack_whole(columns[key], m, key) for key in _OF_TENSORS}
+    found |= {key: unpack_repeated(columns[key], n, key, hint) for key, hint in _REPEATED.items()}
+    for key in _REAL:
+        shape = real.get(key, (n,))
+        found[key] = unpack_real(columns[key], prod(shape), key).reshape(shape)
+    found["tensor_in_place"] = found["tensor_in_place"].astype(np.bool_)
     return OpGraph(
         name=name,
         op_names=names,
-        **of_ops,
-        flops=unpack_real(columns["flops"], n, "flops"),
-        bytes_moved=unpack_real(columns["bytes_moved"], n, "bytes_moved"),
-        pins=unpack_repeated(columns["pins"], n, "pins", _texts),
         time_keys=tuple(keys),
-        time_s=unpack_real(columns["time_s"], n * len(keys), "time_s").reshape(n, len(keys)),
-        fixed_s=unpack_real(columns["fixed_s"], n * len(keys), "fixed_s").reshape(n, len(keys)),
-        extents=unpack_real(columns["extents"], n * EXTENTS, "extents").reshape(n, EXTENTS),
-        tensor_producer=unpack_whole(columns["tensor_producer"], m, "tensor_producer"),
-        tensor_bytes=unpack_whole(columns["tensor_bytes"], m, "tensor_bytes"),
-        tensor_in_place=in_place.astype(np.bool_),
-        tensor_transfer_s=unpack_real(columns["tensor_transfer_s"], m, "tensor_transfer_s"),
         consumer_ptr=np.concatenate([[0], np.cumsum(readers)]).astype(np.int64),
         consumers=unpack_whole(columns["consumers"], e, "consumers"),
-        split_rows=unpack_repeated(columns["split_rows"], n, "split_rows", _rows),
         states=tuple(states),
         origin=origin,
+        **found,
     )
 
 
@@ -213,19 +199,3 @@ def _count(packed: Mapping[str, Any], key: str) -> int:
     if type(value) is not int or not 0 <= value <= MOST_NUMBERS:
         raise GraphFileError(f"the graph has {key} = {value!r:.60}; expected a whole number up to {MOST_NUMBERS:,}.")
     return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError
-    return tuple(map(_text, value))
-
-
-def _rows(value: Any) -> tuple[SplitRow, ...]:
-    return tuple(map(SplitRow.parse, _texts(value)))

@@ -16,8 +16,9 @@ from functools import cached_property
 from graphs.errors import GraphError
 from graphs.op_kinds import op_kind
 
+SEQUENCE = "sequence"
 # Cuts of one dimension along these are no cuts along another of them: a flattened dimension holds several.
-OWN_FAMILY = ("batch", "sequence", "height", "width", "depth")
+OWN_FAMILY = ("batch", SEQUENCE, "height", "width", "depth")
 
 _SHARD = re.compile(r"S\((\d{1,3}),(\d{1,18})(?:,(\d{1,18}))?(?:,(\d{1,18}))?\)")
 _GROUPS = re.compile(r"G\((\d{1,3}),(\d{1,18})(?:,(\d{1,6}(?:\.\d{1,18})?))?\)")

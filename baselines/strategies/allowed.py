@@ -17,11 +17,11 @@ from graphs.records import HOST
 from graphs.rows import op_with_statistics
 from graphs.transforms.coverage import unshared
 from graphs.transforms.recomputing import unmatched
+from graphs.transforms.splitting.cuts import Sharding, differing, shares
 from graphs.transforms.splitting.cutting import check_parts
 from graphs.transforms.splitting.masks import of_integer_inputs
 from graphs.transforms.splitting.op_states import from_inputs
 from graphs.transforms.splitting.rings import cuts_causal_attention, is_balanced
-from graphs.transforms.splitting.sharding import Sharding, differing, shares
 from graphs.transforms.splitting.splitter import in_micro_batches
 from graphs.transforms.strategy import ACTIVATIONS, OFFLOADED, Strategy
 

@@ -42,8 +42,8 @@ from graphs.transforms.offloading import HOSTED, HostedTensors, hosted_tensors, 
 from graphs.transforms.sequencing import StageBlock, sequenced
 from graphs.transforms.splitting import Zero, copies_of, split_as
 from graphs.transforms.splitting.copies import Copies
+from graphs.transforms.splitting.cuts import Sharding
 from graphs.transforms.splitting.exchange import ACCUMULATE
-from graphs.transforms.splitting.sharding import Sharding
 from graphs.transforms.strategy import Strategy
 
 _Copied = Mapping[int, Sequence[CopiedIn]]

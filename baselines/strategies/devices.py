@@ -14,7 +14,7 @@ from graphs.arrays import BoolArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.derived import Derived
-from graphs.transforms.splitting.sharding import shares
+from graphs.transforms.splitting.cuts import shares
 from graphs.transforms.strategy import Strategy
 
 

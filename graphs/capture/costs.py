@@ -25,9 +25,7 @@ from graphs.capture.failure import TO_MODULES
 from graphs.capture.on_cuda import cuda_choices
 from graphs.capture.trace import Layout, flat, layouts, tensor_info
 from graphs.errors import CaptureError
-from graphs.ops import operator
-from graphs.ops.attention import attention_extents
-from graphs.ops.table import NO_FACTS, OUTPUT, Arguments, WorkFacts
+from graphs.ops.table import NO_FACTS, OUTPUT, Arguments, WorkFacts, attention_extents, operator
 from graphs.records import Work
 
 aten = torch.ops.aten

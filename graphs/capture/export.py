@@ -43,7 +43,7 @@ def flattened(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, Any]]:
     A wrapper of several results becomes a tuple of nodes. Nodes under autocast keep its arguments in
     ``meta["autocast"]``. The node of a subgraph's own constant is named by its path from the outermost module.
     """
-    if not any(_is_wrapper(node) or _is_view_in_place(node) for node in graph.nodes):
+    if not any(_is_wrapper(n) or torch.Tag.inplace_view in getattr(n.target, "tags", ()) for n in graph.nodes):
         return graph, {node: node for node in graph.nodes}
     result = fx.Graph(owning_module=graph.owning_module)
     into: dict[fx.Node, Any] = {}
@@ -53,10 +53,6 @@ def flattened(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, Any]]:
 
 def _is_wrapper(node: fx.Node) -> bool:
     return node.op == "call_function" and str(node.target).startswith(_WRAPPERS) and len(subgraphs_of(node)) == 1
-
-
-def _is_view_in_place(node: fx.Node) -> bool:
-    return torch.Tag.inplace_view in getattr(node.target, "tags", ())
 
 
 def _copy(source: fx.Graph, target: fx.Graph, into: dict[fx.Node, Any], prefix: str, autocast: Any) -> Any:

@@ -172,7 +172,8 @@ class _Walk:
         roots = [_base(call, i, counted.aliases) for i in range(len(outputs))]
         fresh = [info for info, root in zip(outputs, roots, strict=True) if root is None and info is not None]
         # A view, memory not yet written, a single number made from nothing, or a step counter: no work, no op.
-        is_free = not written and (not fresh or facts.uninitialised or _is_literal(reads, fresh))
+        is_literal = not reads and all(info.layout.n_elements == 1 for info in fresh)
+        is_free = not written and (not fresh or facts.uninitialised or is_literal)
         is_counter = bool(written) and not fresh and all(_is_counter(read) for read in written)
         number = None
         if not is_free and not is_counter:
@@ -355,10 +356,6 @@ def _is_counter(read: _Read) -> bool:
     return read.info.layout.n_elements == 1 and not read.info.layout.dtype.is_floating_point
 
 
-def _is_literal(reads: list[_Read], fresh: list[TensorInfo]) -> bool:
-    return not reads and all(info.layout.n_elements == 1 for info in fresh)
-
-
 def _covers(written: list[_Read]) -> bool:
     return all(read.info is not None and read.info.layout.distinct_bytes >= read.root.size_bytes for read in written)
 
@@ -393,9 +390,6 @@ def _moved_bytes(
             size = min(size, others)
         total += size
     return float(total)
-
-
-# -- Updates --------------------------------------------------------------------------------------------------------
 
 
 def optimizer_named(name: str) -> Optimizer:

@@ -100,9 +100,6 @@ def is_one_kernel(
     return all(width % aligned == 0 for width in widths)
 
 
-# -- As torch.compile traces ----------------------------------------------------------------------------------------
-
-
 _MASKS, _FIND_PACKED = "transformers.masking_utils", "find_packed_sequence_indices"
 _IS_EXPORTING = "is_torchdynamo_exporting"
 # Until then Dynamo takes `torch.compiler.is_exporting()` for true, and transformers leaves no mask out (its

@@ -151,7 +151,8 @@ def program_of(
         names[index].append(name)
         tensor = node.meta.get("val") if state is None else state.tensor
         if tensor is not None:
-            tensor = originals.get(id(tensor), getattr(tensor, "constant", None) if _is_fake(tensor) else tensor)
+            is_fake = isinstance(tensor, FakeTensor) or tensor.is_meta
+            tensor = originals.get(id(tensor), getattr(tensor, "constant", None) if is_fake else tensor)
         if tensor is not None:
             constants[name] = tensor
     users: list[list[int]] = [[] for _ in drafts.states]
@@ -208,7 +209,3 @@ def _tensors(
             table, state = tensor_of[op.outputs[0]], named[op.module]
             tables[table], infos[table] = state, drafts.roots[state].info
     return writes, infos, tuple(root.info for root in drafts.roots), tables
-
-
-def _is_fake(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, FakeTensor) or tensor.is_meta

@@ -10,8 +10,8 @@ import math
 from typing import Any
 
 from graphs.ops.letters import Call, Cut, Letter, Slot
-from graphs.ops.table import Arguments, WorkFacts, flops_of, split_of, work_of
-from graphs.records import Extents, Work
+from graphs.ops.table import Arguments, WorkFacts, attention_extents, flops_of, split_of, work_of
+from graphs.records import Work
 
 _FORWARD = (
     *("scaled_dot_product_attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"),
@@ -84,14 +84,6 @@ def _forward_work(call: Arguments) -> WorkFacts:
 @work_of(*_BACKWARD)
 def _backward_work(call: Arguments) -> WorkFacts:
     return WorkFacts(Work.ATTENTION_BACKWARD, attention_extents(call))
-
-
-def attention_extents(call: Arguments) -> Extents:
-    """Extents for query [..., heads, queries, width] and key [..., heads, keys, width]."""
-    query, key = call["query"].shape, call["key"].shape
-    is_causal = bool(call.get("is_causal")) and query[-2] == key[-2]
-    *before, queries, width = query
-    return (float(math.prod(before)), float(queries), float(key[-2]), float(width), 0.5 if is_causal else 1.0)
 
 
 # torch has formulas for every fused attention but the one it uses on the CPU.

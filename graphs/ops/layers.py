@@ -84,7 +84,13 @@ def _convolution_work(call: Arguments) -> WorkFacts:
 
 
 def _unfolded(call: Arguments, places: Sequence[int]) -> WorkFacts:
-    """A convolution as a product: a row for each place of each sample, which are given as [N, channels, ...]."""
+    """A convolution as a product of unfolded windows and filters: a row for each place of each sample.
+
+    Source: Chellapilla, Puri and Simard 2006, "High performance convolutional neural networks for document processing".
+
+    Args:
+        places: [N, channels, ...].
+    """
     weight, groups = call["weight"].shape, int(call.get("groups") or 1)
     filters, rows = math.prod(weight[2:]), places[0] * math.prod(places[2:])
     if call.get("transposed"):  # whose filters are in the columns
@@ -314,11 +320,8 @@ def _bilinear(call: Call) -> list[Letter]:
     letters = einsum(*terms, into=[(call.output, f"{names}z")])
     if bias is None:
         return letters
-    return [summed(one, bias) if one.partial else one for one in letters if not _has(one, weight, 0)]
-
-
-def _has(letter: Letter, slot: Slot, dim: int) -> bool:
-    return any(cut.slot == slot.number and cut.dims == (dim,) for cut in letter.cuts)
+    by_columns = [one for one in letters if any(cut[:2] == (weight.number, (0,)) for cut in one.cuts)]
+    return [summed(one, bias) if one.partial else one for one in letters if one not in by_columns]
 
 
 # -- embeddings --------------------------------------------------------------------------------------------------------
@@ -349,61 +352,6 @@ def _bags(call: Call) -> list[Letter]:
         return [columns]
     sums = () if is_backward else (bags.number,)
     return [columns, Letter(table.shape[0], (Cut(table.number, (0,)),), sums, "vocabulary")]
-
-
-@split_of("_grouped_mm", "grouped_mm_fallback")
-def _grouped_mm(call: Call) -> list[Letter]:
-    """Rows of x [T, K] meet the matrix of their group in weights [G, K, N]; which rows a group has, offsets say."""
-    x, y = call.inputs[:2]
-    if x.ndim == 2 and y.ndim == 3:
-        return einsum((x, "tk"), (y, ".kj"), into=[(call.output, "tj")])
-    if x.ndim == 2 and y.ndim == 2:  # the weights' gradient
-        return einsum((x, "it"), (y, "tj"), into=[(call.output, ".ij")])
-    return einsum((x, "bik"), (y, "bkj"), into=[(call.output, "bij")]) if x.ndim == y.ndim == 3 else []
-
-
-@split_of("grouped_mm_fallback_backward")
-def _grouped_mm_backward(call: Call) -> list[Letter]:
-    grad, x, y = call.inputs[:3]
-    dx, dy = call.outputs[:2]
-    return einsum((grad, "tj"), (x, "tk"), (y, ".kj"), into=[(dx, "tk"), (dy, ".kj")])
-
-
-@work_of("_grouped_mm", "_scaled_grouped_mm", "grouped_mm_fallback")
-def _grouped_work(call: Arguments) -> WorkFacts:
-    """Rows in groups times one matrix each, or groups of columns times as many groups of rows."""
-    one, other = (
-        (call[key] if key in call else call[name]).shape for key, name in (("self", "input"), ("mat2", "weight"))
-    )
-    ends = call.get("offs")
-    groups = one[0] if len(one) == 3 else other[0] if len(other) == 3 else ends.shape[0]  # type: ignore[union-attr]
-    rows, depth, columns = float(one[-2]), float(one[-1]), float(other[-1])
-    shared = 0.0
-    if len(one) == 2 and len(other) == 2:
-        depth, shared = depth / groups, 3.0
-    elif len(one) == 2:
-        rows /= groups
-    elif len(other) == 2:
-        columns, shared = columns / groups, 2.0
-    return WorkFacts(Work.GROUPED, (float(groups), rows, columns, depth, shared))
-
-
-@work_of("grouped_mm_fallback_backward")
-def _grouped_backward_work(call: Arguments) -> WorkFacts:
-    """Both gradients: the sizes of the forward product."""
-    (rows, columns), (groups, depth, _) = call["grad_output"].shape, call["weight"].shape
-    return WorkFacts(Work.GROUPED, (float(groups), rows / groups, float(columns), float(depth), 0.0))
-
-
-@flops_of("_grouped_mm", "grouped_mm_fallback")
-def _grouped_flops(x: Any, weights: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
-    """Every row of one factor meets one matrix of the other, whichever group it is in."""
-    return 2 * int(x.numel()) * int(weights.shape[-1])
-
-
-@flops_of("grouped_mm_fallback_backward")
-def _grouped_backward_flops(*args: Any, **kwargs: Any) -> int:
-    return 2 * _grouped_flops(*args, **kwargs)
 
 
 # -- recurrence and losses ---------------------------------------------------------------------------------------------

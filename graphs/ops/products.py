@@ -9,7 +9,17 @@ from string import ascii_lowercase
 from typing import Any
 
 from graphs.ops.letters import Call, Cut, Letter, Slot, aligned, einsum, handed_on, summed
-from graphs.ops.table import NO_FACTS, Arguments, WorkFacts, product_work, rows_work, split_of, work_of
+from graphs.ops.table import (
+    NO_FACTS,
+    Arguments,
+    WorkFacts,
+    flops_of,
+    product_work,
+    rows_work,
+    split_of,
+    work_of,
+)
+from graphs.records import Work
 
 # A sum of arguments, and what a number makes of it.
 _LINEAR = {
@@ -124,6 +134,61 @@ def _of_factors(one: Sequence[int], other: Sequence[int]) -> WorkFacts:
     return product_work(math.prod(before), rows, other[-1], depth)
 
 
+@split_of("_grouped_mm", "grouped_mm_fallback")
+def _grouped_mm(call: Call) -> list[Letter]:
+    """Rows of x [T, K] meet the matrix of their group in weights [G, K, N]; which rows a group has, offsets say."""
+    x, y = call.inputs[:2]
+    if x.ndim == 2 and y.ndim == 3:
+        return einsum((x, "tk"), (y, ".kj"), into=[(call.output, "tj")])
+    if x.ndim == 2 and y.ndim == 2:  # the weights' gradient
+        return einsum((x, "it"), (y, "tj"), into=[(call.output, ".ij")])
+    return einsum((x, "bik"), (y, "bkj"), into=[(call.output, "bij")]) if x.ndim == y.ndim == 3 else []
+
+
+@split_of("grouped_mm_fallback_backward")
+def _grouped_mm_backward(call: Call) -> list[Letter]:
+    grad, x, y = call.inputs[:3]
+    dx, dy = call.outputs[:2]
+    return einsum((grad, "tj"), (x, "tk"), (y, ".kj"), into=[(dx, "tk"), (dy, ".kj")])
+
+
+@work_of("_grouped_mm", "_scaled_grouped_mm", "grouped_mm_fallback")
+def _grouped_work(call: Arguments) -> WorkFacts:
+    """Rows in groups times one matrix each, or groups of columns times as many groups of rows."""
+    one, other = (
+        (call[key] if key in call else call[name]).shape for key, name in (("self", "input"), ("mat2", "weight"))
+    )
+    ends = call.get("offs")
+    groups = one[0] if len(one) == 3 else other[0] if len(other) == 3 else ends.shape[0]  # type: ignore[union-attr]
+    rows, depth, columns = float(one[-2]), float(one[-1]), float(other[-1])
+    shared = 0.0
+    if len(one) == 2 and len(other) == 2:
+        depth, shared = depth / groups, 3.0
+    elif len(one) == 2:
+        rows /= groups
+    elif len(other) == 2:
+        columns, shared = columns / groups, 2.0
+    return WorkFacts(Work.GROUPED, (float(groups), rows, columns, depth, shared))
+
+
+@work_of("grouped_mm_fallback_backward")
+def _grouped_backward_work(call: Arguments) -> WorkFacts:
+    """Both gradients: the sizes of the forward product."""
+    (rows, columns), (groups, depth, _) = call["grad_output"].shape, call["weight"].shape
+    return WorkFacts(Work.GROUPED, (float(groups), rows / groups, float(columns), float(depth), 0.0))
+
+
+@flops_of("_grouped_mm", "grouped_mm_fallback")
+def _grouped_flops(x: Any, weights: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    """Every row of one factor meets one matrix of the other, whichever group it is in."""
+    return 2 * int(x.numel()) * int(weights.shape[-1])
+
+
+@flops_of("grouped_mm_fallback_backward")
+def _grouped_backward_flops(*args: Any, **kwargs: Any) -> int:
+    return 2 * _grouped_flops(*args, **kwargs)
+
+
 # -- along one dimension -----------------------------------------------------------------------------------------------
 
 _ALONG = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "argsort", "topk")
@@ -134,12 +199,8 @@ def _along(call: Call) -> list[Letter]:
     x, dim = call.first(), call["dim"]
     fixed = [-1 if dim is None else dim]
     outputs = [slot for slot in call.outputs if slot is not None]
-    return [_with_outputs(letter, x, outputs) for letter in aligned([x], [x], fixed)] if x.ndim else []
-
-
-def _with_outputs(letter: Letter, x: Slot, outputs: list[Slot]) -> Letter:
-    dim = letter.cuts[0].dims[0]
-    return Letter(letter.size, (Cut(x.number, (dim,)), *(Cut(out.number, (dim,)) for out in outputs)))
+    letters = aligned([x], [x], fixed) if x.ndim else []
+    return [Letter(one.size, tuple(Cut(slot.number, one.cuts[0].dims) for slot in (x, *outputs))) for one in letters]
 
 
 @split_of("_softmax_backward_data")

@@ -17,6 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
 from graphs.ops.letters import Call, Letter
@@ -62,13 +64,21 @@ class Operator:
     flops: Callable[..., int] | None = None
 
 
+FAMILIES = ("apart", "attention", "layers", "products")  # files of this room that enter operators
 _OPERATORS: dict[str, Operator] = {}
 UNKNOWN = Operator()
 
 
 def operator(name: str) -> Operator:
     """The record of an operator by its name, e.g. ``"mm"``, or name and overload, ``"sum.dim_IntList"``."""
-    return _OPERATORS.get(name, UNKNOWN)
+    return _filled().get(name, UNKNOWN)
+
+
+@cache
+def _filled() -> dict[str, Operator]:
+    for family in FAMILIES:
+        import_module(f"graphs.ops.{family}")
+    return _OPERATORS
 
 
 def split_of(*names: str) -> Callable[[_FunctionT], _FunctionT]:
@@ -104,3 +114,11 @@ def rows_work(shape: Sequence[int], columns: int) -> WorkFacts:
     """The work of a call that passes over a tensor by rows of so many columns."""
     rows = math.prod(shape) / max(columns, 1)
     return WorkFacts(Work.OTHER, (0.0, rows, float(columns), 0.0, 0.0)) if rows and columns else NO_FACTS
+
+
+def attention_extents(call: Arguments) -> Extents:
+    """Extents for query [..., heads, queries, width] and key [..., heads, keys, width]."""
+    query, key = call["query"].shape, call["key"].shape
+    is_causal = bool(call.get("is_causal")) and query[-2] == key[-2]
+    *before, queries, width = query
+    return (float(math.prod(before)), float(queries), float(key[-2]), float(width), 0.5 if is_causal else 1.0)

@@ -408,17 +408,13 @@ class _Reading:
 
     def _grouped(self) -> list[Op]:
         label = {name: min(group) for group in map(set, self.tied.to_sets()) if len(group) > 1 for name in group}
-        return [_with_colocation(op, label.get(op.name)) for op in self.ops]
+        return [replace(op, colocation=label.get(op.name)) for op in self.ops]
 
     def _tensors(self) -> list[Tensor]:
         return [Tensor(op, self.values[value].bytes, tuple(self.readers.get(value, ()))) for op, value in self.outputs]
 
     def _source(self, value: str) -> str:
         return self.alias.get(value, value)
-
-
-def _with_colocation(op: Op, label: str | None) -> Op:
-    return op if label is None else replace(op, colocation=label)
 
 
 def _reads(node: onnx.NodeProto) -> list[str]:

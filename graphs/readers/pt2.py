@@ -25,6 +25,13 @@ from graphs.disk import read_bytes, stem
 from graphs.errors import CaptureError, GraphError, GraphFileError
 from graphs.opgraph import OpGraph
 
+# The program in a ``.pt2`` file, cut down to what a graph is read from, and checked text by text.
+#
+# PyTorch makes Python source of a program's names and runs it, evaluates the text of symbolic sizes, looks up
+# operators
+# by dotted name and imports the modules that its tree specifications name. So nothing passes that is not known to be
+# harmless: what no graph needs is dropped, and every text that is left has a form of its own.
+
 # An operator: torch.ops.aten.mm.default, _operator.getitem, math.ceil, torch.sym_max, torch._sym_sqrt; but none of
 # those that make or make use of other functions.
 _NAME = r"(?:(?!__)[A-Za-z_]\w*|__i?(?:and|or|xor|lshift|rshift)__)"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from graphs.arrays import IntArray, distinct, frozen, pointers
+from graphs.arrays import BoolArray, IntArray, distinct, frozen, pointers
 from graphs.errors import MismatchError
 from graphs.opgraph import OpGraph
 
@@ -177,7 +177,34 @@ class Derived:
         return Derived.merged(further.graph, self.source, further.group_of[self.group_of])
 
 
-# -- Arrays of tensors ----------------------------------------------------------------------------------------------
+# -- columns of a graph whose ops are others --------------------------------------------------------------------------
+
+_TEXTS = ("op_names", "kinds", "dtypes", "modules", "pins", "split_rows")
+_NUMBERS = (
+    *("flops", "bytes_moved", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "workspace_bytes", "kernels"),
+    *("colocation", "phase", "forward_of", "time_s", "fixed_s", "work", "extents", "stream"),
+)
+# Of an op that computes nothing and keeps nothing, and takes no time by itself.
+_NOTHING = dict.fromkeys(_NUMBERS[:7], 0) | {"forward_of": -1, "time_s": np.nan, "fixed_s": 0, "work": 0, "extents": 0}
+
+
+def columns_of(graph: OpGraph, ops: IntArray) -> dict[str, Any]:
+    """The columns of an `OpGraph` with an entry for each op, for some of its ops in any order.
+
+    Mirrored ops and colocation groups have the numbers that they have in the graph.
+    """
+    listed = ops.tolist()
+    texts = {key: tuple([values[op] for op in listed]) for key in _TEXTS for values in [getattr(graph, key)]}
+    return texts | {key: getattr(graph, key)[ops] for key in _NUMBERS}
+
+
+def columns_with(graph: OpGraph, beside: IntArray, is_empty: bool | BoolArray = True) -> dict[str, Any]:
+    """`columns_of` all ops, and of one op more beside each of some: a copy, or one that computes and keeps nothing."""
+    n = graph.n_ops
+    columns = columns_of(graph, np.concatenate([np.arange(n), beside]))
+    for key, none in _NOTHING.items():
+        columns[key][n:][np.broadcast_to(is_empty, len(beside))] = none
+    return columns
 
 
 def rewired(

@@ -8,22 +8,20 @@ the host as they do where updates alone are there (`graphs.transforms.offloading
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from graphs.arrays import BoolArray, IntArray, groups
 from graphs.opgraph import OpGraph, Phase
 from graphs.records import HOST, LANE
-from graphs.transforms.derived import STORED, Derived, Exchanged, rewired
-from graphs.transforms.offloading import NUMBERS
+from graphs.transforms.derived import STORED, Derived, Exchanged, columns_with, rewired
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.exchange import ACCUMULATE
 from graphs.transforms.splitting.storage_ops import Gathered, cast_tensor, gathers_of, parameter_casts
 from graphs.transforms.splitting.zero import Storage, Zero
 
 COPIED_IN = "offload.copied_in"  # kind of the op from which a device has parameters for one use
-_TEXTS = ("kinds", "dtypes", "modules", "pins")
 
 
 class CopiedIn(NamedTuple):
@@ -264,22 +262,20 @@ class _Rewiring:
         graph, derived, n = self.graph, self.derived, self.graph.n_ops + len(self.ops)
         beside = np.array([op.beside for op in self.ops], dtype=np.int64)
         is_host = np.array([op.is_host for op in self.ops], dtype=np.bool_)
-        columns: dict[str, Any] = {}
-        for key, none in (NUMBERS | {"optimizer_bytes": 0, "forward_of": -1}).items():
-            value = getattr(graph, key)
-            new = value[beside]
-            new[is_host] = none
-            columns[key] = np.concatenate([value, new])
+        columns = columns_with(graph, beside, is_host)
         columns["parameter_bytes"], columns["gradient_bytes"] = self._kept_bytes()
-        columns["stream"] = np.concatenate([graph.stream, graph.stream[beside]])
         columns["phase"] = np.concatenate([self.phase, np.array([op.phase for op in self.ops], dtype=np.int64)])
-        group = np.concatenate(
-            [np.where(self.on_host, -1, graph.colocation), np.where(is_host, -1, graph.colocation[beside])]
+        is_apart = np.concatenate([self.on_host, is_host])
+        columns["colocation"] = groups(np.where(is_apart, -1, columns["colocation"]))
+        hosted, added = is_apart.tolist(), is_host.tolist()
+        columns["op_names"] = (*graph.op_names, *self._names())
+        kinds = columns["kinds"][graph.n_ops :]
+        copied = (COPIED_IN if host else kind for kind, host in zip(kinds, added, strict=True))
+        columns["kinds"] = (*graph.kinds, *copied)
+        columns["pins"] = tuple(
+            (LANE, HOST) if host else pins for pins, host in zip(columns["pins"], hosted, strict=True)
         )
-        texts = {key: [*(value := getattr(graph, key)), *(value[op] for op in beside.tolist())] for key in _TEXTS}
-        texts["kinds"][graph.n_ops :] = np.where(is_host, COPIED_IN, texts["kinds"][graph.n_ops :]).tolist()
-        for op in np.flatnonzero(np.concatenate([self.on_host, is_host])).tolist():
-            texts["pins"][op] = (LANE, HOST)
+        columns["split_rows"] = ()
         producer, size = np.array(self.tensors, dtype=np.int64).reshape(-1, 2).T
         tensor, consumer = np.array(self.edges, dtype=np.int64).reshape(-1, 2).T
         is_in_place = graph.tensor_in_place & ~self._is_gradient()
@@ -287,17 +283,8 @@ class _Rewiring:
             (graph.tensor_producer, graph.tensor_bytes, is_in_place, graph.tensor_transfer_s),
             (producer, size, np.zeros(len(size), np.bool_), np.full(len(size), np.nan)),
         ]
-        words: dict[str, Any] = {key: tuple(value) for key, value in texts.items()}
-        made = replace(
-            graph,
-            **words,
-            **columns,
-            **rewired(tensors, [(self.read, self.reader), (tensor, consumer)], np.arange(n)),
-            op_names=(*graph.op_names, *self._names()),
-            split_rows=(),
-            colocation=groups(group),
-            states=(),
-        )
+        wiring = rewired(tensors, [(self.read, self.reader), (tensor, consumer)], np.arange(n))
+        made = replace(graph, **columns, **wiring, states=())
         batch = np.concatenate([self.batch, np.array([op.micro_batch for op in self.ops], dtype=np.int64)])
         along = np.concatenate([derived.along, np.full(len(self.ops), -1, dtype=np.int64)])
         return replace(derived.with_more(made, beside), micro_batch=batch, along=along)

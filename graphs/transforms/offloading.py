@@ -1,4 +1,4 @@
-"""`offloaded`: updates and the state of the optimizer in the memory of the host (ZeRO-Offload).
+"""Offloading to hosts: updates and the state of the optimizer (ZeRO-Offload), and activations.
 
 Gradients go from each device to the CPU of its host, which keeps the state and does the update; what was updated comes
 back (J. Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", USENIX ATC 2021). The device keeps its
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -18,16 +17,13 @@ from graphs.arrays import BoolArray, FloatArray, IntArray, groups
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
 from graphs.records import HOST, LANE
-from graphs.transforms.derived import Derived, rewired
+from graphs.transforms.derived import Derived, columns_with, rewired
 from graphs.transforms.recomputing.selecting import computes_forward, selected
 from graphs.transforms.sequencing import block_map
 from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.strategy import ACTIVATIONS
 
 FETCH = "offload.fetch"  # kind of the op with which an updated parameter is back on its device
-NUMBERS = {"flops": 0.0, "bytes_moved": 0.0, "parameter_bytes": 0, "gradient_bytes": 0, "workspace_bytes": 0} | {
-    **{"kernels": 0, "work": 0, "extents": 0.0, "time_s": np.nan, "fixed_s": 0.0}
-}  # of that op
 
 
 def offloaded(derived: Derived, before: OpGraph, returns: bool = True) -> Derived:
@@ -60,30 +56,15 @@ def offloaded(derived: Derived, before: OpGraph, returns: bool = True) -> Derive
         (back, _updated_bytes(derived, before, back), np.zeros(k, np.bool_), np.full(k, np.nan)),
     ]
     edges = [(tensor, graph.consumers), (np.arange(m, m + k), fetch)]
-    columns: dict[str, Any] = {
-        key: np.concatenate([value := getattr(graph, key), np.full((k, *value.shape[1:]), own)])
-        for key, own in NUMBERS.items()
-    }
-    columns |= {key: np.concatenate([getattr(graph, key), getattr(graph, key)[back]]) for key in ("phase", "stream")}
-    columns["forward_of"] = np.concatenate([graph.forward_of, np.full(k, -1)])
-    columns["optimizer_bytes"] = np.concatenate([_state_bytes(derived, before, updates), np.zeros(k, np.int64)])
-    colocation = np.concatenate([graph.colocation, graph.colocation[back]])
-    colocation[updates] = -1
-    texts: dict[str, Any] = {
-        key: (*(value := getattr(graph, key)), *(value[u] for u in back.tolist())) for key in ("dtypes", "modules")
-    }
-    result = replace(
-        graph,
-        **texts,
-        **columns,
-        **rewired(tensors, edges, np.arange(n + k)),
-        op_names=(*graph.op_names, *(f"{graph.op_names[u]}/fetch" for u in back.tolist())),
-        kinds=(*graph.kinds, *[FETCH] * k),
-        pins=(*((HOST,) if on_host else pins for pins, on_host in zip(graph.pins, is_update, strict=True)), *[()] * k),
-        split_rows=(),
-        colocation=groups(colocation),
-        states=(),
-    )
+    columns = columns_with(graph, back)
+    columns["optimizer_bytes"][:n] = _state_bytes(derived, before, updates)
+    columns["colocation"][updates] = -1
+    columns["colocation"] = groups(columns["colocation"])
+    columns["op_names"] = (*graph.op_names, *(f"{graph.op_names[u]}/fetch" for u in back.tolist()))
+    columns["kinds"] = (*graph.kinds, *[FETCH] * k)
+    on_host = ((HOST,) if host else pins for pins, host in zip(graph.pins, is_update, strict=True))
+    columns |= {"pins": (*on_host, *[()] * k), "split_rows": ()}
+    result = replace(graph, **columns, **rewired(tensors, edges, np.arange(n + k)), states=())
     return derived.with_more(result, back)
 
 
@@ -134,6 +115,11 @@ def _state_bytes(derived: Derived, before: OpGraph, updates: IntArray) -> IntArr
 
 
 # -- Activations ----------------------------------------------------------------------------------------------------
+# `with_hosted_activations`: what the forward pass keeps for the backward pass waits in the memory of the host.
+#
+# A tensor leaves its device when it is there, and comes back one block before it is needed, over the links to the host
+# (vDNN: M. Rhu et al., "vDNN: Virtualized deep neural networks for scalable, memory-efficient neural network design",
+# MICRO 2016; as `torch.autograd.graph.save_on_cpu` has it). Forward ops that read it still find it on the device.
 
 
 HOSTED = "offload.hosted"  # kind of the op with which tensors are on the host, and from which the device has them back
@@ -238,26 +224,14 @@ def with_hosted_activations(derived: Derived, before: OpGraph, hosted: HostedTen
         (found.tensors, own),
         (signals[which.reshape(-1)], own),
     ]
-    columns: dict[str, Any] = {
-        key: np.concatenate([value := getattr(graph, key), np.full((k, *value.shape[1:]), each)])
-        for key, each in (NUMBERS | {"optimizer_bytes": 0, "phase": int(Phase.BACKWARD), "forward_of": -1}).items()
-    }
-    texts: dict[str, Any] = {
-        key: (*(value := getattr(graph, key)), *(value[op] for op in makers.tolist())) for key in ("dtypes", "modules")
-    }
-    result = replace(
-        graph,
-        **texts,
-        **columns,
-        **rewired(tensors, edges, np.arange(n + k)),
-        stream=np.concatenate([graph.stream, graph.stream[makers]]),
-        op_names=(*graph.op_names, *(f"{graph.op_names[op]}/hosted" for op in makers.tolist())),
-        kinds=(*graph.kinds, *[HOSTED] * k),
-        pins=(*graph.pins, *[(LANE, HOST)] * k),
-        split_rows=(),
-        colocation=groups(np.concatenate([graph.colocation, np.full(k, -1, np.int64)])),
-        states=(),
-    )
+    columns = columns_with(graph, makers)
+    columns["phase"][n:] = int(Phase.BACKWARD)
+    columns["colocation"][n:] = -1
+    columns["colocation"] = groups(columns["colocation"])
+    columns["op_names"] = (*graph.op_names, *(f"{graph.op_names[op]}/hosted" for op in makers.tolist()))
+    columns["kinds"] = (*graph.kinds, *[HOSTED] * k)
+    columns |= {"pins": (*graph.pins, *[(LANE, HOST)] * k), "split_rows": ()}
+    result = replace(graph, **columns, **rewired(tensors, edges, np.arange(n + k)), states=())
     return derived.with_more(result, makers)
 
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, pointers
+from graphs.arrays import BoolArray, FloatArray, IntArray, frozen
 from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import OpGraph
-from graphs.records import EXTENTS, LANE, Phase
-from graphs.transforms.derived import Derived
+from graphs.records import LANE, Phase
+from graphs.transforms.derived import Derived, columns_with, rewired
 from graphs.transforms.splitting.exchange import ACCUMULATE
 from graphs.transforms.splitting.op_states import from_inputs
 
@@ -253,15 +253,7 @@ def sequenced(
     except GraphError as error:
         raise MismatchError(f"these sequences of blocks can never be carried out: {error}") from None
     first = barriers.first_op
-    result = replace(
-        derived,
-        graph=graph,
-        origin_ptr=np.concatenate([derived.origin_ptr, derived.origin_ptr[-1] + 1 + np.arange(len(first))]),
-        origins=np.concatenate([derived.origins, derived.origin[first]]),
-        part=np.concatenate([derived.part, derived.part[first]]),
-        micro_batch=np.concatenate([derived.micro_batch, derived.micro_batch[first]]),
-        along=np.concatenate([derived.along, derived.along[first]]),
-    )
+    result = derived.with_more(graph, first)
     before = position[first] * (derived.source.n_ops + 1.0) - 0.5
     return result, frozen(np.concatenate([numbers, before]))
 
@@ -355,49 +347,24 @@ class _Barriers:
         """The graph with the barriers as its last ops. Rows and states are left out: what is in order is split."""
         n, k = graph.n_ops, len(self.first_op)
         (out, waiting), (into, opening) = self.waits_for, self.lets_begin
-        by_barrier = np.lexsort((into, opening))
-        producer = np.concatenate([graph.tensor_producer, out, n + np.arange(k)])
-        row = np.argsort(producer, kind="stable")
-        sizes = np.concatenate(
-            [np.diff(graph.consumer_ptr), np.ones(len(out), np.int64), np.bincount(opening, None, k)]
-        )
-        readers = np.concatenate([graph.consumers, n + waiting, into[by_barrier]])
-        start = pointers(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
-        ptr = np.concatenate([[0], np.cumsum(sizes[row])])
-        at = np.repeat(start[:-1][row] - ptr[:-1], sizes[row]) + np.arange(ptr[-1])
-        extra = len(out) + k
-
-        def grown(values: IntArray, filling: int) -> IntArray:
-            return np.concatenate([values, np.full(k, filling, values.dtype)])
-
-        return replace(
-            graph,
-            op_names=(*graph.op_names, *(f"{BARRIER}.{i}" for i in range(k))),
-            kinds=(*graph.kinds, *(BARRIER,) * k),
-            dtypes=(*graph.dtypes, *(graph.dtypes[i] for i in self.first_op.tolist())),
-            modules=(*graph.modules, *(graph.modules[i] for i in self.first_op.tolist())),
-            flops=np.concatenate([graph.flops, np.zeros(k)]),
-            bytes_moved=np.concatenate([graph.bytes_moved, np.zeros(k)]),
-            parameter_bytes=grown(graph.parameter_bytes, 0),
-            gradient_bytes=grown(graph.gradient_bytes, 0),
-            optimizer_bytes=grown(graph.optimizer_bytes, 0),
-            workspace_bytes=grown(graph.workspace_bytes, 0),
-            kernels=grown(graph.kernels, 0),
-            colocation=grown(graph.colocation, -1),
-            phase=np.concatenate([graph.phase, graph.phase[self.first_op]]),
-            forward_of=grown(graph.forward_of, -1),
-            pins=(*graph.pins, *(graph.pins[i] for i in self.first_op.tolist())),
-            time_s=np.concatenate([graph.time_s, np.full((k, len(graph.time_keys)), np.nan)]),
-            fixed_s=np.concatenate([graph.fixed_s, np.zeros((k, len(graph.time_keys)))]),
-            work=grown(graph.work, 0),
-            extents=np.concatenate([graph.extents, np.zeros((k, EXTENTS))]),
-            stream=np.concatenate([graph.stream, graph.stream[self.first_op]]),
-            tensor_producer=producer[row],
-            tensor_bytes=np.concatenate([graph.tensor_bytes, np.zeros(extra, np.int64)])[row],
-            tensor_in_place=np.concatenate([graph.tensor_in_place, np.zeros(extra, np.bool_)])[row],
-            tensor_transfer_s=np.concatenate([graph.tensor_transfer_s, np.full(extra, np.nan)])[row],
-            consumer_ptr=ptr,
-            consumers=readers[at],
-            split_rows=(),
-            states=(),
-        )
+        extra = len(out) + k  # tensors of no bytes: from what barriers wait for, then from the barriers
+        tensors = [
+            (graph.tensor_producer, graph.tensor_bytes, graph.tensor_in_place, graph.tensor_transfer_s),
+            (
+                np.concatenate([out, n + np.arange(k)]),
+                np.zeros(extra, dtype=np.int64),
+                np.zeros(extra, dtype=np.bool_),
+                np.full(extra, np.nan),
+            ),
+        ]
+        edges = [
+            (graph.edge_list[2], graph.consumers),
+            (graph.n_tensors + np.arange(len(out)), n + waiting),
+            (graph.n_tensors + len(out) + opening, into),
+        ]
+        columns = columns_with(graph, self.first_op)
+        columns["op_names"] = (*graph.op_names, *(f"{BARRIER}.{i}" for i in range(k)))
+        columns["kinds"] = (*graph.kinds, *(BARRIER,) * k)
+        columns["colocation"][n:] = -1
+        columns["split_rows"] = ()
+        return replace(graph, **columns, **rewired(tensors, edges, np.arange(n + k)), states=())

@@ -21,7 +21,7 @@ from urllib.parse import quote
 from graphs.disk import plain_reason
 from graphs.errors import StrategyError
 from graphs.transforms.axes import AXES, GROUPS, STORAGE_AXES
-from graphs.transforms.splitting.sharding import Axis
+from graphs.transforms.splitting.cuts import Axis
 
 ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "memory", "pipedream")
 PLACED = "placed"  # the order of stages that are no stretches of the model: a placement says which ops each has

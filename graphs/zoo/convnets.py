@@ -1,4 +1,4 @@
-"""Chain-like convolutional networks: AlexNet, VGG-16, ResNet-50 and ResNet-152.
+"""Convolutional networks: AlexNet, VGG-16, ResNet-50 and ResNet-152, and U-Net.
 
 Papers: A. Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014 (the single-column
 AlexNet); K. Simonyan, A. Zisserman, "Very deep convolutional networks for large-scale image recognition", 2015,
@@ -207,6 +207,12 @@ def _resnet(config: ResNetConfig, small: bool, batch_size: int | None) -> ZooMod
 
 
 # -- Segmentation ---------------------------------------------------------------------------------------------------
+# U-Net: every pixel of an image gets a class, along a path that narrows and one that widens.
+#
+# Paper: O. Ronneberger, P. Fischer, T. Brox, "U-Net: convolutional networks for biomedical image segmentation", 2015,
+# figure 1: 572x572 grey images, convolutions without padding, four halvings from 64 to 1024 channels, 388x388 pixels of
+# two classes. Between the paths, maps are cropped and put beside each other. The paper trains on single images; the
+# batch here is ours.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The registry of the zoo, and `build`, which makes a model from its name."""
+"""The registry of the zoo: `ModelSpec` describes a model, `build` makes it from its name, ready to capture."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ MODELS: dict[str, ModelSpec] = {
         summary="27-layer decoder, 64 small experts and 2 shared per layer, latent attention; bfloat16, 4096 tokens",
         source="DeepSeek-AI 2024",
         batch_size=8,
-        build="graphs.zoo.deepseek:deepseek_v2_lite",
+        build="graphs.zoo.mixture:deepseek_v2_lite",
     ),
     "transformer_moe": ModelSpec(
         name="transformer_moe",

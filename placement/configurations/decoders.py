@@ -76,7 +76,7 @@ def decoder_of(text: str, tool: str, batch: int, sequence: int, vocabulary: int 
     import torch
 
     from graphs.zoo.decoders import DecoderConfig
-    from graphs.zoo.deepseek import DeepSeekConfig
+    from graphs.zoo.mixture import DeepSeekConfig
 
     found = _flavor(read_toml(text)) if tool == "torchtitan" else _arguments(megatron_entries(text))
     if vocabulary is not None:

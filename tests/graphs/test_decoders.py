@@ -13,7 +13,7 @@ from graphs.errors import GraphError, UnknownNameError
 from graphs.origin import step_of
 from graphs.zoo.cache import decoder_graph
 from graphs.zoo.decoders import DecoderConfig, decoder
-from graphs.zoo.deepseek import DeepSeekConfig
+from graphs.zoo.mixture import DeepSeekConfig
 
 # Sizes and numbers of parameters of the releases on huggingface.co (config.json, and the count of the safetensors).
 PUBLISHED = {

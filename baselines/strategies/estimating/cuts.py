@@ -19,11 +19,11 @@ from graphs.opgraph import OpGraph
 from graphs.rows import OWN_FAMILY, ByGroups, Shard, parts_statistics
 from graphs.transforms.derived import Derived
 from graphs.transforms.splitting.copies import divided_extents
+from graphs.transforms.splitting.cuts import IN_TIME, SUM, WHOLE, Axis, Sharding
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.masks import in_time
 from graphs.transforms.splitting.ring_rows import turned
 from graphs.transforms.splitting.rings import in_rings
-from graphs.transforms.splitting.sharding import IN_TIME, SUM, WHOLE, Axis, Sharding
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,8 +33,8 @@ from env.times.op_times import OpWork, moving_seconds, op_seconds
 from graphs.arrays import FloatArray, IntArray
 from graphs.opgraph import ANY_DEVICE, OpGraph, Phase
 from graphs.transforms.splitting.copies import scaled, settled, share_of_flops
+from graphs.transforms.splitting.cuts import SUM
 from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE
-from graphs.transforms.splitting.sharding import SUM
 from graphs.transforms.splitting.synchronised import added_up
 from graphs.transforms.splitting.zero import SPLIT_FROM
 

@@ -22,7 +22,7 @@ from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.op_kinds import shape_readers
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.offloading import HostedTensors
-from graphs.transforms.splitting.sharding import SUM, WHOLE
+from graphs.transforms.splitting.cuts import SUM, WHOLE
 from graphs.transforms.splitting.storage_ops import Gathered, cast_tensor, gathers_of, once_a_step, parameter_casts
 from graphs.transforms.splitting.synchronised import NUMBERS
 

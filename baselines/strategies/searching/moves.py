@@ -24,7 +24,7 @@ from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.axes import AXES, GROUPS, STORAGE_AXES
 from graphs.transforms.expert_load import expert_choices
-from graphs.transforms.splitting.sharding import shares
+from graphs.transforms.splitting.cuts import shares
 from graphs.transforms.strategy import ORDERS, VIRTUAL, MeshRule, Strategy
 
 Move = tuple[str, Strategy]

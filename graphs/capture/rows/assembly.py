@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -11,13 +11,12 @@ import torch
 from torch._ops import OpOverload
 
 from graphs.capture.drafts import DraftCall, DraftRow, Drafts, Operand, Root
-from graphs.capture.rows import dtensor
 from graphs.capture.rows.dispatch import Counted, Places, add_group_rows
 from graphs.capture.rows.naming import Dimensions, Elsewhere, MemoryCut, Spelled, digits, part_of
 from graphs.capture.trace import PARAMETER, Layout, flat
-from graphs.ops import operator
 from graphs.ops.letters import Call, Cut, Letter, Slot, aligned
 from graphs.ops.products import linear_letters
+from graphs.ops.table import operator
 from graphs.rows import OWN_FAMILY, Part, Partial, Replicate, Shard
 
 
@@ -71,14 +70,11 @@ def _spelled(number: int, call: DraftCall, places: Places, counted: Counted) -> 
     seen, letters = letters_of(call.target, call.args, call.kwargs, outputs)
     operands = (*call.inputs, *(out for out in call.outputs if out is not None))
     n_tensors = sum(out is not None for out in call.outputs)
-    if _tensor_count(call) == len(call.inputs) and len(operands) == len(call.inputs) + n_tensors:
+    given = sum(type(leaf) is Layout for leaf in flat((call.args, call.kwargs)))
+    if given == len(call.inputs) and len(operands) == len(call.inputs) + n_tensors:
         if seen is not None:
             letters = counted.letters(call, seen, places.letters(call, seen, letters))
         yield from _spelled_all(number, letters, operands, tuple(one.root for one in call.written))
-
-
-def _tensor_count(call: DraftCall) -> int:
-    return sum(type(leaf) is Layout for leaf in flat((call.args, call.kwargs)))
 
 
 def _spelled_all(
@@ -133,7 +129,7 @@ def _letters(target: Any, args: Any, kwargs: Any, outputs: Any) -> tuple[Call | 
         made = [slot for slot in results if slot is not None]
         found = tuple(aligned(call.inputs, made)) if made else ()
     else:
-        found = tuple(dtensor.letters(target, args, kwargs, sum(out is not None for out in outputs)))
+        found = tuple(dtensor_letters(target, args, kwargs, sum(out is not None for out in outputs)))
     return call, (*(letter for letter in found if letter.size > 1), *linear_letters(call))
 
 
@@ -369,3 +365,75 @@ def _whole_bytes(call: DraftCall | None, inputs: tuple[Operand, ...], is_split: 
                 continue
         pieces[id(operand.root)] = max(size, pieces.get(id(operand.root), 0))
     return float(sum(pieces.values()))
+
+
+# -- Rules of DTensor -----------------------------------------------------------------------------------------------
+# The one place that reads the rules of torch's DTensor, which are private to it.
+#
+# Used where we have no rule of our own. A rule of DTensor is a function from a call's shapes to lists of placements,
+# results first; each list is one letter. Checked by `tests/graphs/rows/test_rows.py`, which fails when torch moves
+# them.
+
+
+# Rules that computing with numbers has shown to be wrong, and why.
+WRONG = {
+    "aten.convolution.default": "channels and borders of a part are taken for those of the whole",
+    "aten.convolution_backward.default": "as the convolution",
+    "aten.native_batch_norm.default": "statistics of a part are taken for those of the batch",
+}
+
+
+@cache
+def dtensor_strategies() -> Mapping[Any, Any]:
+    """DTensor's rules for one dimension of a mesh by operator; none where this torch keeps them elsewhere."""
+    try:
+        from torch.distributed.tensor import DTensor
+
+        found: Mapping[Any, Any] = DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs
+    except (ImportError, AttributeError):
+        return {}
+    return found
+
+
+def dtensor_letters(target: Any, args: Any, kwargs: Any, n_outputs: int) -> list[Letter]:
+    """DTensor's letters for a call with `Layout` for each tensor; none where it has no rule, or one that fails."""
+    strategy = dtensor_strategies().get(target)
+    if strategy is None or str(target) in WRONG:
+        return []
+    shapes: list[tuple[int, ...]] = []
+    try:
+        listed = strategy(target, _metas(args, shapes), {name: _metas(value, shapes) for name, value in kwargs})
+        found = [_letter(placements, shapes, n_outputs) for placements in listed]
+    except Exception:  # a private function of another library: whatever it raises, there is no rule
+        return []
+    return [letter for letter in found if letter is not None]
+
+
+def _metas(value: Any, shapes: list[tuple[int, ...]]) -> Any:
+    if type(value) is Layout:
+        from torch.distributed.tensor._dtensor_spec import TensorMeta
+
+        shapes.append(value.shape)
+        return TensorMeta(torch.Size(value.shape), value.stride, value.dtype)
+    return tuple(_metas(item, shapes) for item in value) if isinstance(value, tuple) else value
+
+
+def _letter(placements: Any, shapes: list[tuple[int, ...]], n_outputs: int) -> Letter | None:
+    """One list of placements, results first; None where it splits nothing or is no plain split."""
+    placements = list(placements)
+    if len(placements) != n_outputs + len(shapes):
+        return None
+    ordered = placements[n_outputs:] + placements[:n_outputs]
+    cuts, partial, size = [], [], 0
+    for slot, placement in enumerate(ordered):
+        if placement is None or type(placement).__name__ == "Replicate":
+            continue
+        if type(placement).__name__ in ("Shard", "_ShardingPlaceholder"):
+            cuts.append(Cut(slot, (placement.dim,)))
+            if slot < len(shapes):
+                size = max(size, shapes[slot][placement.dim])
+        elif type(placement).__name__ == "Partial" and placement.reduce_op == "sum":
+            partial.append(slot)
+        else:
+            return None
+    return Letter(size, tuple(cuts), tuple(partial)) if size > 1 else None

@@ -143,6 +143,12 @@ def _grouped(call: Call, found: tuple[Letter, ...], unit: int) -> Iterator[Lette
 
 
 # -- Rows by experts ------------------------------------------------------------------------------------------------
+# Rows by experts of what lies between a dispatch to experts and the way back: tokens are where their experts are.
+#
+# A product by groups gives each token to the matrix of its group. Devices that have some of the matrices need the
+# tokens
+# of these alone: an all-to-all takes them there, and what follows entry by entry stays there until something reads the
+# tokens as their own devices have them. How many tokens a group has, the data says.
 
 
 _EXPERTS = "experts"
@@ -219,6 +225,10 @@ def _alike(rows: list[DraftRow], call: DraftCall, groups: dict[int, ByGroups], i
 
 
 # -- Entries counted out --------------------------------------------------------------------------------------------
+# Rows of an index that takes one entry for each sample: ``x[torch.arange(n), position]``.
+#
+# A part of the samples looks up its own ones, if their numbers are cut as the samples are. Integers that number all
+# entries of a dimension in order are followed through the graph.
 
 
 _MAKES, _CONVERTS_entries = "arange", ("to", "_to_copy", "clone", "contiguous")

@@ -17,6 +17,12 @@ from graphs.capture.trace import TensorInfo
 from graphs.ops.letters import Letter
 from graphs.rows import Replicate, Shard
 
+# Place of a view's dimension in the memory of the tensor that it is a view of.
+#
+# The memory of a tensor is a number system: each of its dimensions is a digit, or several. An index of a view's
+# dimension
+# counts with a stretch of these digits: of ``[B * S, H]`` read from ``[B, S, H]``, first those of S, then those of B.
+
 REPEATED = -1  # a dimension made by ``expand``: it lies nowhere
 
 

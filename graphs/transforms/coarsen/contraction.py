@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import takewhile
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -21,7 +22,7 @@ from graphs.errors import GraphError
 from graphs.op_kinds import ELEMENTWISE, base_name
 from graphs.opgraph import ANY_DEVICE, OpGraph
 from graphs.records import EXTENTS
-from graphs.transforms.derived import Derived
+from graphs.transforms.derived import Derived, rewired
 
 
 def contract(graph: OpGraph, labels: IntArray) -> Derived:
@@ -43,7 +44,6 @@ def contract(graph: OpGraph, labels: IntArray) -> Derived:
     group_of, first = numbered(labels)
     n = len(first)
     heaviest = _heaviest(graph, group_of, first)
-    tensors = _outer_tensors(graph, group_of, n)
     time_keys, time_s, fixed_s = _measured(graph, group_of, n)
     members = _members(group_of, n)
     work, extents = _facts(graph, group_of, n)
@@ -67,12 +67,7 @@ def contract(graph: OpGraph, labels: IntArray) -> Derived:
         time_keys=time_keys,
         time_s=time_s,
         fixed_s=fixed_s,
-        tensor_producer=tensors[0],
-        tensor_bytes=tensors[1],
-        tensor_in_place=tensors[2],
-        tensor_transfer_s=tensors[3],
-        consumer_ptr=tensors[4],
-        consumers=tensors[5],
+        **_outer_tensors(graph, group_of),
         origin=graph.origin,
         work=work,
         extents=extents,
@@ -211,25 +206,16 @@ def _inner(graph: OpGraph, group_of: IntArray) -> BoolArray:
     return ~leaves & (np.diff(graph.consumer_ptr) > 0)
 
 
-def _outer_tensors(
-    graph: OpGraph, group_of: IntArray, n: int
-) -> tuple[IntArray, IntArray, BoolArray, FloatArray, IntArray, IntArray]:
-    """Producer, bytes, in_place, transfer_s, consumer_ptr, consumers of the tensors between groups and the results."""
+def _outer_tensors(graph: OpGraph, group_of: IntArray) -> dict[str, Any]:
+    """The tensor arrays of `OpGraph` for the tensors between groups and the results."""
     kept = np.flatnonzero(~_inner(graph, group_of))
-    kept = kept[np.argsort(group_of[graph.tensor_producer[kept]], kind="stable")]
     number = np.full(graph.n_tensors, -1, dtype=np.int64)
     number[kept] = np.arange(len(kept))
     producer, consumer, tensor = graph.edge_list
     crossing = group_of[producer] != group_of[consumer]
-    pairs = np.unique(number[tensor[crossing]] * n + group_of[consumer[crossing]])
-    return (
-        group_of[graph.tensor_producer[kept]],
-        graph.tensor_bytes[kept],
-        graph.tensor_in_place[kept],
-        graph.tensor_transfer_s[kept],
-        np.searchsorted(pairs // n, np.arange(len(kept) + 1)).astype(np.int64),
-        (pairs % n).astype(np.int64),
-    )
+    columns = (graph.tensor_producer, graph.tensor_bytes, graph.tensor_in_place, graph.tensor_transfer_s)
+    edges = number[tensor[crossing]], consumer[crossing]
+    return rewired([[column[kept] for column in columns]], [edges], group_of)
 
 
 def _workspace(graph: OpGraph, group_of: IntArray, n: int) -> IntArray:
@@ -249,9 +235,6 @@ def _workspace(graph: OpGraph, group_of: IntArray, n: int) -> IntArray:
         peak[group] = max(peak[group], live[group] + own)
         live[group] -= old
     return np.array(peak, dtype=np.int64)
-
-
-# -- Merging by rule ------------------------------------------------------------------------------------------------
 
 
 def fuse_chains(graph: OpGraph) -> Derived:

@@ -9,14 +9,13 @@ backward pass makes the gradients, so that each can be sent while the next one i
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from graphs.arrays import IntArray, pointers
 from graphs.errors import MismatchError
 from graphs.records import Phase
-from graphs.transforms.derived import STORED, Collective, Derived, rewired
+from graphs.transforms.derived import STORED, Collective, Derived, columns_of, rewired
 
 _STORED_FLAT = ("gradient", "parameter")  # of `Exchanged.what`: flat vectors of which each place keeps a part
 
@@ -180,15 +179,10 @@ def _merged(derived: Derived, buckets: list[list[Collective]]) -> Derived:
     number = (np.searchsorted(kept, stands_for)).astype(np.int64)
     tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumer_ptr)).astype(np.int64)
     columns = graph.tensor_producer, graph.tensor_bytes, graph.tensor_in_place, graph.tensor_transfer_s
-    texts: dict[str, Any] = {key: tuple([getattr(graph, key)[i] for i in kept.tolist()]) for key in _TEXTS}
-    texts["op_names"] = tuple([names[i] for i in kept.tolist()])
-    result = replace(
-        graph,
-        **texts,
-        **{key: getattr(graph, key)[kept] for key in _NUMBERS},
-        forward_of=np.where(graph.forward_of < 0, -1, number[graph.forward_of])[kept],
-        **rewired([columns], [(tensor, graph.consumers)], number),
-    )
+    ops = columns_of(graph, kept)
+    ops["op_names"] = tuple([names[i] for i in kept.tolist()])
+    ops["forward_of"] = np.where(graph.forward_of < 0, -1, number[graph.forward_of])[kept]
+    result = replace(graph, **ops, **rewired([columns], [(tensor, graph.consumers)], number))
     owner = number[np.repeat(np.arange(n), np.diff(derived.origin_ptr))]
     return replace(
         derived,
@@ -208,10 +202,3 @@ def _merged(derived: Derived, buckets: list[list[Collective]]) -> Derived:
             for bucket in buckets
         ),
     )
-
-
-_TEXTS = ("kinds", "dtypes", "modules", "pins", "split_rows")
-_NUMBERS = (
-    *("flops", "bytes_moved", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "workspace_bytes"),
-    *("kernels", "colocation", "phase", "time_s", "fixed_s", "work", "extents", "stream"),
-)

@@ -13,7 +13,7 @@ from graphs.errors import GraphError, MismatchError
 from graphs.opgraph import ANY_DEVICE, OpGraph
 from graphs.recipes import number_bytes
 from graphs.transforms.collectives.template import Template, fused_template, template
-from graphs.transforms.derived import Derived, rewired, taken
+from graphs.transforms.derived import Derived, columns_of, rewired, taken
 
 ITEM_BYTES = 4  # of float32
 MOVED_PER_BYTE = 3  # adding two tensors: read both, write one
@@ -115,18 +115,17 @@ def _replaced(derived: Derived, batches: list[_Batch]) -> Derived:
     time_keys, time_s, fixed_s = _times(graph, batches, rank_ops, origin)
     workspace = np.concatenate([np.zeros(n, np.int64), *(batch.workspace_bytes for batch in batches)])
     added = np.concatenate(adds)
-    result = replace(
-        graph,
-        **_texts(graph, batches, origin, order),
-        **_numbers(graph, origin, is_new, added, rank_ops, order),
-        workspace_bytes=np.where(is_new, workspace, graph.workspace_bytes[origin])[order],
-        forward_of=_renumbered(graph.forward_of, number, origin, is_new)[order],
-        colocation=groups(_colocation(graph, rank_ops)[origin][order]),
-        time_keys=time_keys,
-        time_s=time_s[order],
-        fixed_s=fixed_s[order],
-        **rewired(tensors, edges, number),
-    )
+    columns = columns_of(graph, origin[order]) | _texts(graph, batches, order)
+    columns |= _numbers(graph, origin, is_new, added, rank_ops, order)
+    mirrored = graph.forward_of[origin]
+    columns |= {
+        "workspace_bytes": np.where(is_new, workspace, graph.workspace_bytes[origin])[order],
+        "forward_of": np.where(is_new | (mirrored < 0), -1, number[np.maximum(mirrored, 0)])[order],
+        "colocation": groups(_colocation(graph, rank_ops)[origin][order]),
+        "time_s": time_s[order],
+        "fixed_s": fixed_s[order],
+    }
+    result = replace(graph, **columns, **rewired(tensors, edges, number), time_keys=time_keys)
     source = origin[order]
     ptr, origins = taken(derived.origin_ptr, derived.origins, source)
     return replace(
@@ -188,7 +187,7 @@ def _refuse_without_input(derived: Derived, is_rank_op: BoolArray, reading: IntA
         raise GraphError(f"op {name!r} takes part in a collective and reads no tensor of its own place; give it one.")
 
 
-def _texts(graph: OpGraph, batches: list[_Batch], origin: IntArray, order: IntArray) -> dict[str, Any]:
+def _texts(graph: OpGraph, batches: list[_Batch], order: IntArray) -> dict[str, Any]:
     """Names, kinds and the like; a new op is called after the op of its rank."""
     n = graph.n_ops
     kinds, names = list(graph.kinds), list(graph.op_names)
@@ -196,16 +195,11 @@ def _texts(graph: OpGraph, batches: list[_Batch], origin: IntArray, order: IntAr
         k, of = len(batch.form.op_rank), batch.stands_for.tolist()
         names += [f"{names[op]}.{batch.form.algorithm}{j % k}" for j, op in enumerate(of)]
         kinds += [f"{kinds[op]}.{batch.form.algorithm}" for op in of]
-    listed, of_list = order.tolist(), origin.tolist()
-    result: dict[str, Any] = {
-        "op_names": tuple([names[i] for i in listed]),
-        "kinds": tuple([kinds[i] for i in listed]),
-        "split_rows": tuple([graph.split_rows[i] if i < n else () for i in listed]),
+    return {
+        "op_names": tuple([names[i] for i in order.tolist()]),
+        "kinds": tuple([kinds[i] for i in order.tolist()]),
+        "split_rows": tuple([graph.split_rows[i] if i < n else () for i in order.tolist()]),
     }
-    for key in ("dtypes", "modules", "pins"):
-        values = getattr(graph, key)
-        result[key] = tuple([values[of_list[i]] for i in listed])
-    return result
 
 
 def _numbers(
@@ -222,18 +216,11 @@ def _numbers(
     result["flops"] = np.where(spelt_out, work / item_bytes[origin], graph.flops[origin])[order]
     result["bytes_moved"] = np.where(spelt_out, MOVED_PER_BYTE * work, graph.bytes_moved[origin])[order]
     result["kernels"] = np.where(spelt_out, 0, graph.kernels[origin])[order]
-    for key in ("phase", "stream"):
-        result[key] = getattr(graph, key)[origin][order]
     for key in ("work", "extents"):
         values = getattr(graph, key)[origin]
         values[spelt_out] = 0
         result[key] = values[order]
     return result
-
-
-def _renumbered(ops: IntArray, number: IntArray, origin: IntArray, is_new: BoolArray) -> IntArray:
-    """Op numbers, or -1, by their new numbers; new ops have none."""
-    return np.where(is_new | (ops[origin] < 0), -1, number[np.maximum(ops[origin], 0)])
 
 
 def _colocation(graph: OpGraph, rank_ops: IntArray) -> IntArray:

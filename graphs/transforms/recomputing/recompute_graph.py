@@ -18,7 +18,7 @@ from graphs.arrays import BoolArray, IntArray, groups
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.rows import Replicate, SplitRow, State
-from graphs.transforms.derived import Derived
+from graphs.transforms.derived import Derived, columns_of
 
 SUFFIX = ".again"
 
@@ -217,35 +217,21 @@ def _built(runs: Runs, edges: _Edges, ops: IntArray, again: BoolArray) -> Runs:
     run = runs.run[old] + is_second
     origin = runs.origin[old]
     names = _names(runs, origin, run, old)
+    columns = columns_of(graph, old) | {"op_names": names, "colocation": _together(graph, again, old)}
+    for key in ("parameter_bytes", "gradient_bytes", "optimizer_bytes"):
+        columns[key][is_second] = 0
+    columns["phase"][is_second] = int(Phase.BACKWARD)
+    columns["forward_of"] = np.where(mirrored < 0, -1, number[mirrored])
+    columns["split_rows"] = _rows(graph, old, edges, producer[is_gate])
     result = replace(
         graph,
-        op_names=names,
-        kinds=tuple(graph.kinds[i] for i in old.tolist()),
-        dtypes=tuple(graph.dtypes[i] for i in old.tolist()),
-        modules=tuple(graph.modules[i] for i in old.tolist()),
-        flops=graph.flops[old],
-        bytes_moved=graph.bytes_moved[old],
-        parameter_bytes=np.where(is_second, 0, graph.parameter_bytes[old]),
-        gradient_bytes=np.where(is_second, 0, graph.gradient_bytes[old]),
-        optimizer_bytes=np.where(is_second, 0, graph.optimizer_bytes[old]),
-        workspace_bytes=graph.workspace_bytes[old],
-        kernels=graph.kernels[old],
-        colocation=_together(graph, again, old),
-        phase=np.where(is_second, int(Phase.BACKWARD), graph.phase[old]),
-        forward_of=np.where(mirrored < 0, -1, number[mirrored]),
-        pins=tuple(graph.pins[i] for i in old.tolist()),
-        time_s=graph.time_s[old],
-        fixed_s=graph.fixed_s[old],
-        work=graph.work[old],
-        extents=graph.extents[old],
-        stream=graph.stream[old],
+        **columns,
         tensor_producer=producer,
         tensor_bytes=np.where(is_gate, 0, graph.tensor_bytes[source]),
         tensor_in_place=~is_gate & graph.tensor_in_place[source],
         tensor_transfer_s=np.where(is_gate | is_unread, np.nan, graph.tensor_transfer_s[source]),
         consumer_ptr=consumer_ptr,
         consumers=edges.reader[by_tensor],
-        split_rows=_rows(graph, old, edges, producer[is_gate]),
         states=_states(graph, names, old),
     )
     return Runs(result, runs.source, origin, run)

@@ -103,6 +103,10 @@ def _paths(graph: OpGraph) -> frozenset[str]:
 
 
 # -- Modules that run again -----------------------------------------------------------------------------------------
+# `recompute`: which ops run again, said by patterns over module paths and kinds of op.
+#
+# Source: T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training deep nets with sublinear memory cost", 2016, section 3; by
+# kinds: V. Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022, section 5.
 
 
 def recompute(graph: OpGraph, patterns: Sequence[str], in_time: bool = False, apart: IntArray | None = None) -> Derived:

@@ -19,7 +19,7 @@ from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
 from graphs.records import ATTENTIONS, EXTENTS, Work
 from graphs.rows import Partial, Shard, SplitRow
-from graphs.transforms.splitting.sharding import SUM, WHOLE, Sharding
+from graphs.transforms.splitting.cuts import SUM, WHOLE, Sharding
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph

@@ -12,9 +12,10 @@ from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import OWN_FAMILY
 from graphs.transforms.expert_load import expert_choices
+from graphs.transforms.splitting.cuts import EXPERTS, HEADS, SUM, Axis, Sharding, shares
 from graphs.transforms.splitting.op_states import states_of, where
 from graphs.transforms.splitting.ring_rows import turned
-from graphs.transforms.splitting.sharding import EXPERTS, HEADS, SUM, Axis, Sharding, shard, shares
+from graphs.transforms.splitting.sharding import shard
 
 _STACK = "; stack the weights of a layer's experts in one parameter and multiply them at once, by bmm or grouped_mm"
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graphs.arrays import FloatArray, IntArray, distinct, groups, pointers
+from graphs.arrays import FloatArray, IntArray, groups
 from graphs.opgraph import OpGraph
 from graphs.records import EXTENTS
+from graphs.transforms.derived import rewired
 
 _OPS: dict[str, Any] = {
     "kinds": object,
@@ -106,18 +107,13 @@ class Emission:
     def graph(self, like: OpGraph, name: str) -> tuple[OpGraph, dict[str, IntArray]]:
         """The graph, with the origin of `like`, and the columns ``origin``, ``part``, ``micro_batch`` and ``along``."""
         columns: dict[str, Any] = {key: np.concatenate(parts) for key, parts in self._columns.items()}
-        producer, size, in_place, transfer_s = (np.concatenate(part) for part in zip(*self._tensors, strict=True))
-        order = np.argsort(producer, kind="stable")
-        rank = np.empty(len(order), dtype=np.int64)
-        rank[order] = np.arange(len(order))
-        edges = [np.concatenate(part) for part in zip(*self._edges, strict=True)] or [np.zeros(0, np.int64)] * 2
-        pairs = distinct(rank[edges[0]] * self.n_ops + edges[1])
-        tensor, consumer = pairs // self.n_ops, pairs % self.n_ops
+        none = np.zeros(0, dtype=np.int64)
+        wiring = rewired(self._tensors, self._edges or [(none, none)], np.arange(self.n_ops))
+        wiring["tensor_transfer_s"][np.diff(wiring["consumer_ptr"]) == 0] = np.nan  # nobody reads it
         texts: dict[str, Any] = {
             key: tuple(columns.pop(key).tolist()) for key in ("kinds", "dtypes", "modules", "pins")
         }
         about = {key: columns.pop(key) for key in ("origin", "part", "micro_batch", "along")}
-        unread = np.bincount(tensor, minlength=len(order)) == 0
         columns["colocation"] = groups(columns["colocation"])
         graph = OpGraph(
             name=name,
@@ -129,12 +125,7 @@ class Emission:
             fixed_s=np.concatenate(self._fixed),
             extents=np.concatenate(self._extents),
             stream=_streams(about["part"], about["micro_batch"]),
-            tensor_producer=producer[order],
-            tensor_bytes=size[order],
-            tensor_in_place=in_place[order],
-            tensor_transfer_s=np.where(unread, np.nan, transfer_s[order]),
-            consumer_ptr=pointers(tensor, len(order)),
-            consumers=consumer,
+            **wiring,
             origin=like.origin,
         )
         return graph, about

@@ -13,7 +13,7 @@ from graphs.opgraph import Phase
 from graphs.records import LANE, Work
 from graphs.transforms.derived import Collective, Exchanged
 from graphs.transforms.expert_load import expert_choices
-from graphs.transforms.splitting.sharding import SUM, WHOLE, is_by_groups
+from graphs.transforms.splitting.cuts import SUM, WHOLE, is_by_groups
 
 if TYPE_CHECKING:
     from graphs.transforms.splitting.copies import Copies

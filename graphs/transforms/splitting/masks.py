@@ -1,4 +1,4 @@
-"""Masks and positions of all samples: made of integer arguments alone, so each micro-batch may read those of all."""
+"""What is done once for all samples: masks and positions, made of integers alone, and ops over pairs of samples."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 from graphs.arrays import BoolArray, per_graph
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
+from graphs.transforms.splitting.cuts import SUM, WHOLE, Sharding
 from graphs.transforms.splitting.op_states import states_of
-from graphs.transforms.splitting.sharding import SUM, WHOLE, Sharding, shard
+from graphs.transforms.splitting.sharding import shard
 
 _REAL = ("float", "bfloat", "complex")
 
@@ -57,9 +58,6 @@ def of_integer_inputs(graph: OpGraph) -> BoolArray:
             continue  # what is drawn is the mask of a dropout, one for each sample
         found[op] = all(found[before] for before in producers[starts[op] : starts[op + 1]])
     return np.array(found, dtype=np.bool_)
-
-
-# -- Joint rows -----------------------------------------------------------------------------------------------------
 
 
 def in_time(graph: OpGraph, chunks: Sharding) -> Sharding:

@@ -11,12 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graphs.records import ATTENTIONS, Work
-from graphs.rows import Part, Partial, Replicate, Shard, SplitRow
+from graphs.rows import SEQUENCE, Part, Partial, Replicate, Shard, SplitRow
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
 
-SEQUENCE = "sequence"
 _RESULTS = 2  # of the forward pass, that are cut: attention, and the log-sum-exps of its scores
 
 

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from graphs.arrays import FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.records import ATTENTIONS, LANE, Work
-from graphs.rows import Shard
+from graphs.rows import SEQUENCE, Shard
 from graphs.transforms.derived import Collective, Exchanged
-from graphs.transforms.splitting.ring_rows import SEQUENCE, turned
-from graphs.transforms.splitting.sharding import Sharding, differs
+from graphs.transforms.splitting.cuts import Sharding, differs
+from graphs.transforms.splitting.ring_rows import turned
 
 if TYPE_CHECKING:
     from graphs.transforms.splitting.copies import Copies
@@ -277,6 +277,12 @@ class _Ring:
 
 
 # -- Balance of rings -----------------------------------------------------------------------------------------------
+# Balance of causal attention: which axes give each part of a sequence a stretch of each half.
+#
+# Part r of a sequence in 2 k stretches has the stretches r and 2 k - 1 - r. So the queries of each part see as many
+# keys,
+# 2 k + 1 halves of a stretch, where of k plain stretches the last sees 2 - 1 / k times the mean. Megatron-LM (its
+# ``get_batch_on_this_cp_rank``) and PyTorch (``context_parallel`` with its default load balancer) cut in the same way.
 
 
 _DENSITY = 4  # of attention's extents: the share of the pairs of queries and keys that is not masked

@@ -13,132 +13,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
-from graphs.arrays import BoolArray, FloatArray, IntArray
+from graphs.arrays import BoolArray, FloatArray
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.records import Work
-from graphs.rows import OWN_FAMILY, ByGroups, Part, Partial, Replicate, Shard, SplitRow
-from graphs.transforms.splitting.normalised import normalised
-from graphs.transforms.splitting.op_states import states_of, where
-from graphs.transforms.splitting.ring_rows import SEQUENCE, in_ring, turned
+from graphs.rows import OWN_FAMILY, SEQUENCE, ByGroups, Shard, SplitRow
+from graphs.transforms.splitting.choices import Choice, Costs, choice_of
+from graphs.transforms.splitting.cuts import (
+    EXPERTS,
+    HEADS,
+    IN_TIME,
+    SUM,
+    WHOLE,
+    Axis,
+    Sharding,
+    code,
+    shares,
+    with_whole_tables,
+)
+from graphs.transforms.splitting.op_states import normalised, reduced_by_readers, states_of, where
+from graphs.transforms.splitting.ring_rows import in_ring, turned
 from graphs.transforms.splitting.storage_ops import gradient_casts, sums_of_uses, weight_casts
-
-EXPERTS, HEADS = "experts", "heads"
-WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`
-IN_TIME = "mb"  # name of the axis along which micro-batches are cut
-_MOST_CODES = 1 << 10  # of cuts with equally many blocks, of more dimensions than tensors have
-_BY_GROUPS = 1 << 40  # code of a cut by groups, beyond those of all others
-_FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter
-
-
-@dataclass(frozen=True)
-class Axis:
-    """The cut along one axis of a mesh.
-
-    Attributes:
-        name: of the mesh axis, ``"dp"``, ``"tp"`` ...
-        size: number of parts.
-        words: axis words of the rows to take, where an op has rows of several those of the first; empty for a tensor
-            axis.
-        sequence: on a tensor axis, cut along the sequence what would be whole.
-        modules: patterns of module paths; ops elsewhere stay whole. Empty is everywhere.
-        tensor_modules: of a named axis, patterns of module paths where it cuts weights, as a tensor axis does.
-        parts: into which a row is cut along this and earlier axes of the same words; of a tensor axis those along all
-            axes and micro-batches, for rows of a dimension with an axis of its own; 0 for `size`.
-        shares: of the batch, in proportion, one for each part; empty for parts as even as can be.
-        by_heads: of the axis of a sequence: attention is cut by its heads, between two all-to-alls (Jacobs et al. 2023,
-            "DeepSpeed Ulysses").
-        is_ring: of the axis of a sequence: keys and values of attention go round, a block at a time
-            (`graphs.transforms.splitting.rings`).
-        has_experts: ops are cut by experts where they have rows of these, as along the axis of experts.
-        once_a_host: of the axis of experts: a token goes to a host once, not once for each of its experts there.
-        in_stages: of the axis of time: micro-batches go through a pipeline, so gradients of a table that is used twice
-            come from two stages, and are added to each other once in the step.
-        expert_parts: into which experts are cut along all axes together; 0 for `size`.
-    """
-
-    name: str
-    size: int
-    words: tuple[str, ...] = ()
-    sequence: bool = False
-    modules: tuple[str, ...] = ()
-    tensor_modules: tuple[str, ...] = ()
-    parts: int = 0
-    shares: tuple[int, ...] = ()
-    by_heads: bool = False
-    is_ring: bool = False
-    has_experts: bool = False
-    once_a_host: bool = False
-    in_stages: bool = False
-    expert_parts: int = 0
-
-    @property
-    def cuts_weights(self) -> bool:
-        """Whether it cuts weights, everywhere or in some modules."""
-        return not self.words or bool(self.tensor_modules)
-
-
-@dataclass(frozen=True, eq=False)
-class Sharding:
-    """A graph cut along one axis (n ops, m tensors, e (consumer, tensor) pairs as in `OpGraph.inputs`, s states).
-
-    Attributes:
-        axis: along which.
-        row: n rows, None for an op that every part does as a whole.
-        written: int64 [m], code of each tensor as its producer writes it: WHOLE, SUM, or a cut of a dimension.
-        read: int64 [e], code of each tensor as its consumer reads it.
-        state: int64 [s], code of each state as it is kept.
-        share: float64 [n, size], FLOPs of each part of what is divided; all 1 for a whole op. More than 1 together
-            where each part is taken to have as much as the one with the largest groups.
-        written_share: float64 [m, size], bytes of each part of a tensor as written; all 1 for a whole one.
-        halo: float64 [e], share of the tensor that a part reads of each neighbour's part.
-    """
-
-    axis: Axis
-    row: tuple[SplitRow | None, ...]
-    written: IntArray
-    read: IntArray
-    state: IntArray
-    share: FloatArray
-    written_share: FloatArray
-    halo: FloatArray
-
-    @cached_property
-    def load(self) -> float:
-        """Tokens of the part with the largest groups, over an even share: at most all of them."""
-        return min(max((row.load for row in self.row if row is not None), default=1.0), float(self.axis.size))
-
-    @property
-    def first(self) -> Sharding:
-        """The first part alone, which is as large as any; `axis` still says how many there are."""
-        return replace(self, share=self.share[:, :1], written_share=self.written_share[:, :1])
-
-
-def shares(extent: int, size: int, weights: tuple[int, ...] = ()) -> FloatArray:
-    """float64 [size]: of an extent, the share of each part, in whole units and of each at least one.
-
-    Args:
-        weights: one for each part, to which shares are in proportion. Without them parts are even; where the extent
-            does not divide, the first have one unit more.
-    """
-    if weights:
-        wanted = extent * np.array(weights) / sum(weights)
-        units = np.maximum(np.floor(wanted).astype(np.int64), 1)
-        while units.sum() != extent:  # those who lack most get one more, those who have most too much one less
-            lack = wanted - units
-            if units.sum() < extent:
-                units[np.argmax(lack)] += 1
-            else:
-                units[np.argmin(np.where(units > 1, lack, np.inf))] -= 1
-        return units / extent
-    units = np.full(size, extent // size)
-    units[: extent % size] += 1
-    return units / extent
 
 
 def shard(graph: OpGraph, axis: Axis, among: BoolArray | None = None) -> Sharding:
@@ -159,93 +57,13 @@ def shard(graph: OpGraph, axis: Axis, among: BoolArray | None = None) -> Shardin
         whole |= torn
 
 
-def _is_reduced_by_readers(graph: OpGraph, size: int) -> BoolArray:
-    """bool [n]: forward ops with a much larger output than their forward readers', e.g. logits before a loss."""
-    producer, consumer, _ = graph.edge_list
-    forward = (graph.phase[producer] == Phase.FORWARD) & (graph.phase[consumer] == Phase.FORWARD)
-    pairs = np.unique(producer[forward] * graph.n_ops + consumer[forward])
-    written = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n_ops)
-    before, after = np.divmod(pairs, graph.n_ops)
-    later = np.bincount(before, written[after], graph.n_ops)
-    has_readers = np.bincount(before, minlength=graph.n_ops) > 0
-    result: BoolArray = has_readers & (later * size < written)
-    return result
-
-
 def _has_own_figure(kind: str) -> bool:
     """Whether an op writes, or reads of its forward op, a figure about its part of the batch."""
     facts = op_kind(kind)
     return facts.has_statistics or facts.is_label_loss
 
 
-def _family(word: str) -> int:
-    return OWN_FAMILY.index(word) if word in OWN_FAMILY else len(OWN_FAMILY)
-
-
-def with_whole_tables(row: SplitRow, n_read: int) -> SplitRow:
-    """A row that cuts a slice of a table, and so the table again and again, or a table by words, reads all of it.
-
-    An update is not cut so.
-    """
-    parts = row.inputs[n_read:]
-    if row.axis not in OWN_FAMILY:
-        return row
-    whole = tuple(
-        Replicate() if isinstance(part, Shard) and (part.blocks > 1 or row.axis == SEQUENCE) else part for part in parts
-    )
-    return row if whole == parts else replace(row, inputs=(*row.inputs[:n_read], *whole))
-
-
-def code(part: Part, word: str) -> int:
-    """WHOLE, SUM or the number of a cut: parts of one number fit together.
-
-    Heads are stretches of the features of a tensor, halves of each head are not: these have as many blocks as heads.
-    """
-    if isinstance(part, ByGroups):
-        return _BY_GROUPS + part.dim
-    if isinstance(part, Shard):
-        return 2 + part.dim * (len(OWN_FAMILY) + 1) + _family(word) + (part.blocks - 1) * _MOST_CODES
-    return SUM if isinstance(part, Partial) else WHOLE
-
-
-def is_by_groups(code: int) -> bool:
-    """Whether a code is that of a cut by groups, whose sizes the data says."""
-    return code >= _BY_GROUPS
-
-
-def differs(written: int, read: int) -> bool:
-    """Whether it takes an exchange to read what is written so."""
-    return (written == SUM and read != SUM) or (written > SUM and read != written)
-
-
-def differing(written: IntArray, read: IntArray) -> BoolArray:
-    """bool [e]: `differs` of each pair."""
-    found: BoolArray = ((written == SUM) & (read != SUM)) | ((written > SUM) & (read != written))
-    return found
-
-
-@dataclass(slots=True)
-class _Choice:
-    """A row with its codes: of tensors read, of states, and of tensors written."""
-
-    row: SplitRow | None
-    tensors: list[int]
-    states: Sequence[int]
-    outputs: list[int]
-
-
-def _choice(row: SplitRow, n_read: int, weights: tuple[int, ...] = ()) -> _Choice:
-    """A row of an op that reads so many tensors; those at places `weights` are states that were cast."""
-    states = [*(row.inputs[k] for k in weights), *row.inputs[n_read:]]
-    return _Choice(
-        row,
-        [code(part, row.axis) for k, part in enumerate(row.inputs[:n_read]) if k not in weights],
-        [code(part, "") for part in states],
-        [code(part, row.axis) for part in row.outputs],
-    )
-
-
-class _Walk:
+class _Walk(Costs):
     """Chooses the row of one op after the other."""
 
     def __init__(self, graph: OpGraph, axis: Axis, among: BoolArray, whole: frozenset[int]) -> None:
@@ -275,16 +93,16 @@ class _Walk:
             is_cut &= graph.phase != Phase.UPDATE
             is_cut &= ~(sums_of_uses(graph) & axis.in_stages)
         self.is_tensor, self.is_cut = is_tensor.tolist(), (is_cut & among).tolist()
-        self.choices: dict[tuple[object, ...], list[_Choice]] = {}
-        self.open: dict[int, list[_Choice]] = {}  # ops that nothing binds yet, and their rows
+        self.choices: dict[tuple[object, ...], list[Choice]] = {}
+        self.open: dict[int, list[Choice]] = {}  # ops that nothing binds yet, and their rows
         self.producer = graph.tensor_producer.tolist()
         self.tied = self._read_twice()
         self.forward_of = graph.forward_of.tolist()
         self.row_number = graph.row_numbers
         self.kind = list(zip(graph.kinds, self.phase, strict=True))
         self.normalised = normalised(graph) if axis.cuts_weights else (frozenset(),) * graph.n_tensors
-        self.is_reduced_by_readers = _is_reduced_by_readers(graph, axis.size).tolist()
-        self.chosen: dict[tuple[object, ...], _Choice] = {}
+        self.is_reduced_by_readers = reduced_by_readers(graph, axis.size).tolist()
+        self.chosen: dict[tuple[object, ...], Choice] = {}
         for op in graph.topological_order.tolist():
             self._decide(op)
         for op in list(self.open):  # what only open ops read
@@ -311,7 +129,7 @@ class _Walk:
         count = Counter(s for op, own in enumerate(self.states_of) if forward[op] and op not in self.casts for s in own)
         return {state for state, users in count.items() if users > 1}
 
-    def _like_its_readers(self, op: int) -> _Choice:
+    def _like_its_readers(self, op: int) -> Choice:
         """The row of a cast by which it writes what its readers want: the state as it is cut."""
         n_read, tensor = self.input_ptr[op + 1] - self.input_ptr[op], self.output_ptr[op]
         kept = self.state[self.casts[op]] or WHOLE
@@ -419,28 +237,28 @@ class _Walk:
             *(self.state[s] for s in (() if forward < 0 or states else self.states_of[forward])),
         )
 
-    def _chosen(self, op: int, read: list[int], states: Sequence[int]) -> _Choice:
+    def _chosen(self, op: int, read: list[int], states: Sequence[int]) -> Choice:
         rows = self._rows(op, read, states)
         if self.axis.by_heads and not states and (heads := self._of_heads(op, rows, read)):
-            return min(heads, key=lambda choice: self._exchange_s(choice, read))
+            return min(heads, key=lambda choice: self.exchange_s(choice, read))
         named = [choice for choice in rows if choice.row is not None and choice.row.axis in self.axis.words]
         if self.axis.has_experts and not self.axis.words:
             by_experts = [choice for choice in rows if choice.row is not None and choice.row.axis == EXPERTS]
             if by_experts:
-                return min(by_experts, key=lambda choice: self._exchange_s(choice, read))
+                return min(by_experts, key=lambda choice: self.exchange_s(choice, read))
         if self.axis.is_ring and (ringed := self._in_ring(op, named, read)) is not None:
             return ringed
         if named and not self.is_tensor[op]:
-            return min(named, key=lambda choice: (self._rank(choice), self._exchange_s(choice, read)))
+            return min(named, key=lambda choice: (self._rank(choice), self.exchange_s(choice, read)))
         return self._followed(op, rows, read)
 
-    def _of_heads(self, op: int, rows: list[_Choice], read: list[int]) -> list[_Choice]:
+    def _of_heads(self, op: int, rows: list[Choice], read: list[int]) -> list[Choice]:
         """Rows of heads for a core of attention, and for ops after one that read heads as they are cut."""
         heads = [choice for choice in rows if choice.row is not None and choice.row.axis == HEADS]
         is_core = bool(op_kind(self.graph.kinds[op]).attention_core)
-        return heads if is_core else [choice for choice in heads if self._fits(choice, read)]
+        return heads if is_core else [choice for choice in heads if self.fits(choice, read)]
 
-    def _in_ring(self, op: int, named: list[_Choice], read: list[int]) -> _Choice | None:
+    def _in_ring(self, op: int, named: list[Choice], read: list[int]) -> Choice | None:
         """The row of attention whose keys and values go round, which reads them as they are cut; None for none."""
         row = next((choice.row for choice in named if choice.row is not None and choice.row.axis == SEQUENCE), None)
         forward = self.forward_of[op]
@@ -449,7 +267,7 @@ class _Walk:
             return None
         made = [self._part_written(t) for t in read]
         ringed = in_ring(self.graph, op, row, made, self.axis.size)
-        return None if ringed is None else _choice(ringed, len(read))
+        return None if ringed is None else choice_of(ringed, len(read))
 
     def _part_written(self, tensor: int) -> Shard | None:
         """The stretch of a sequence along which a tensor is written cut; None where it is not."""
@@ -458,7 +276,7 @@ class _Walk:
         part = None if row is None or row.axis != SEQUENCE else row.outputs[tensor - self.output_ptr[op]]
         return part if isinstance(part, Shard) else None
 
-    def _take(self, op: int, best: _Choice) -> None:
+    def _take(self, op: int, best: Choice) -> None:
         """Make a row the op's, and close what it reads."""
         states, row = self.states_of[op], best.row
         written = range(self.output_ptr[op], self.output_ptr[op + 1])
@@ -489,7 +307,7 @@ class _Walk:
     def _is_open(self, tensor: int) -> bool:
         return self.producer[tensor] in self.open
 
-    def _leave_open(self, op: int, rows: list[_Choice], written: range) -> None:
+    def _leave_open(self, op: int, rows: list[Choice], written: range) -> None:
         whole = self._whole(op, self.input_ptr[op + 1] - self.input_ptr[op])
         fitting = [choice for choice in self._of_axis(rows) if SUM not in choice.outputs]
         self.open[op] = [whole, *fitting]
@@ -509,12 +327,12 @@ class _Walk:
             self.available[t] = set()
         self._take(op, chosen)
 
-    def _of_axis(self, rows: list[_Choice]) -> list[_Choice]:
+    def _of_axis(self, rows: list[Choice]) -> list[Choice]:
         """Rows for a tensor axis: those that do not cut the batch or another dimension with an axis of its own."""
         own = ("sequence",) if self.axis.sequence else ()
         return [c for c in rows if c.row is None or c.row.axis not in OWN_FAMILY or c.row.axis in own]
 
-    def _rows(self, op: int, read: list[int], states: Sequence[int]) -> list[_Choice]:
+    def _rows(self, op: int, read: list[int], states: Sequence[int]) -> list[Choice]:
         """The rows that an op may take."""
         if not self.is_cut[op]:
             return []
@@ -530,7 +348,7 @@ class _Walk:
         tensors = (*read, *range(self.output_ptr[op], self.output_ptr[op + 1]))
         return [choice for choice in rows if not self._cuts_normalised(choice, tensors, self.weights.get(op, ()))]
 
-    def _cuts_normalised(self, choice: _Choice, tensors: tuple[int, ...], weights: tuple[int, ...]) -> bool:
+    def _cuts_normalised(self, choice: Choice, tensors: tuple[int, ...], weights: tuple[int, ...]) -> bool:
         """Whether it cuts a dimension that a norm reads, and not into units of another word."""
         row = choice.row
         if row is None or row.axis in OWN_FAMILY:
@@ -541,7 +359,7 @@ class _Walk:
             isinstance(part, Shard) and part.dim in self.normalised[t] for t, part in zip(tensors, parts, strict=True)
         )
 
-    def _choices(self, op: int, n_read: int) -> list[_Choice]:
+    def _choices(self, op: int, n_read: int) -> list[Choice]:
         """The rows of an op that allow as many parts as there are."""
         rows = self.graph.split_rows[op]
         is_tensor, weights = self.is_tensor[op], self.weights.get(op, ())
@@ -554,7 +372,7 @@ class _Walk:
         found = self.choices.get(key)
         if found is None:
             found = self.choices[key] = [
-                _choice(row, n_read, weights)
+                choice_of(row, n_read, weights)
                 for row in (with_whole_tables(each, n_read) for each in rows)
                 if (row.extent >= self._parts(row, is_tensor) or row.extent == 1)
                 and (
@@ -569,11 +387,11 @@ class _Walk:
             return max(self.axis.size, self.axis.expert_parts)
         return max(self.axis.size, self.axis.parts if not is_tensor or row.axis in OWN_FAMILY else 0)
 
-    def _rank(self, choice: _Choice) -> int:
+    def _rank(self, choice: Choice) -> int:
         """Place among the words of the axis: along that of experts the batch is cut only where there are none."""
         return -1 if choice.row is None else self.axis.words.index(choice.row.axis)
 
-    def _keeps(self, choice: _Choice, states: Sequence[int]) -> bool:
+    def _keeps(self, choice: Choice, states: Sequence[int]) -> bool:
         """Whether states stay as they are kept. A summand of a gradient is written where the whole state is."""
         return all(
             self.state[s] is None or self.state[s] == (WHOLE if need == SUM else need)
@@ -584,7 +402,7 @@ class _Walk:
         """The code of the state whose gradient an op writes before its cast; WHOLE where it writes none."""
         return WHOLE if op not in self.gradients else self.state[self.gradients[op][2]] or WHOLE
 
-    def _writes_as_kept(self, op: int, choice: _Choice) -> bool:
+    def _writes_as_kept(self, op: int, choice: Choice) -> bool:
         """Whether a gradient that is to be cast is written as its state is kept, or a summand of it."""
         if op not in self.gradients:
             return True
@@ -594,30 +412,30 @@ class _Walk:
             return bool(made <= SUM)
         return any(one.tensors == [made] and one.states == [kept] for one in self._choices(cast, 1))
 
-    def _adds_up_stretches(self, choice: _Choice, read: list[int]) -> bool:
+    def _adds_up_stretches(self, choice: Choice, read: list[int]) -> bool:
         """Whether it takes for a summand what is written in stretches, of which no exchange makes one."""
         return any(
             need == SUM and self.written[t] > SUM and not self._is_open(t)
             for t, need in zip(read, choice.tensors, strict=True)
         )
 
-    def _followed(self, op: int, rows: list[_Choice], read: list[int]) -> _Choice:
+    def _followed(self, op: int, rows: list[Choice], read: list[int]) -> Choice:
         """The cheapest row where there is no named one; weights are cut along a tensor axis."""
         whole = self._whole(op, len(read))
         if not self.is_tensor[op]:
-            exact = [choice for choice in rows if self._fits(choice, read)]
-            return min(exact, key=lambda choice: self._cost_s(op, choice, read), default=whole)
+            exact = [choice for choice in rows if self.fits(choice, read)]
+            return min(exact, key=lambda choice: self.cost_s(op, choice, read), default=whole)
         # An op that uses a cut state is cut as the state is, if it can be.
         kept = [self.state[s] or WHOLE for s in self.states_of[op]]
         is_bound = bool(rows) and max([*kept, self._gradient_state(op)]) > SUM
         uncut = [] if is_bound else [whole]
         usual = self._of_axis(rows)
-        if self._is_cut_loss(op, read) and not any(self._fits(choice, read) for choice in usual):
+        if self._is_cut_loss(op, read) and not any(self.fits(choice, read) for choice in usual):
             others = [choice for choice in rows if choice not in usual]
-            return min([*uncut, *usual, *others], key=lambda choice: self._exchange_s(choice, read))
+            return min([*uncut, *usual, *others], key=lambda choice: self.exchange_s(choice, read))
         mirrored = [choice for choice in rows if choice not in usual and self._mirrors(op, choice)]
         if mirrored:
-            return min(mirrored, key=lambda choice: self._exchange_s(choice, read))
+            return min(mirrored, key=lambda choice: self.exchange_s(choice, read))
         of_weights = next((choice for choice in rows if self._is_of_weights(op, choice, read)), None)
         if of_weights is not None:
             return of_weights
@@ -628,21 +446,21 @@ class _Walk:
                 return narrow
             cut = [choice for choice in rows if any(need > SUM for need in choice.states)]
             if cut:
-                return min(cut, key=lambda choice: self._product_s(op, choice, read))
+                return min(cut, key=lambda choice: self.product_s(op, choice, read))
         # Summands that are added up anyway are exchanged once, as their sum.
         added = [choice for choice in rows if len(read) > 1 and set(choice.tensors) == {SUM}]
-        if self.axis.sequence and not any(self._fits(choice, read) for choice in added):
+        if self.axis.sequence and not any(self.fits(choice, read) for choice in added):
             along = [choice for choice in rows if choice.row is not None and choice.row.axis == "sequence"]
             # Tensors made of whole tensors, such as masks and rotary tables, stay whole: their readers take a stretch.
             if self._is_of_whole(op, read):
                 rows = [choice for choice in rows if choice not in along]
             elif along:
                 is_sum = any(self.available[t] == {SUM} for t in read)
-                if is_sum or not any(self._fits(choice, read) for choice in rows):
+                if is_sum or not any(self.fits(choice, read) for choice in rows):
                     if not is_sum:  # what is cut stays so where the rest, such as the weights of experts, is small
                         along = [*along, *(choice for choice in rows if self._follows_cut(choice, read))]
-                    return min(along, key=lambda choice: self._exchange_s(choice, read))
-        return min([*uncut, *rows] or [whole], key=lambda choice: self._cost_s(op, choice, read))
+                    return min(along, key=lambda choice: self.exchange_s(choice, read))
+        return min([*uncut, *rows] or [whole], key=lambda choice: self.cost_s(op, choice, read))
 
     def _is_of_whole(self, op: int, read: list[int]) -> bool:
         """Whether it reads states or tensors, and those are whole. Noise that is drawn again waits for an empty one."""
@@ -650,20 +468,20 @@ class _Walk:
         is_whole = all(self._is_open(t) or self.available[t] == {WHOLE} for t in filled)
         return is_whole and bool(filled or self.states_of[op])
 
-    def _follows_cut(self, choice: _Choice, read: list[int]) -> bool:
+    def _follows_cut(self, choice: Choice, read: list[int]) -> bool:
         """Whether it reads a tensor as it is cut that is nowhere whole."""
         return any(
             need > SUM and need in self.available[t] and WHOLE not in self.available[t]
             for t, need in zip(read, choice.tensors, strict=True)
         )
 
-    def _is_narrow(self, op: int, choice: _Choice, read: list[int]) -> bool:
+    def _is_narrow(self, op: int, choice: Choice, read: list[int]) -> bool:
         """Whether the parts of a sequence are read as they are, by weights that are so few that each part has them all.
 
         It is so of a router. Weights that are cut take a gather of what is read, forward and backward, and a sum of its
         gradient; weights that are not, a sum of theirs and the same of the results.
         """
-        if choice.row is None or choice.row.axis != SEQUENCE or not self._fits(choice, read):
+        if choice.row is None or choice.row.axis != SEQUENCE or not self.fits(choice, read):
             return False
         if any(WHOLE in self.available[t] for t in read):
             return False
@@ -671,13 +489,13 @@ class _Walk:
         made = sum(self.size[self.output_ptr[op] : self.output_ptr[op + 1]])
         return bool(3 * made + 4 * weights < 3 * sum(self.size[t] for t in read))
 
-    def _mirrors(self, op: int, choice: _Choice) -> bool:
+    def _mirrors(self, op: int, choice: Choice) -> bool:
         """Whether it cuts an op of the backward pass as its forward op is cut."""
         forward = self.forward_of[op]
         row = self.row[forward] if forward >= 0 else None
         return row is not None and choice.row is not None and row.axis == choice.row.axis
 
-    def _is_of_weights(self, op: int, choice: _Choice, read: list[int]) -> bool:
+    def _is_of_weights(self, op: int, choice: Choice, read: list[int]) -> bool:
         """Whether it writes the summand of a gradient as the weights are kept, of a table that several ops use."""
         forward = self.forward_of[op]
         kept = [] if forward < 0 or self.states_of[op] else [self.state[s] or WHOLE for s in self.states_of[forward]]
@@ -696,65 +514,10 @@ class _Walk:
             WHOLE not in have and max(have) > SUM for have in map(self.available.__getitem__, read)
         )
 
-    def _whole(self, op: int, n_read: int) -> _Choice:
+    def _whole(self, op: int, n_read: int) -> Choice:
         """Every part does all of the op; its states are where they are kept, gathered if need be."""
         kept = [WHOLE if (now := self.state[s]) is None else now for s in self.states_of[op]]
-        return _Choice(None, [WHOLE] * n_read, kept, [WHOLE] * (self.output_ptr[op + 1] - self.output_ptr[op]))
+        return Choice(None, [WHOLE] * n_read, kept, [WHOLE] * (self.output_ptr[op + 1] - self.output_ptr[op]))
 
     def _is_product(self, op: int) -> bool:
         return bool(self.states_of[op]) and op_kind(self.graph.kinds[op]).is_product
-
-    def _fits(self, choice: _Choice, read: list[int]) -> bool:
-        """Whether it reads tensors as they are, and at least one of them cut or as a sum."""
-        return any(need != WHOLE for need in choice.tensors) and all(
-            need in self.available[t] for t, need in zip(read, choice.tensors, strict=True)
-        )
-
-    # -- costs: seconds of some accelerator, for comparing only -----------------------------------------------
-
-    def _exchange_s(self, choice: _Choice, read: list[int]) -> float:
-        volumes = (self.size[t] * self._volume(t, need) for t, need in zip(read, choice.tensors, strict=True))
-        return float(_SENT_BYTE_S * sum(volumes))
-
-    def _volume(self, tensor: int, need: int) -> float:
-        """Times the bytes of a tensor that each part sends, to have it as needed."""
-        have = self.available[tensor]
-        if need in have or WHOLE in have:
-            return 0.0  # of a whole tensor each part takes its stretch, or the first all of it and the others nothing
-        k = self.axis.size
-        if have == {SUM}:
-            return (2.0 if need == WHOLE else 1.0) * (k - 1) / k
-        return float((k - 1) / k if need == WHOLE else (k - 1) / (k * k))
-
-    def _product_s(self, op: int, choice: _Choice, read: list[int]) -> tuple[float, float]:
-        """First rows that take inputs as they are cut, then those that need no sum.
-
-        A table whose weights are those of the output, too, is cut by its own rows: by the others the output would be a
-        sum of all logits.
-        """
-        row = choice.row
-        follows = self._fits(choice, read) and not any(
-            need != WHOLE and row is not None and row.axis in OWN_FAMILY for need in choice.tensors
-        )
-        rank = 0.0 if follows else 1.0 + any(made == SUM for made in choice.outputs)
-        if row is not None and row.axis == "vocabulary" and any(s in self.tied for s in self.states_of[op]):
-            rank = min(rank, 0.5)
-        return rank, self._exchange_s(choice, read)
-
-    def _cost_s(self, op: int, choice: _Choice, read: list[int]) -> float:
-        """Exchange before, the work of one part, and the exchange that sums and new cuts will need in the end."""
-        row = choice.row
-        if row is None:
-            work = self.flops[op] * _FLOP_S + self.moved[op] * _BYTE_S
-        else:
-            k = self.axis.size if row.extent > 1 else 1
-            flops = row.whole_flops + (self.flops[op] - row.whole_flops) / k
-            work = flops * _FLOP_S + (row.whole_bytes + (self.moved[op] - row.whole_bytes) / k) * _BYTE_S
-        follows = any(need > SUM for need in choice.tensors) and self._fits(choice, read)
-        later, sent = 0.0, (self.axis.size - 1) / self.axis.size
-        for t, made in zip(range(self.output_ptr[op], self.output_ptr[op + 1]), choice.outputs, strict=True):
-            if made == SUM:
-                later += 2.0 * sent * self.size[t]
-            elif made > SUM and not follows:
-                later += self.size[t]
-        return float(self._exchange_s(choice, read) + work + later * _SENT_BYTE_S)

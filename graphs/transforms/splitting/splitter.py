@@ -19,12 +19,12 @@ from graphs.op_kinds import shape_readers
 from graphs.opgraph import OpGraph, Phase
 from graphs.transforms.derived import Derived, MeshAxis
 from graphs.transforms.splitting.copies import Copies
+from graphs.transforms.splitting.cuts import IN_TIME, SUM, Axis, Sharding, differing
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges
 from graphs.transforms.splitting.masks import in_time
 from graphs.transforms.splitting.rings import Rings
-from graphs.transforms.splitting.sharding import IN_TIME, SUM, Axis, Sharding, differing
 from graphs.transforms.splitting.synchronised import give_sums, synchronise
 from graphs.transforms.splitting.zero import Storage, Zero
 
@@ -236,15 +236,10 @@ class _Split:
         # A gradient is written in place by the first micro-batch; the others' are added to it.
         is_own = (number < layout.places) & ~self.storage.is_released[tensor]
         in_place = graph.tensor_in_place[tensor] & (is_own | ~graph.tensor_is_kept[tensor])
-        self.out.tensors(
-            producer, sizes, in_place, graph.tensor_transfer_s[tensor] * self._transfer_share(tensor, sizes)
-        )
+        whole = graph.tensor_bytes[tensor]
+        share = np.where(whole > 0, sizes / np.maximum(whole, 1), 1.0)  # of a measured transfer time as of the bytes
+        self.out.tensors(producer, sizes, in_place, graph.tensor_transfer_s[tensor] * share)
         return sizes
-
-    def _transfer_share(self, tensor: IntArray, sizes: IntArray) -> FloatArray:
-        """Share of a measured transfer time: that of the bytes."""
-        whole = self.graph.tensor_bytes[tensor]
-        return np.where(whole > 0, sizes / np.maximum(whole, 1), 1.0)
 
     def _edges(self) -> None:
         """Every copy of a consumer reads its own copy of a tensor, or what an exchange made of all."""

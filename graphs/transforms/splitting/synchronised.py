@@ -22,10 +22,10 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.rows import parts_statistics
 from graphs.transforms.derived import Exchanged
 from graphs.transforms.splitting.copies import Copies
+from graphs.transforms.splitting.cuts import SUM, differs
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import Exchanges, Parts
 from graphs.transforms.splitting.op_states import states_of
-from graphs.transforms.splitting.sharding import SUM, differs
 
 STATISTICS = "batch_statistics"  # kind of an op that adds up a part of a batch
 CLASS_SUMS = "class_sums"  # kind of an op that adds up a part of the classes

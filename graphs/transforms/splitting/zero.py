@@ -26,9 +26,9 @@ from graphs.rows import State
 from graphs.transforms.axes import STORAGE_AXES
 from graphs.transforms.derived import STORED, Exchanged
 from graphs.transforms.splitting.copies import Copies
+from graphs.transforms.splitting.cuts import SUM, WHOLE, differing
 from graphs.transforms.splitting.emission import Emission
 from graphs.transforms.splitting.exchange import ADD_BYTES_PER_BYTE, Exchanges, Parts, cut_evenly
-from graphs.transforms.splitting.sharding import SUM, WHOLE, differing
 from graphs.transforms.splitting.storage_ops import cast_tensor, gathers_of, once_a_step, parameter_casts
 
 SPLIT_FROM = (2, 2, 1)  # levels from which parameters, gradients and states of the optimizer are stored in parts

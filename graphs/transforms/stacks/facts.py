@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray, sums
-from graphs.op_kinds import HEAVY, PRODUCTS, KernelRole, base_name, item_bytes, role_of
+from graphs.op_kinds import HEAVY, PRODUCTS, TRUTHS, KernelRole, base_name, role_of
 from graphs.opgraph import OpGraph
+from graphs.recipes import number_bytes
 from graphs.records import Phase
 from graphs.rows import Shard
 from graphs.transforms.coarsen.contraction import merge_classes
@@ -158,9 +159,6 @@ def _is_matrix(graph: OpGraph, op: int) -> bool:
     return max(dims, default=0) == 1
 
 
-# -- Kernels merged -------------------------------------------------------------------------------------------------
-
-
 class Groups:
     """A partition of the ops of a graph whose contraction stays acyclic.
 
@@ -236,3 +234,8 @@ class Groups:
                 if reach & ~self._ancestors[target]:
                     self._ancestors[target] |= reach
                     waiting.append(target)
+
+
+def item_bytes(kind: str, dtype: str) -> int:
+    """Bytes of one element of what an op writes."""
+    return 1 if base_name(kind) in TRUTHS else number_bytes(dtype)

@@ -8,15 +8,26 @@ import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray, frozen, numbered, sums
 from graphs.errors import GraphError, UnknownNameError
-from graphs.op_kinds import ATTENTION, KernelRole, base_name, item_bytes, role_of
+from graphs.op_kinds import ATTENTION, KernelRole, base_name, role_of
 from graphs.opgraph import OpGraph
 from graphs.origin import COMPILED, EAGER, STACKS, with_step_of
 from graphs.records import Phase
 from graphs.transforms.coarsen.contraction import contract
 from graphs.transforms.derived import Derived
 from graphs.transforms.stacks.compiled import compiled_kernels
-from graphs.transforms.stacks.facts import FUSIBLE, KernelFacts, read_bytes
+from graphs.transforms.stacks.facts import FUSIBLE, KernelFacts, item_bytes, read_bytes
 from graphs.transforms.stacks.handmade import handmade_kernels
+
+# Bytes and launches of ops that share kernels: each member's part of what its kernel reads, writes and launches.
+#
+# Inside of a kernel nothing lies in memory: a tensor that only members read is neither written nor read, and what
+# several
+# members read is read once. Three corrections are made for compilers, which do more than share kernels:
+#
+# - what every reader computes for itself (`KernelFacts.is_inlined`), or the backward pass computes again from tensors
+#   that lie in memory anyway, is not written;
+# - the mask of a dropout is kept as truth values, of one byte each;
+# - batch norms in training, and the backward passes of norms, take a second kernel that reads their inputs again.
 
 # Norms whose sums over all rows need a kernel beside the one that passes over the elements.
 _TWICE = ("native_layer_norm_backward", "native_group_norm_backward", "fused_rms_norm_backward")
@@ -160,6 +171,16 @@ def _computed_again(graph: OpGraph, facts: KernelFacts, kernel: IntArray, inline
             can[written[op] : written[op + 1]] = bool((lies[read] | can[read]).all())
     return can
 
+
+# `HeldTensors`: tensors kept for the backward pass under a stack, where kernels keep what they read, not registers.
+#
+# A backward kernel that mirrors a forward kernel computes again what that had between its first read and its last
+# write:
+# the backward pass of SwiGLU has the gate's product, not its silu; that of a norm what the norm read and its
+# statistics,
+# not the normalised numbers in float32. torch.compile does so by its min-cut partitioner, as far as chains of
+# pointwise
+# ops go (`torch/_functorch/partitioners.py`).
 
 _LOG_SOFTMAX = "log_softmax"
 _CASTS = ("to_copy", "convert_element_type")

@@ -12,9 +12,9 @@ from graphs.formatting import show
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
 from graphs.rows import Shard
+from graphs.transforms.splitting.cuts import SUM, Sharding, differs
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.op_states import states_of
-from graphs.transforms.splitting.sharding import SUM, Sharding, differs
 from graphs.transforms.strategy import MeshRule, Strategy
 from placement.runtime.setups.module_tree import is_under
 

@@ -23,7 +23,7 @@ from graphs.recipes import PRECISIONS
 from graphs.transforms.axes import GROUPS
 from graphs.transforms.recomputing.selecting import cores, parted, segments
 from graphs.transforms.sequencing import BACKWARD, WEIGHTS, WHOLE_BACKWARD, StageBlock
-from graphs.transforms.splitting.sharding import shares
+from graphs.transforms.splitting.cuts import shares
 from graphs.transforms.splitting.splitter import split
 from graphs.transforms.strategy import ACTIVATIONS, MeshRule, Strategy
 from placement.results.same_model import check_same_model, with_recipe_of

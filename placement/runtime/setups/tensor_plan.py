@@ -14,10 +14,9 @@ from graphs.module_paths import prefixes
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
 from graphs.records import Phase
-from graphs.rows import Shard
+from graphs.rows import SEQUENCE, Shard
+from graphs.transforms.splitting.cuts import SUM, WHOLE, Axis, Sharding, code
 from graphs.transforms.splitting.cutting import cut
-from graphs.transforms.splitting.ring_rows import SEQUENCE
-from graphs.transforms.splitting.sharding import SUM, WHOLE, Axis, Sharding, code
 from graphs.transforms.splitting.splitter import BATCH
 from graphs.transforms.strategy import Strategy
 from placement.runtime.setups.context_plan import CutOps

@@ -15,8 +15,7 @@ from torch import nn
 from baselines.strategies.applied import applied
 from env.cluster import Cluster
 from graphs.capture import capture
-from graphs.capture.rows import dtensor
-from graphs.capture.rows.assembly import _letters
+from graphs.capture.rows.assembly import _letters, dtensor_letters, dtensor_strategies
 from graphs.capture.rows.naming import Elsewhere, digits
 from graphs.capture.trace import Layout, tensor_info
 from graphs.errors import MismatchError
@@ -221,10 +220,10 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_dtensor_says_the_same_as_our_rules(name: str) -> None:
-    """Fails, too, when torch moves its rules: they are private to it, and `graphs.capture.rows.dtensor` reads them."""
+    """Fails, too, when torch moves its rules: they are private to it, and `graphs.capture.rows.assembly` reads them."""
     target, args, outputs = CALLS[name]
-    assert len(dtensor.strategies()) > 500
-    theirs = {(frozenset(one.cuts), one.partial) for one in dtensor.letters(target, args, (), len(outputs))}
+    assert len(dtensor_strategies()) > 500
+    theirs = {(frozenset(one.cuts), one.partial) for one in dtensor_letters(target, args, (), len(outputs))}
     ours = {(frozenset(one.cuts), one.partial) for one in _letters(target, args, (), outputs)[1] if one.cuts}
     assert theirs >= ours > set()
 
@@ -239,8 +238,8 @@ def test_a_kind_that_only_dtensor_knows_is_split() -> None:
 
 
 def test_without_dtensor_there_are_our_rules_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dtensor, "strategies", dict)
-    assert dtensor.letters(*CALLS["mm"][:2], (), 1) == []
+    monkeypatch.setattr("graphs.capture.rows.assembly.dtensor_strategies", dict)
+    assert dtensor_letters(*CALLS["mm"][:2], (), 1) == []
 
 
 # -- models --------------------------------------------------------------------------------------------------

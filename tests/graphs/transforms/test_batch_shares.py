@@ -11,7 +11,7 @@ from training_steps import mlp
 from graphs.errors import StrategyError
 from graphs.opgraph import Phase
 from graphs.transforms import Zero, split
-from graphs.transforms.splitting.sharding import shares
+from graphs.transforms.splitting.cuts import shares
 from graphs.transforms.strategy import Strategy
 
 

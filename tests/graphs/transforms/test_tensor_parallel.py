@@ -13,7 +13,7 @@ from graphs import OpGraph
 from graphs.capture import capture
 from graphs.transforms.derived import Derived
 from graphs.transforms.splitting import split
-from graphs.transforms.splitting.normalised import normalised
+from graphs.transforms.splitting.op_states import normalised
 from graphs.transforms.strategy import Strategy
 
 LAYERS, SAMPLES, TOKENS, WIDTH = 2, 2, 16, 16
