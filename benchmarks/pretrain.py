@@ -30,8 +30,8 @@ from table import parser
 import baselines
 from baselines.strategies.applied import applied
 from env.cluster import Cluster, Device, Link, both_ways
-from env.gpus import A100_PCIE, GIB, H100, K40, P100, T4, V100_PCIE
 from env.plan import Plan
+from env.presets.gpus import DEVICES, GIB
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import InfeasibleError, StrategyError
@@ -44,6 +44,10 @@ from placement.learning.policies.graph_policy import GraphPolicy
 from placement.learning.policies.policy import Proposals
 from placement.learning.policies.policy_file import PolicyOrigin, save_policy
 from placement.results.result import versions
+
+A100_PCIE, H100, K40, P100, T4, V100_PCIE = (
+    DEVICES[name] for name in ("A100_PCIE", "H100", "K40", "P100", "T4", "V100_PCIE")
+)
 
 HELD_OUT_MODELS = ("nasnet_large", "nmt4", "transformer_moe", "gpt2")
 HELD_OUT_CLUSTERS = ("8xV100-nvlink", "mixed-gpus", "8xK40-pcie", "2x8xH100-ib", "16xV100-10gbe")
