@@ -25,7 +25,7 @@ from env.device import Device
 from env.plan import Plan
 from env.presets.gpus import DEVICES
 from env.problem import Problem
-from env.rate_records import AttentionRate
+from env.rates import AttentionRate
 from env.simulation.simulator import Simulator
 from graphs.errors import PlacementError
 from graphs.op_kinds import base_name

@@ -28,7 +28,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "env": (
-        "compiling local objectives rate_records rates device",
+        "compiling local objectives rates device",
         "jit fabric",
         "presets",
         "cluster lanes routes",

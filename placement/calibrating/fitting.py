@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env.device import Device
-from env.rate_records import AttentionRate, ConvolutionRate, ProductRate
-from env.rates import Rates
+from env.rates import AttentionRate, ConvolutionRate, ProductRate, Rates
 from graphs.errors import ClusterError
 from graphs.formatting import format_count, format_seconds
 from graphs.records import ATTENTIONS, Work

@@ -16,8 +16,7 @@ from env.cluster import Cluster, Device
 from env.plan import Plan
 from env.presets.gpus import DEVICES
 from env.problem import Problem
-from env.rate_records import ProductRate
-from env.rates import Rates
+from env.rates import ProductRate, Rates
 from env.simulation.simulator import Simulator
 from env.times.op_times import OpWork, kernel_seconds, least_seconds, op_seconds
 from graphs import Op, OpGraph, Tensor, Work

@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 
 from env.cluster import Cluster, Device
 from env.presets.gpus import DEVICES
-from env.rate_records import ConvolutionRate, ProductRate
-from env.rates import ATTENTION, ATTENTION_BACKWARD, GROUPED, PRODUCT, WEIGHT_GRADIENT, Rates
+from env.rates import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    GROUPED,
+    PRODUCT,
+    WEIGHT_GRADIENT,
+    ConvolutionRate,
+    ProductRate,
+    Rates,
+)
 from env.times.op_times import OpWork, host_seconds
 from graphs.codec import plain as as_json
 from graphs.codec import record_of

@@ -9,8 +9,7 @@ import pytest
 
 from env.device import Device
 from env.presets.gpus import DEVICES, known_device
-from env.rate_records import AttentionRate, ProductRate
-from env.rates import Rates
+from env.rates import AttentionRate, ProductRate, Rates
 from graphs.errors import ClusterError
 from graphs.records import Work
 from placement.calibrating.fitting import fitted, least_squares, seconds_of

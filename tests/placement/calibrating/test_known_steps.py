@@ -10,8 +10,7 @@ import torch
 
 from env.cluster import Cluster
 from env.device import Device, both_ways
-from env.rate_records import ProductRate
-from env.rates import Rates
+from env.rates import ProductRate, Rates
 from graphs.capture import capture
 from graphs.errors import ClusterError, PlacementError
 from graphs.files import save_graph
