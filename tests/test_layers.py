@@ -77,8 +77,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "placement.fitting": (
-        "arrivals registry participants",
-        "log task",
+        "arrivals registry",
+        "log participants task",
         "comparison virtual",
         "batch_rules compressions real",
         "exchanges",
@@ -106,7 +106,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "networks",
         "policies",
         "learners",
-        "by_name checkpoint event_log placing session training",
+        "by_name placing session training",
         "__init__",
     ),
 }
