@@ -31,7 +31,8 @@ import baselines
 from baselines.strategies.applied import applied
 from env.cluster import Cluster, Device, Link, both_ways
 from env.plan import Plan
-from env.presets.gpus import DEVICES, GIB
+from env.presets.gpus import DEVICES as MODELS
+from env.presets.gpus import GIB
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import InfeasibleError, StrategyError
@@ -46,7 +47,7 @@ from placement.learning.policies.policy_file import PolicyOrigin, save_policy
 from placement.results.result import versions
 
 A100_PCIE, H100, K40, P100, T4, V100_PCIE = (
-    DEVICES[name] for name in ("A100_PCIE", "H100", "K40", "P100", "T4", "V100_PCIE")
+    MODELS[name] for name in ("A100_PCIE", "H100", "K40", "P100", "T4", "V100_PCIE")
 )
 
 HELD_OUT_MODELS = ("nasnet_large", "nmt4", "transformer_moe", "gpt2")
