@@ -15,11 +15,10 @@ from env.cluster import Cluster
 from env.device import both_ways
 from placement.fitting.log import FitRun, Stop
 from placement.fitting.methods import FitMethod
-from placement.fitting.role import Role
-from placement.fitting.stragglers import Stragglers
+from placement.fitting.participants import Role
 from placement.fitting.task import FitTask
 from placement.fitting.virtual.engine import VirtualEngine
-from placement.fitting.virtual.speeds import Speeds
+from placement.fitting.virtual.speeds import Speeds, Stragglers
 
 Row = dict[str, Any]
 SAMPLE_S, UPDATE_S = 2e-3, 20e-6  # of a gradient per sample, of an update

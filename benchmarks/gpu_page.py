@@ -16,8 +16,7 @@ from table import commit, machine
 
 from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster
-from env.gpus import under_torch
-from env.presets.known import known_device
+from env.presets.gpus import known_device, under_torch
 from graphs.capture import capture
 from graphs.disk import temporary_folder, write_atomically
 from graphs.formatting import format_bytes, format_seconds

@@ -188,10 +188,9 @@ def _without(what: str, problem: Any, seed: int) -> Any:
     import numpy as np
     import torch
 
-    from placement.learning.learners.options import ReinforceOptions
-    from placement.learning.learners.reinforce import Reinforce
-    from placement.learning.learners.starts import best_starts
-    from placement.learning.networks.partition import coarse_groups
+    from placement.learning.learners.registry import ReinforceOptions
+    from placement.learning.learners.reinforce import Reinforce, best_starts
+    from placement.learning.networks.units import coarse_groups
     from placement.learning.policies.hierarchical import LEVELS, Hierarchical
 
     class Fixed(Hierarchical):

@@ -30,8 +30,9 @@ from table import parser
 import baselines
 from baselines.strategies.applied import applied
 from env.cluster import Cluster, Device, Link, both_ways
-from env.gpus import A100_PCIE, GIB, H100, K40, P100, T4, V100_PCIE
 from env.plan import Plan
+from env.presets.gpus import DEVICES as KNOWN
+from env.presets.gpus import GIB
 from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import InfeasibleError, StrategyError
@@ -51,7 +52,7 @@ MODELS = ("inception_v3", "resnet50", "rnnlm", "nmt2", "nmt8", "gnmt", "bert_bas
 CLUSTERS = ("4xV100-pcie", "8xH100-nvswitch", "8xA100-nvswitch", "2xK40-pcie", "4xK40-pcie", "1xV100", "cpu-gpu")
 HELD_OUT_SEEDS = 1_000_000  # generated graphs and random clusters from this seed on are for tests only
 VALIDATION_SEEDS = 500_000
-DEVICES = (K40, P100, T4, V100_PCIE, A100_PCIE, H100)
+DEVICES = tuple(KNOWN[name] for name in ("K40", "P100", "T4", "V100_PCIE", "A100_PCIE", "H100"))
 REWRITES = ("mb2", "mb4", "dp2", "dp4", "dp2 zero1", "tp2", "tp4", "dp2 | tp2", "recompute=kind:*bmm*", "updates=fused")
 MOST_OPS = 8000  # of a graph
 CLIP = 1.0

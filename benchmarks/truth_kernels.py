@@ -18,19 +18,19 @@ import numpy as np
 from truth_rows import with_reader
 from truth_runs import NotBuilt, Row
 
-from env import gpus
 from env.cluster import Cluster
 from env.communication.times import lone_collective_s
 from env.device import Device
+from env.presets.gpus import DEVICES as GPUS
 from graphs.records import Work
 
 Rows = Sequence[Row]
 DEVICES = {
-    "a100_sxm": (gpus.A100_SXM4, "8xA100-nvswitch"),
-    "h100_sxm": (gpus.H100, "8xH100-nvswitch"),
-    "h200_sxm": (gpus.H200, "8xH200-nvswitch"),
-    "b200_sxm": (gpus.B200, "8xB200-nvswitch"),
-    "l40s": (gpus.L40S, "8xL40S-pcie"),
+    "a100_sxm": (GPUS["A100_SXM4"], "8xA100-nvswitch"),
+    "h100_sxm": (GPUS["H100"], "8xH100-nvswitch"),
+    "h200_sxm": (GPUS["H200"], "8xH200-nvswitch"),
+    "b200_sxm": (GPUS["B200"], "8xB200-nvswitch"),
+    "l40s": (GPUS["L40S"], "8xL40S-pcie"),
 }
 BEYOND = 1e15  # no size of a kernel is more
 DTYPES = {"bfloat16": "bfloat16", "float16": "float16", "half": "float16", "fp8": "float8_e4m3fn", "float32": "float32"}

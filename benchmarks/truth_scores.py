@@ -22,9 +22,10 @@ from baselines.strategies.applied import Applied, applied
 from baselines.strategies.folding import why_not_folded
 from env.cluster import BLOCKING, Cluster
 from env.device import Device
-from env.gpu_rates import CUDNN_HOPPER, FLASH_2
 from env.plan import Plan
+from env.presets.gpus import DEVICES
 from env.problem import Problem
+from env.rates import AttentionRate
 from env.simulation.simulator import Simulator
 from graphs.errors import PlacementError
 from graphs.op_kinds import base_name
@@ -32,6 +33,10 @@ from graphs.records import ANY_DEVICE, LANE, Work
 from graphs.transforms.stacks import on_stack
 from graphs.transforms.strategy import Strategy
 
+_H100 = DEVICES["H100"].rates
+_CUDNN = _H100.attention if _H100 is not None else None
+# Attention of H100 before torch took cuDNN's.
+FLASH_2 = AttentionRate(390e12, depth=300.0, width=20.0, longest=0.5, backward=1.2)
 WHOLE = 64  # micro-batches of a pipeline that are scored as they are
 # Of bfloat16 on A100 with CUDA 11.6: 384 products of 1024 x 1024 with 1024 x 140 took 9.23 ms, and 0.75 ms is what the
 # preset says of aligned ones (pytorch/pytorch, issue 83272, August 2022).
@@ -172,7 +177,7 @@ def _with(software: Software, device: Device) -> Device:
     rates = device.rates
     if rates is None:
         return device
-    if (software.flash_1 or software.flash_2) and rates.attention == CUDNN_HOPPER:
+    if (software.flash_1 or software.flash_2) and rates.attention == _CUDNN:
         rates = replace(rates, attention=FLASH_2)
     if software.flash_1 and rates.attention is not None:
         # FlashAttention 2 is twice as fast as 1 (Dao, FlashAttention-2, 2023, abstract).

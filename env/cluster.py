@@ -33,9 +33,9 @@ from env.device import (
     refusal,
 )
 from env.fabric import Fabric, Protocol
-from env.lanes import check_memories, host_devices, lane_of, memory_owner, outer_lane_of, with_lanes
+from env.lanes import OUTER_LANE, check_memories, host_devices, lanes_of, memory_owner, with_lanes
 from env.local import measurer
-from env.routes import ROUTE_BYTES, Route, Routes, find_routes
+from env.routes import ROUTE_BYTES, Route, Routes
 from graphs.arrays import frozen
 from graphs.codec import LATER, plain, record_of, short, unknown_field
 from graphs.disk import plain_reason, stem, too_much
@@ -162,7 +162,7 @@ class Cluster:
 
     def at_peak(self) -> Cluster:
         """This cluster at the rates of data sheets: devices by the roofline, collectives by algorithm over links."""
-        from env import gpus
+        from env.presets import gpus
 
         devices = tuple(map(gpus.at_peak, self.devices))
         links = tuple(link.at_peak() for link in self.links)
@@ -306,12 +306,12 @@ class Cluster:
     @cached_property
     def lane_of(self) -> NDArray[np.int64]:
         """int64 [D]: the number of each device's lane, -1 where it has none."""
-        return frozen(lane_of(self.devices))
+        return frozen(lanes_of(self.devices, LANE))
 
     @cached_property
     def outer_lane_of(self) -> NDArray[np.int64]:
         """int64 [D]: the number of each device's lane for collectives between hosts, -1 where it has none."""
-        return frozen(outer_lane_of(self.devices))
+        return frozen(lanes_of(self.devices, OUTER_LANE))
 
     @cached_property
     def host_devices(self) -> NDArray[np.int64]:
@@ -353,7 +353,9 @@ class Cluster:
     @cached_property
     def routes(self) -> Routes:
         """The fastest route for every ordered pair of different devices."""
-        return find_routes(self)
+        found = Routes(self)
+        found.check()
+        return found
 
     @cached_property
     def hash(self) -> str:
@@ -368,7 +370,7 @@ class Cluster:
 
 def _made(preset: Preset) -> Cluster:
     """A preset, as PyTorch uses its devices."""
-    from env.gpus import under_torch
+    from env.presets.gpus import under_torch
 
     devices = under_torch(preset.devices)
     return Cluster(preset.name, devices, preset.links, preset.summary, preset.source, fabric=preset.fabric)

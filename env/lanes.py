@@ -32,7 +32,7 @@ def with_lanes(cluster: Cluster, *, outer: bool = False) -> Cluster:
     lanes = [
         replace(device, name=_name(device, suffix), kind=LANE, model="", memory_of=device.memory_of or device.name)
         for suffix in ((LANE, OUTER_LANE) if outer else (LANE,))
-        for device, lane in zip(cluster.devices, _numbers(cluster.devices, suffix).tolist(), strict=True)
+        for device, lane in zip(cluster.devices, lanes_of(cluster.devices, suffix).tolist(), strict=True)
         if lane < 0 and device.kind != LANE and not (cluster.collectives and device.kind == "cpu")
     ]
     links = [link for lane in lanes for link in both_ways(lane.name, lane.memory_of, **_FREE)]
@@ -52,16 +52,6 @@ def without_lanes(cluster: Cluster) -> Cluster:
     devices = tuple(device for device in cluster.devices if device.name not in lanes)
     links = tuple(link for link in cluster.links if not lanes & {link.src, link.dst})
     return replace(cluster, devices=devices, links=links)
-
-
-def lane_of(devices: Sequence[Device]) -> IntArray:
-    """int64 [D]: the number of each device's lane, -1 where it has none."""
-    return _numbers(devices, LANE)
-
-
-def outer_lane_of(devices: Sequence[Device]) -> IntArray:
-    """int64 [D]: the number of each device's outer lane, -1 where it has none."""
-    return _numbers(devices, OUTER_LANE)
 
 
 def memory_owner(devices: Sequence[Device]) -> IntArray:
@@ -113,7 +103,8 @@ def _links_at(cluster: Cluster) -> dict[str, list[Link]]:
     return result
 
 
-def _numbers(devices: Sequence[Device], suffix: str) -> IntArray:
+def lanes_of(devices: Sequence[Device], suffix: str) -> IntArray:
+    """int64 [D]: the number of each device's lane, or outer lane, -1 where it has none."""
     number = {device.name: d for d, device in enumerate(devices) if device.kind == LANE}
     return np.array([number.get(_name(device, suffix), -1) for device in devices], dtype=np.int64)
 

@@ -15,13 +15,11 @@ from env.device import Device, MeasuredCollective
 from env.rates import Rates
 from graphs.codec import plain
 from graphs.errors import ClusterError
-from placement.calibrating.collective_files import check_collective, read_collectives
 from placement.calibrating.fitting import KINDS, LEAST, check_times, distinct, fitted
+from placement.calibrating.given import check_collective, read_collectives, read_products, read_step
 from placement.calibrating.kernels import MeasuredKernel
-from placement.calibrating.known_steps import read_step
 from placement.calibrating.layers import HostTimes, with_step
 from placement.calibrating.machines import HowToMeasure, Measured, as_reached, measured_here
-from placement.calibrating.product_files import read_products
 from placement.calibrating.records import Calibration, CheckedStep, Fit
 from placement.calibrating.scaling import fitted_to
 from placement.inputs.sources import read_cluster
@@ -49,7 +47,7 @@ def calibrate(
             the first kind that computes are fitted, and all its devices of that model get them.
         steps: such as ``"llama3_8b --strategy 'dp8 zero3' = 1.23 s"``.
         nccl_tests: output of nccl-tests.
-        products: CSV of the times of matrix products (`placement.calibrating.product_files.read_products`).
+        products: CSV of the times of matrix products (`placement.calibrating.given.read_products`).
         how: what to measure and for how long.
         tell: told what is being done.
 

@@ -1,15 +1,14 @@
 """Clusters of real machines, by name: those of papers at data-sheet rates, and those of now as they are used.
 
-Devices are of the models in `env.gpus`; links and collectives say beside their figures where they come from.
+Figures are in ``gpus.toml`` and ``machines.toml``, each with where it comes from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from env.presets.compared import COMPARED, compared
-from env.presets.machines import PATTERNS, SHOWN, maker_of
-from env.presets.papers import PAPERS
+from env.presets.gpus import COMPARED, compared
+from env.presets.machines import PAPERS, PATTERNS, SHOWN, maker_of
 from env.presets.parts import Preset
 from graphs.errors import UnknownNameError
 

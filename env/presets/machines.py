@@ -1,61 +1,40 @@
-"""Machines that people train on now, one host or many of them: names are patterns, so that there are as many as needed.
+"""Machines by name: those that people train on now, one host or many of them, and those of papers.
 
-``8xH100-nvswitch`` is one host, ``16x8xH100-ib`` sixteen of them on InfiniBand, ``4xRTX4090-pcie`` four cards in one,
-``1xA100`` one GPU alone, and ``2xp5.48xlarge`` two machines of a cloud by the name it has there. With ``+host`` behind
-it the CPUs and the memory of each host are a device, too, for what does not fit into those of the GPUs.
+Names are patterns, so that there are as many as needed: ``8xH100-nvswitch`` is one host, ``16x8xH100-ib`` sixteen of
+them on InfiniBand, ``4xRTX4090-pcie`` four cards in one, ``1xA100`` one GPU alone, and ``2xp5.48xlarge`` two machines
+of a cloud by the name it has there. With ``+host`` behind it the CPUs and the memory of each host are a device, too,
+for what does not fit into those of the GPUs. Machines of papers have data-sheet rates, peaks that real kernels do not
+reach, so their step times are best cases; `Device.compute_efficiency` and `Device.bandwidth_efficiency` take what you
+measured.
+
+``machines.toml`` has the figures.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from env.device import Device, Link, host_of
-from env.fabric import Fabric
-from env.gpus import (
-    A10G,
-    A100_PCIE,
-    A100_PCIE_80,
-    A100_SXM4,
-    A100_SXM4_40,
-    B200,
-    CASCADE_LAKE,
-    DGX_A100_HOST,
-    DGX_H100_HOST,
-    H100,
-    H100_HBM2E,
-    H200,
-    L40S,
-    MI300X,
-    RTX_4090,
-    T4,
-    V100_PCIE,
-)
-from env.presets.figures import NCCL_A100, NCCL_B200, NCCL_H100
+from env.device import Device, Link, both_ways, host_of
+from env.fabric import Fabric, Protocol
+from env.presets.gpus import DEVICES, read_data
 from env.presets.parts import (
-    A100_PORT_BYTES_PER_S,
-    B200_PORT_BYTES_PER_S,
-    CLOUD_REACHED,
+    ETHERNET_BYTES_PER_S,
+    ETHERNET_PORT_S,
     GBIT_BYTES_PER_S,
-    H100_PORT_BYTES_PER_S,
-    HDR_BYTES_PER_S,
-    INFINIBAND_PORT_S,
-    INFINIBAND_REACHED,
-    INFINITY_BYTES_PER_S,
-    INFINITY_REACHED,
-    NDR_BYTES_PER_S,
-    NVLINK_REACHED,
+    LINK_SOURCE,
+    NVLINK2_BYTES_PER_S,
     NVLINK_S,
-    PCIE3_BYTES_PER_S,
-    PCIE4_BYTES_PER_S,
-    PCIE5_BYTES_PER_S,
-    PCIE_PORT_S,
+    PCIE_HOP_S,
+    QPI_BYTES_PER_S,
     Port,
     Preset,
     adapters_of,
     meshed_host,
+    numbered,
+    star,
     switched_host,
 )
 from graphs.errors import ClusterError
@@ -64,7 +43,6 @@ MOST_HOSTS = 1024
 _MOST_OF_A_HOST = {"nvswitch": 8, "mesh": 8, "pcie": 16}
 
 _READ = "figures as of November 2026"
-_NVIDIA = "NVIDIA data sheet"
 _REACHED = "what links reach: microsoft/vidur @ 7d475133, NCCL 2.27 topo.h and tuning.cc, else assumed"
 
 
@@ -111,76 +89,41 @@ class CloudMachine:
     source: str
 
 
-_HDR, _NDR, _OPA = (
-    Port(rate, INFINIBAND_REACHED, INFINIBAND_PORT_S)
-    for rate in (HDR_BYTES_PER_S, NDR_BYTES_PER_S, 100 * GBIT_BYTES_PER_S)
-)
+@dataclass(frozen=True)
+class NvLinks:
+    """NVLinks of a GPU, bytes per second of one of them (nominal), the share that transfers reach, and its slot."""
+
+    count: int
+    bytes_per_s: float
+    reached: float
+    slot: Port
+
+
+_TABLES = read_data("machines.toml")
+PORTS = {name: Port(**table) for name, table in _TABLES["ports"].items()}
+_FABRICS = {
+    name: Fabric(tuple(Protocol(*row) for row in table["protocols"]), table["overlap"], table["source"])
+    for name, table in _TABLES["fabrics"].items()
+}
 _OMNI_PATHS = 4  # of a host
-_A100_PORT, _H100_PORT, _B200_PORT = (
-    Port(rate, NVLINK_REACHED, NVLINK_S / 2)
-    for rate in (A100_PORT_BYTES_PER_S, H100_PORT_BYTES_PER_S, B200_PORT_BYTES_PER_S)
-)
-_PCIE3, _PCIE4, _STAGED = (
-    Port(rate, 1.0, PCIE_PORT_S) for rate in (PCIE3_BYTES_PER_S, PCIE4_BYTES_PER_S, PCIE4_BYTES_PER_S / 2)
-)
-_INFINITY = Port(INFINITY_BYTES_PER_S, INFINITY_REACHED, PCIE_PORT_S * 2)
-
-GPUS: dict[str, Gpu] = {
-    "A100": Gpu(A100_SXM4, "A100 (80 GB)", f"{_NVIDIA} A100, 2021", "nvswitch", _A100_PORT, NCCL_A100, _HDR, _OPA),
-    "A100-40gb": Gpu(
-        A100_SXM4_40, "A100 (40 GB)", f"{_NVIDIA} A100, 2021", "nvswitch", _A100_PORT, NCCL_A100, _HDR, _OPA
-    ),
-    "H100": Gpu(H100, "H100 (80 GB)", f"{_NVIDIA} H100, 2023", "nvswitch", _H100_PORT, NCCL_H100, _NDR),
-    "H100-96gb": Gpu(
-        H100_HBM2E,
-        "H100 (96 GB HBM2e, 500 W)",
-        f"{_NVIDIA} H100, 2023; pytorch/torchtitan @ b5bcd76c",
-        "nvswitch",
-        _H100_PORT,
-        NCCL_H100,
-        _NDR,
-    ),
-    "H200": Gpu(H200, "H200 (141 GB)", f"{_NVIDIA} H200, 2024", "nvswitch", _H100_PORT, NCCL_H100, _NDR),
-    "B200": Gpu(B200, "B200 (180 GB)", f"{_NVIDIA} DGX B200, 2024", "nvswitch", _B200_PORT, NCCL_B200, _NDR),
-    "MI300X": Gpu(MI300X, "MI300X (192 GB)", "AMD Instinct MI300X data sheet, 2023", "mesh", _INFINITY),
-    "A100-pcie": Gpu(A100_PCIE_80, "A100 PCIe (80 GB)", f"{_NVIDIA} A100, 2021", "pcie", _PCIE4),
-    "A100-40gb-pcie": Gpu(A100_PCIE, "A100 PCIe (40 GB)", f"{_NVIDIA} A100, 2021", "pcie", _PCIE4),
-    "V100-pcie": Gpu(V100_PCIE, "V100 (16 GB)", f"{_NVIDIA} V100, 2020", "pcie", _PCIE3),
-    "L40S-pcie": Gpu(L40S, "L40S (48 GB)", f"{_NVIDIA} L40S, 2023", "pcie", _PCIE4),
-    "A10G-pcie": Gpu(A10G, "A10G (24 GB)", "AWS G5 instances, 2021", "pcie", _STAGED),
-    "RTX4090-pcie": Gpu(RTX_4090, "RTX 4090 (24 GB)", "NVIDIA Ada white paper, 2022", "pcie", _STAGED),
-    "T4-pcie": Gpu(T4, "T4 (16 GB)", f"{_NVIDIA} T4, 2019", "pcie", _PCIE3),
-}
 
 
-def _gbit(rate: float, reached: float = CLOUD_REACHED) -> Port:
-    return Port(rate * GBIT_BYTES_PER_S, reached, INFINIBAND_PORT_S)
+def _gpu(table: Mapping[str, str]) -> Gpu:
+    ports = {key: PORTS[table[key]] for key in ("port", "infiniband", "omni_path") if key in table}
+    fabric = _FABRICS[table["fabric"]] if "fabric" in table else None
+    return Gpu(DEVICES[table["model"]], table["label"], table["sheet"], table["switch"], fabric=fabric, **ports)
 
 
-_AWS, _GCP, _AZURE = "AWS instance types, 2025", "Google Cloud GPU machine types, 2025", "Azure ND series, 2025"
+GPUS: dict[str, Gpu] = {name: _gpu(table) for name, table in _TABLES["gpus"].items()}
 CLOUD: dict[str, CloudMachine] = {
-    "p4d.24xlarge": CloudMachine("A100-40gb", 8, 4, _gbit(100), _AWS),
-    "p4de.24xlarge": CloudMachine("A100", 8, 4, _gbit(100), _AWS),
-    "p5.48xlarge": CloudMachine("H100", 8, 8, _gbit(400), _AWS),
-    "p5e.48xlarge": CloudMachine("H200", 8, 8, _gbit(400), _AWS),
-    "p5en.48xlarge": CloudMachine("H200", 8, 8, _gbit(400), _AWS),
-    "p6-b200.48xlarge": CloudMachine("B200", 8, 8, _gbit(400), _AWS),
-    "a2-highgpu-8g": CloudMachine("A100-40gb", 8, 1, _gbit(100), _GCP),
-    "a2-ultragpu-8g": CloudMachine("A100", 8, 1, _gbit(100), _GCP),
-    "a3-highgpu-8g": CloudMachine("H100", 8, 4, _gbit(200), _GCP),
-    "a3-megagpu-8g": CloudMachine("H100", 8, 8, _gbit(200), _GCP),
-    "a3-ultragpu-8g": CloudMachine("H200", 8, 8, _gbit(400), _GCP),
-    "a4-highgpu-8g": CloudMachine("B200", 8, 8, _gbit(400), _GCP),
-    "ND96asr_A100_v4": CloudMachine("A100-40gb", 8, 8, _HDR, _AZURE),
-    "ND96amsr_A100_v4": CloudMachine("A100", 8, 8, _HDR, _AZURE),
-    "ND96isr_H100_v5": CloudMachine("H100", 8, 8, _NDR, _AZURE),
-    "ND96isr_H200_v5": CloudMachine("H200", 8, 8, _NDR, _AZURE),
-    "g4dn.12xlarge": CloudMachine("T4-pcie", 4, 1, _gbit(50), _AWS),
-    "g5.12xlarge": CloudMachine("A10G-pcie", 4, 1, _gbit(40), _AWS),
-    "g5.48xlarge": CloudMachine("A10G-pcie", 8, 1, _gbit(100), _AWS),
-    "g6e.12xlarge": CloudMachine("L40S-pcie", 4, 1, _gbit(100), _AWS),
-    "g6e.48xlarge": CloudMachine("L40S-pcie", 8, 1, _gbit(400), _AWS),
+    name: CloudMachine(gpu, count, adapters, PORTS[adapter], source)
+    for name, (gpu, count, adapters, adapter, source) in _TABLES["clouds"].items()
 }
+NVLINKS = {
+    model: NvLinks(count, rate, reached, PORTS[slot])
+    for model, (count, rate, reached, slot) in _TABLES["nvlinks"].items()
+}
+_HOSTS = {model: (DEVICES[host], PORTS[port]) for model, (host, port) in _TABLES["hosts"].items()}
 # The same machines, as their cloud calls them where it leaves the GPU out.
 _ALIASES = {"ND96asr_v4": "ND96asr_A100_v4"}
 
@@ -204,16 +147,19 @@ PATTERNS = (
     "1xH100+host",
 )  # for what else there is
 
-# The CPUs and memory beside GPUs, and the link of each of these to them: of machines that their vendor sells, and for
-# cards those of a cloud machine, an assumption. That each GPU has 16 lanes of its own to the host is one, too.
-_DGX_A100, _DGX_H100 = (DGX_A100_HOST, PCIE4_BYTES_PER_S), (DGX_H100_HOST, PCIE5_BYTES_PER_S)
-_HOSTS = {
-    **dict.fromkeys((A100_SXM4.model, A100_SXM4_40.model), _DGX_A100),
-    **dict.fromkeys((H100.model, H100_HBM2E.model, H200.model, B200.model, MI300X.model), _DGX_H100),
-    **dict.fromkeys((T4.model, V100_PCIE.model), (CASCADE_LAKE, PCIE3_BYTES_PER_S)),
-}
-_OF_CARDS = CASCADE_LAKE, PCIE4_BYTES_PER_S
 _WITH_HOST = "+host"
+
+# GPU pairs of a DGX-1 with V100 and how many NVLinks join them (`nvidia-smi topo -m`; NVIDIA DGX-1 white paper
+# WP-08437, 2017, figure 5). Two fully joined quads; every GPU has one partner in the other quad, and six links in all.
+DGX1_NVLINKS = {
+    (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2,
+    (1, 2): 2, (1, 3): 1, (1, 5): 2,
+    (2, 3): 2, (2, 6): 1,
+    (3, 7): 1,
+    (4, 5): 1, (4, 6): 1, (4, 7): 2,
+    (5, 6): 2, (5, 7): 1,
+    (6, 7): 2,
+}  # fmt: skip
 
 _COUNTED = re.compile(r"([1-9]\d{0,5})x(.+)")
 _HOSTS_OF_EIGHT = re.compile(r"8x(.+)-(ib|opa)")
@@ -247,21 +193,17 @@ def maker_of(name: str) -> Callable[[], Preset] | None:
 def _with_hosts(name: str, without: Callable[[], Preset]) -> Preset:
     """A machine whose hosts are devices, each with a link to every GPU beside those that join the GPUs."""
     made = without()
-    host, rate = _HOSTS.get(made.devices[0].model, _OF_CARDS)
+    host, port = _HOSTS.get(made.devices[0].model, _HOSTS["cards"])
     names = list(dict.fromkeys(host_of(gpu.name) for gpu in made.devices))
     cpus = {of: replace(host, name="cpu0" if of is None else f"{of}/cpu0") for of in names}
-    links = [
-        link
-        for gpu in made.devices
-        for link in Port(rate, 1.0, PCIE_PORT_S).between(gpu.name, cpus[host_of(gpu.name)].name)
-    ]
+    links = [link for gpu in made.devices for link in port.between(gpu.name, cpus[host_of(gpu.name)].name)]
     return replace(
         made,
         name=name,
         devices=(*made.devices, *cpus.values()),
         links=(*made.links, *links),
         summary=f"{made.summary}; {host.model} with {host.memory_bytes / 2**30:,.0f} GiB as a device, "
-        f"{rate / 1e9:.0f} GB/s to each GPU",
+        f"{port.nominal_bytes_per_s / 1e9:.0f} GB/s to each GPU",
         source=f"{made.source}; hosts: NVIDIA DGX data sheets, 2021 and 2023, Intel ARK; links to them PCIe, NCCL 2.27",
     )
 
@@ -336,3 +278,50 @@ def _host(gpu: Gpu, count: int, prefix: str) -> tuple[tuple[Device, ...], list[L
 def _source(gpu: Gpu) -> str:
     collectives = gpu.fabric.source if gpu.fabric is not None else "by algorithm"
     return f"{gpu.sheet}; {_REACHED}; collectives: {collectives}; {_READ}"
+
+
+def _dgx1() -> tuple[tuple[Device, ...], tuple[Link, ...]]:
+    """DGX-1: GPUs on NVLink in pairs, and below PCIe switches, two for each of two sockets."""
+    pcie, links = PORTS["pcie3"], list[Link]()
+    for (a, b), count in DGX1_NVLINKS.items():
+        links += both_ways(f"gpu{a}", f"gpu{b}", count * NVLINK2_BYTES_PER_S, NVLINK_S)
+    for i in range(8):
+        links += pcie.between(f"gpu{i}", f"pcie{i // 2}")
+    for switch in range(4):
+        links += replace(pcie, latency_s=PCIE_HOP_S).between(f"pcie{switch}", f"socket{switch // 2}")
+    links += both_ways("socket0", "socket1", QPI_BYTES_PER_S, PCIE_HOP_S)
+    return numbered([_at_peak("V100_SXM2")] * 8), tuple(links)
+
+
+def _v100_hosts() -> tuple[tuple[Device, ...], tuple[Link, ...]]:
+    """PipeDream's cluster A (Narayanan et al., SOSP 2019, section 5.1): hosts of four V100 on 10 Gbit/s Ethernet."""
+    hosts = [numbered([_at_peak("V100_PCIE")] * 4, f"host{h}/") for h in range(4)]
+    links: list[Link] = []
+    for h, gpus in enumerate(hosts):
+        links += star((gpu.name for gpu in gpus), f"host{h}/pcie", PORTS["pcie3"])
+        links += both_ways(f"host{h}/pcie", "ethernet", ETHERNET_BYTES_PER_S, ETHERNET_PORT_S)
+    return tuple(gpu for gpus in hosts for gpu in gpus), tuple(links)
+
+
+def _pcie_host(models: Sequence[str]) -> tuple[tuple[Device, ...], tuple[Link, ...]]:
+    """Every device on one PCIe switch (or root complex) of its own x16 port."""
+    found = [_at_peak(name) for name in models]
+    gpus = iter(numbered(each for each in found if each.kind == "gpu"))
+    devices = tuple(next(gpus) if each.kind == "gpu" else each for each in found)
+    return devices, star((device.name for device in devices), "pcie", PORTS["pcie3"])
+
+
+def _at_peak(name: str) -> Device:
+    return replace(DEVICES[name], rates=None)
+
+
+_JOINED = {"8xV100-nvlink": _dgx1, "16xV100-10gbe": _v100_hosts}
+
+
+def _paper(name: str) -> Preset:
+    table = _TABLES["papers"][name]
+    devices, links = _JOINED[name]() if name in _JOINED else _pcie_host(table["devices"])
+    return Preset(name, devices, links, table["summary"], f"{table['source']}; {LINK_SOURCE}")
+
+
+PAPERS: dict[str, Callable[[], Preset]] = {name: partial(_paper, name) for name in _TABLES["papers"]}

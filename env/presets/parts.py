@@ -2,7 +2,7 @@
 
 Link figures, per direction:
 
-* NVLink and NVSwitch ports: nominal. Machines of `env.presets.machines` have beside that what transfers reach: 0.78 of
+* NVLink and NVSwitch ports: nominal. Machines of now have beside that what transfers reach: 0.78 of
   it, as sends from GPU to GPU do on DGX A100 and H100 (microsoft/vidur @ 7d475133, profiling of send/receive: 228 to
   271 of 300 GB/s, 348 of 450 GB/s). Copies between V100s reach 96 % (Dell, "Deep Learning with NVIDIA" reference
   guide, 2018, table 3); those keep the nominal rate.
@@ -31,25 +31,13 @@ from env.device import Device, Link, both_ways
 from env.fabric import Fabric
 
 NVLINK2_BYTES_PER_S = 25e9  # one link; nominal
-A100_PORT_BYTES_PER_S = 300e9  # 12 third-generation links; nominal
-H100_PORT_BYTES_PER_S = 450e9  # 18 fourth-generation links; nominal
-B200_PORT_BYTES_PER_S = 900e9  # 18 fifth-generation links; nominal
-INFINITY_BYTES_PER_S = 64e9  # one link; nominal
-PCIE3_BYTES_PER_S = 12e9  # x16; payload
 PCIE4_BYTES_PER_S = 24e9  # x16; payload
-PCIE5_BYTES_PER_S = 48e9  # x16; payload
 QPI_BYTES_PER_S = 6e9  # payload
 GBIT_BYTES_PER_S = 1e9 / 8
-NDR_BYTES_PER_S = 400 * GBIT_BYTES_PER_S  # InfiniBand; nominal
-HDR_BYTES_PER_S = 200 * GBIT_BYTES_PER_S  # InfiniBand; nominal
 ETHERNET_BYTES_PER_S = 1.18e9  # 10 Gbit/s; payload
 
-NVLINK_REACHED, INFINIBAND_REACHED, CLOUD_REACHED, INFINITY_REACHED = 0.78, 0.92, 0.75, 0.75
-
 NVLINK_S = 3.4e-6
-PCIE_PORT_S = 5.7e-6 / 2
 PCIE_HOP_S = 0.5e-6  # from one PCIe switch or socket to the next; an assumption
-INFINIBAND_PORT_S = 14e-6 / 2
 ETHERNET_PORT_S = 50e-6 / 2
 
 LINK_SOURCE = "links: NVLink, InfiniBand nominal; PCIe, QPI and latencies NCCL 2.27 topo.h and tuning.cc"
@@ -92,14 +80,8 @@ def numbered(models: Iterable[Device], prefix: str = "") -> tuple[Device, ...]:
     return tuple(replace(model, name=f"{prefix}gpu{i}") for i, model in enumerate(models))
 
 
-def at_peak(models: Iterable[Device], prefix: str = "") -> tuple[Device, ...]:
-    """Devices of these models at the rates of their data sheets, numbered."""
-    return numbered((replace(model, rates=None) for model in models), prefix)
-
-
-def star(names: Iterable[str], switch: str, bandwidth_bytes_per_s: float, latency_s: float) -> tuple[Link, ...]:
+def star(names: Iterable[str], switch: str, port: Port) -> tuple[Link, ...]:
     """Each of these on a port of its own of one switch."""
-    port = Port(bandwidth_bytes_per_s, 1.0, latency_s)
     return tuple(link for name in names for link in port.between(name, switch))
 
 

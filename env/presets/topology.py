@@ -27,24 +27,12 @@ from itertools import combinations
 import networkx as nx
 
 from env.device import Device, Link
-from env.gpus import A100_SXM4, A100_SXM4_40, B200, H100, H100_HBM2E, H200, V100_SXM2, V100_SXM2_32
-from env.presets.known import known_device
-from env.presets.machines import GPUS, MOST_HOSTS, Gpu
+from env.presets.gpus import known_device
+from env.presets.machines import GPUS, MOST_HOSTS, NVLINKS, PORTS, Gpu, NvLinks
 from env.presets.parts import (
-    A100_PORT_BYTES_PER_S,
-    B200_PORT_BYTES_PER_S,
     GBIT_BYTES_PER_S,
-    H100_PORT_BYTES_PER_S,
-    INFINIBAND_PORT_S,
-    INFINIBAND_REACHED,
-    NVLINK2_BYTES_PER_S,
-    NVLINK_REACHED,
     NVLINK_S,
-    PCIE3_BYTES_PER_S,
-    PCIE4_BYTES_PER_S,
-    PCIE5_BYTES_PER_S,
     PCIE_HOP_S,
-    PCIE_PORT_S,
     QPI_BYTES_PER_S,
     Port,
     Preset,
@@ -67,20 +55,9 @@ _OLD = {"SOC": "SYS"}  # as drivers before 2018 call it
 _SWITCHES = ("pcie", "bridge", "hostbridge", "socket")  # by which those of each class but the last are joined
 _READ = "NCCL 2.27 topo.h and tuning.cc"
 
-# NVLinks of a GPU, bytes per second that one of them carries (nominal), and the share of it that transfers reach.
-_LINKS = {
-    **dict.fromkeys((V100_SXM2.model, V100_SXM2_32.model), (6, NVLINK2_BYTES_PER_S, 1.0)),
-    **dict.fromkeys((A100_SXM4.model, A100_SXM4_40.model), (12, A100_PORT_BYTES_PER_S / 12, NVLINK_REACHED)),
-    **dict.fromkeys((H100.model, H100_HBM2E.model, H200.model), (18, H100_PORT_BYTES_PER_S / 18, NVLINK_REACHED)),
-    B200.model: (18, B200_PORT_BYTES_PER_S / 18, NVLINK_REACHED),
-}
-_BRIDGED = 12, A100_PORT_BYTES_PER_S / 12, NVLINK_REACHED  # three bridges between two cards, as of A100 PCIe
-_SLOTS = {
-    **dict.fromkeys((V100_SXM2.model, V100_SXM2_32.model), PCIE3_BYTES_PER_S),
-    **dict.fromkeys((A100_SXM4.model, A100_SXM4_40.model), PCIE4_BYTES_PER_S),
-    **dict.fromkeys((H100.model, H100_HBM2E.model, H200.model, B200.model), PCIE5_BYTES_PER_S),
-}
-_BETWEEN_SOCKETS = {PCIE3_BYTES_PER_S: QPI_BYTES_PER_S, PCIE4_BYTES_PER_S: 16e9, PCIE5_BYTES_PER_S: 22e9}
+_BRIDGED = NvLinks(12, 25e9, 0.78, PORTS["pcie3"])  # three bridges between two cards, as of A100 PCIe
+# Bytes per second between sockets, by those of a slot.
+_BETWEEN_SOCKETS = {12e9: QPI_BYTES_PER_S, 24e9: 16e9, 48e9: 22e9}
 
 
 @dataclass(frozen=True)
@@ -189,7 +166,7 @@ def preset_of(text: str, name: str) -> Preset:
             f"there are matrices of {len(hosts)} hosts, and nothing says what joins these; add a line with the "
             "adapters of each host, such as 'network 8 x 400 Gb/s'."
         )
-    adapter = Port(float(network[2]) * GBIT_BYTES_PER_S, INFINIBAND_REACHED, INFINIBAND_PORT_S)
+    adapter = replace(PORTS["ndr"], nominal_bytes_per_s=float(network[2]) * GBIT_BYTES_PER_S)
     devices, links = list[Device](), list[Link]()
     for number, host in enumerate(hosts):
         before = f"host{number}/"
@@ -229,11 +206,13 @@ def _host(text: str, name: str) -> Preset:
         f"nvidia-smi topo -m; {'; '.join(dict.fromkeys(map(_sheet, models)))}; links: NVLink, PCIe, sockets {_READ}"
     )
     kind = _kind(models[0]) if len(counts) == 1 else None
-    if kind is not None and kind.switch == "nvswitch" and found.size > 1 and _is_switched(found, models[0]):
+    pairs, all_links = list(combinations(range(found.size), 2)), NVLINKS.get(models[0].model, _BRIDGED).count
+    is_switched = bool(pairs) and all(found.nvlinks(a, b) == all_links for a, b in pairs)
+    if kind is not None and kind.switch == "nvswitch" and is_switched:
         devices, links = switched_host(kind.model, found.size, kind.port, "nvswitch")
         return Preset(name, devices, tuple(links), about, source, kind.fabric)
     gpus = numbered(models)
-    has_all = all(found.nvlinks(a, b) for a, b in combinations(range(found.size), 2))
+    has_all = all(found.nvlinks(a, b) for a, b in pairs)
     links = [*_nvlinks(found, gpus), *(() if has_all else _tree(found, gpus))]
     return Preset(name, gpus, tuple(links), about, source)
 
@@ -260,32 +239,27 @@ def _models(found: Topology) -> list[Device]:
 def _check_nvlinks(found: Topology, models: Sequence[Device]) -> None:
     """Raises: ClusterError: more NVLinks than a GPU has, or none of one that is sold with them."""
     for a, model in enumerate(models):
-        links, _, _ = _LINKS.get(model.model, _BRIDGED)
+        links = NVLINKS.get(model.model, _BRIDGED).count
         most = max((found.nvlinks(a, b) for b in range(found.size)), default=0)
         if most > links:
             raise ClusterError(
                 f"`nvidia-smi topo -m` has NV{most} at GPU{a}, and a {model.model} has at most {links} NVLinks; "
                 "correct the names of the GPUs, or the matrix."
             )
-        if model.model in _LINKS and not most and found.size > 1:
+        if model.model in NVLINKS and not most and found.size > 1:
             raise ClusterError(
                 f"`nvidia-smi topo -m` shows no NVLink at GPU{a}, a {model.model}, which has {links}; `topo -mp` "
                 "leaves them out, give the output of `topo -m`."
             )
 
 
-def _is_switched(found: Topology, model: Device) -> bool:
-    """Whether all pairs have all NVLinks of a GPU, as an NVSwitch gives them."""
-    links, _, _ = _LINKS.get(model.model, _BRIDGED)
-    return all(found.nvlinks(a, b) == links for a, b in combinations(range(found.size), 2))
-
-
 def _nvlinks(found: Topology, gpus: Sequence[Device]) -> Iterator[Link]:
     """A link for each pair that has NVLinks; a port to a switch where a GPU has more in all pairs than it has links."""
     for a, gpu in enumerate(gpus):
-        links, rate, reached = _LINKS.get(gpu.model, _BRIDGED)
+        own = NVLINKS.get(gpu.model, _BRIDGED)
+        rate, reached = own.bytes_per_s, own.reached
         counts = [found.nvlinks(a, b) for b in range(found.size)]
-        if sum(counts) > links:
+        if sum(counts) > own.count:
             yield from Port(max(counts) * rate, reached, NVLINK_S / 2).between(gpu.name, "nvswitch")
             continue
         for b in range(a + 1, found.size):
@@ -345,7 +319,7 @@ def _slot(gpu: Device) -> Port:
     kind = _kind(gpu)
     if kind is not None and kind.switch == "pcie":
         return kind.port
-    return Port(_SLOTS.get(gpu.model, PCIE3_BYTES_PER_S), 1.0, PCIE_PORT_S)
+    return NVLINKS.get(gpu.model, _BRIDGED).slot
 
 
 def _joined(found: Topology) -> str:

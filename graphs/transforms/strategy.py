@@ -32,6 +32,7 @@ OPTIMIZER, PARAMETERS, ACTIVATIONS = OFFLOADED = "optimizer", "parameters", "act
 NONE = "none"
 _SPECIAL = re.compile(r"[%+|,\s]")  # of a name or pattern: what a line of text would take for its own
 _MOST_BUCKET_BYTES = 10**15
+AFTER_ALL = 10**12  # bytes of a bucket that is full when all gradients are there
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 
 from env.cluster import Cluster
 from env.device import Device, Link, MeasuredCollective, both_ways
-from env.presets.known import known_device
+from env.presets.gpus import known_device
 from graphs.formatting import format_seconds
 from placement.calibrating import ranks as torchrun
 from placement.calibrating.clock import TimeLeft

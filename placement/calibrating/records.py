@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from env.cluster import Cluster
 from graphs.formatting import format_seconds, show, show_line
+from placement.calibrating.given import KnownStep
 from placement.calibrating.kernels import MeasuredKernel
-from placement.calibrating.known_steps import KnownStep
 
 if TYPE_CHECKING:
     from placement.measuring.machine.figures import MeasuredMachine

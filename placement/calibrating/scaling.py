@@ -11,16 +11,13 @@ from numpy.typing import NDArray
 
 from env.cluster import Cluster
 from env.device import Device
-from env.fabric import Fabric
-from env.rate_records import AttentionRate
-from env.rates import Rates
 from graphs.errors import ClusterError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from graphs.transforms.stacks import on_stack
 from graphs.transforms.strategy import Strategy
-from placement.calibrating.known_steps import KnownStep
-from placement.calibrating.least_squares import least_squares
+from placement.calibrating.fitting import least_squares
+from placement.calibrating.given import KnownStep
 from placement.calibrating.records import CheckedStep
 from placement.inputs.sources import read_source
 
@@ -142,50 +139,19 @@ def scaled(cluster: Cluster, compute: float, network: float = 1.0) -> Cluster:
     )
     computing = set(cluster.compute_devices.tolist())
     devices = tuple(slower(one, compute) if k in computing else one for k, one in enumerate(cluster.devices))
-    fabric = None if cluster.fabric is None else _slower_fabric(cluster.fabric, network)
+    fabric = None if cluster.fabric is None else cluster.fabric.scaled(1.0 / network, network, network)
     return replace(cluster, devices=devices, links=links, collectives=collectives, fabric=fabric)
-
-
-def _slower_fabric(fabric: Fabric, factor: float) -> Fabric:
-    protocols = tuple(
-        replace(
-            each,
-            base_s=each.base_s * factor,
-            rank_s=each.rank_s * factor,
-            host_s=each.host_s * factor,
-            bus_bytes_per_s=each.bus_bytes_per_s / factor,
-            copy_bytes_per_s=each.copy_bytes_per_s / factor,
-        )
-        for each in fabric.protocols
-    )
-    return replace(fabric, protocols=protocols)
 
 
 def slower(device: Device, factor: float) -> Device:
     """A device whose kernels take that many times as long; at least `_least_factor`."""
     if device.rates is not None:
-        return replace(device, rates=_slower_rates(device.rates, factor))
+        rates = device.rates.scaled(1.0 / factor, 1.0 / factor)
+        source = f"{rates.source}; times by {factor:.4g}, by known steps".removeprefix("; ")
+        source = source if factor != 1 else rates.source
+        return replace(device, rates=replace(rates, source=source, floor_s=rates.floor_s * factor))
     return replace(
         device,
         compute_efficiency=min(1.0, device.compute_efficiency / factor),
         bandwidth_efficiency=min(1.0, device.bandwidth_efficiency / factor),
-    )
-
-
-def _slower_rates(rates: Rates, factor: float) -> Rates:
-    def attention(rate: AttentionRate | None) -> AttentionRate | None:
-        return None if rate is None else replace(rate, flops_per_s=rate.flops_per_s / factor)
-
-    source = f"{rates.source}; times by {factor:.4g}, by known steps".removeprefix("; ")
-    return replace(
-        rates,
-        source=source if factor != 1 else rates.source,
-        bytes_per_s=rates.bytes_per_s / factor,
-        floor_s=rates.floor_s * factor,
-        products={
-            dtype: replace(rate, flops_per_s=rate.flops_per_s / factor, bytes_per_s=rate.bytes_per_s / factor)
-            for dtype, rate in rates.products.items()
-        },
-        attention=attention(rates.attention),
-        fused_attention=attention(rates.fused_attention),
     )

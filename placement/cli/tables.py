@@ -14,7 +14,7 @@ from rich.text import Text
 
 from env.cluster import UNLIMITED_BYTES, Cluster
 from env.communication.as_used import AS_USED
-from env.presets.compared import compared
+from env.presets.gpus import compared
 from env.resizing import resized
 from graphs.formatting import format_bytes, format_count, format_seconds, show, show_line
 from graphs.kept import kept_words

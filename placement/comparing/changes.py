@@ -10,8 +10,7 @@ from baselines.strategies.estimating.estimate import Figures
 from graphs.errors import PlacementError
 from graphs.formatting import format_bytes
 from graphs.transforms.axes import AXES, GROUPS
-from graphs.transforms.strategy import MeshRule, Strategy
-from placement.configurations.configuration import AFTER_ALL
+from graphs.transforms.strategy import AFTER_ALL, MeshRule, Strategy
 
 # Parts of a strategy that change together, in the order in which equal gains are told.
 DEGREES, GROUPING, ZERO, SEQUENCE, CONTEXT, ORDER, MICRO, RECOMPUTE, OFFLOAD, BUCKET, UPDATES, REDUCE = PARTS = (

@@ -9,11 +9,23 @@ from typing import TYPE_CHECKING, Any
 from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.transforms.strategy import OPTIMIZER, PARAMETERS, Strategy
-from placement.configurations.configuration import ATTENTION, FULL, NONE, Configuration
+from placement.configurations.configuration import (
+    ATTENTION,
+    FULL,
+    NONE,
+    Configuration,
+    FileValues,
+    Format,
+    Key,
+    inert,
+    inert_keys,
+    only,
+    read,
+    said,
+    words,
+)
 from placement.configurations.documents import nested, read_yaml, write_yaml
-from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, said
 from placement.configurations.megatron import unequal_stages
-from placement.configurations.recomputing import recompute_of
 from placement.configurations.results import (
     autocast,
     configuration_of,
@@ -25,6 +37,7 @@ from placement.configurations.results import (
     refuse_unsaid,
     uneven,
 )
+from placement.configurations.strategies import recompute_of
 from placement.exporters.exporting import hosts_of
 from placement.runtime.setups.facts_of import layers_of
 
@@ -60,7 +73,7 @@ _KEYS: dict[str, Key] = {
     "mixed_precision": read(str, "no", "no", "bf16", "fp16"),
     "use_cpu": only(False, why="a cluster of GPUs is asked about"),
     "dynamo_backend": only("NO", why="it stands in dynamo_config now"),
-    "dynamo_config.dynamo_backend": read(str, "NO", "NO", "INDUCTOR"),
+    "dynamo_config.dynamo_backend": words("stack", "NO", {"NO": "eager", "INDUCTOR": "compiled"}),
     "dynamo_config.*": inert,
     "dynamo_config": inert,
     "fp8_config": only({}, None, why="no graphs have the casts of float8"),
@@ -84,18 +97,18 @@ _KEYS: dict[str, Key] = {
         "cpu_ram_efficient_loading transformer_layer_cls_to_wrap",
         _F,
     ),
-    f"{_P}dp_replicate_size": read(int, 1),
-    f"{_P}dp_shard_size": read(int, 1),
-    f"{_P}tp_size": read(int, 1),
-    f"{_P}cp_size": read(int, 1),
+    f"{_P}dp_replicate_size": read(int, 1, field="groups"),
+    f"{_P}dp_shard_size": read(int, 1, field="shards"),
+    f"{_P}tp_size": read(int, 1, field="tensor"),
+    f"{_P}cp_size": read(int, 1, field="context"),
     f"{_P}cp_backend": only("torch", why="accelerate has no other"),
-    f"{_P}cp_comm_strategy": read(str, "allgather", "allgather", "alltoall"),
+    f"{_P}cp_comm_strategy": words("context_by", "allgather", {"allgather": "", "alltoall": "ring"}),
     f"{_P}sp_size": only(1, why="Ulysses of DeepSpeed is not read"),
     f"{_P}sp_backend": inert,
     f"{_P}sp_seq_length": inert,
     f"{_P}sp_seq_length_is_variable": inert,
     f"{_P}sp_attn_implementation": inert,
-    f"{_D}zero_stage": read(int, 2, 0, 1, 2, 3),
+    f"{_D}zero_stage": read(int, 2, 0, 1, 2, 3, field="zero"),
     f"{_D}gradient_accumulation_steps": read(int, 1, auto=True),
     f"{_D}offload_optimizer_device": read(str, "none", "none", "cpu"),
     f"{_D}offload_param_device": read(str, "none", "none", "cpu"),
@@ -106,9 +119,9 @@ _KEYS: dict[str, Key] = {
         "deepspeed_multinode_launcher deepspeed_exclusion_filter deepspeed_inclusion_filter",
         _D,
     ),
-    f"{_M}tp_degree": read(int, 1),
-    f"{_M}pp_degree": read(int, 1),
-    f"{_M}num_micro_batches": read(int, 1),
+    f"{_M}tp_degree": read(int, 1, field="tensor"),
+    f"{_M}pp_degree": read(int, 1, field="stages"),
+    f"{_M}num_micro_batches": read(int, 1, field="accumulation"),
     f"{_M}sequence_parallelism": read(bool, False),
     f"{_M}recompute_activations": read(bool, False),
     f"{_M}use_distributed_optimizer": read(bool, False),
@@ -139,7 +152,7 @@ def read_accelerate(text: str) -> Configuration:
         devices=1 if kind == "NO" else values["num_processes"],
         precision=None if narrow == "no" else "mixed" if kind in ("NO", "MULTI_GPU") else _PRECISIONS[kind],
         is_float16=narrow == "fp16",
-        stack="compiled" if values["dynamo_config.dynamo_backend"] == "INDUCTOR" else "eager",
+        **values.fields("dynamo"),
         others={**values.others, **_kept(values, kind)},
         lines=values.lines,
     )
@@ -147,7 +160,8 @@ def read_accelerate(text: str) -> Configuration:
         section = name.partition(".")[0]
         if section in _SECTIONS and kind not in _SECTIONS[section]:
             raise values.error(f"{name} is for {_SECTIONS[section][0]}, and distributed_type is {kind}.", name)
-    return {"FSDP": _fsdp, "DEEPSPEED": _of_deepspeed, "MEGATRON_LM": _megatron}.get(kind, _replicas)(values, common)
+    of_kind = {"FSDP": _fsdp, "DEEPSPEED": _of_deepspeed, "MEGATRON_LM": _megatron}.get(kind)
+    return common if of_kind is None else of_kind(values, common)
 
 
 _PRECISIONS = {"FSDP": "mixed-bf16-reduce", "DEEPSPEED": "master-bf16-reduce", "MEGATRON_LM": "master"}
@@ -180,10 +194,6 @@ def _kept(values: FileValues, kind: str) -> dict[str, Any]:
     return {**told, **({"num_machines": values["num_machines"]} if "num_machines" in values.given else {})}
 
 
-def _replicas(values: FileValues, common: Configuration) -> Configuration:
-    return common
-
-
 def _fsdp(values: FileValues, common: Configuration) -> Configuration:
     if f"{_F}auto_wrap_policy" not in values.lines:
         raise values.error(
@@ -201,18 +211,8 @@ def _fsdp(values: FileValues, common: Configuration) -> Configuration:
             raise values.error("parallelism_config needs fsdp_version 2, and it is 1.", _VERSION, _TYPE)
         return _sharded(values, replace(common, notes=(*common.notes, _AS_FSDP2)))
     zero = 3 if values[_RESHARD] else 2
-    sizes = {name: values[f"{_P}{name}_size"] for name in ("dp_replicate", "dp_shard", "tp", "cp")}
-    if not any(name.startswith(_P) for name in values.given):
-        return replace(common, zero=zero)
-    return replace(
-        common,
-        zero=zero,
-        groups=sizes["dp_replicate"],
-        shards=sizes["dp_shard"],
-        tensor=sizes["tp"],
-        context=sizes["cp"],
-        context_by="ring" if values[f"{_P}cp_comm_strategy"] == "alltoall" else "",
-    )
+    has_degrees = any(name.startswith(_P) for name in values.given)
+    return replace(common, zero=zero, **(values.fields(_P) if has_degrees else {}))
 
 
 def _sharded(values: FileValues, common: Configuration) -> Configuration:
@@ -242,7 +242,7 @@ def _of_deepspeed(values: FileValues, common: Configuration) -> Configuration:
     is_auto = f"{_D}gradient_accumulation_steps" in values.others
     return replace(
         common,
-        zero=values[f"{_D}zero_stage"],
+        **values.fields(_D),
         accumulation=None if is_auto else steps,
         offload=(PARAMETERS,) if on_hosts[0] else (OPTIMIZER,) if on_hosts[1] else (),
         precision=common.precision or "float32",
@@ -253,12 +253,10 @@ def _of_deepspeed(values: FileValues, common: Configuration) -> Configuration:
 def _megatron(values: FileValues, common: Configuration) -> Configuration:
     return replace(
         common,
+        **values.fields(_M),
         zero=1 if values[f"{_M}use_distributed_optimizer"] else 0,
-        tensor=values[f"{_M}tp_degree"],
         sequence_parallel=values[f"{_M}sequence_parallelism"] and values[f"{_M}tp_degree"] > 1,
-        stages=values[f"{_M}pp_degree"],
         edge_layers=(0, 0),
-        accumulation=values[f"{_M}num_micro_batches"],
         recompute=ATTENTION if values[f"{_M}recompute_activations"] else NONE,
         stack="fused",
     )
@@ -280,22 +278,20 @@ def document(configuration: Configuration) -> dict[str, Any]:
     given: dict[str, Any] = {
         "num_processes": found.devices,
         "mixed_precision": narrow,
-        "dynamo_config.dynamo_backend": "INDUCTOR" if found.stack == "compiled" else "NO",
+        **FORMAT.told(found, "dynamo"),
     }
     if kind == "FSDP":
         given |= _fsdp_keys(found)
     elif kind == "DEEPSPEED":
         given |= {
-            f"{_D}zero_stage": found.zero,
+            **FORMAT.told(found, _D),
             f"{_D}gradient_accumulation_steps": found.accumulation,
             f"{_D}offload_optimizer_device": "cpu" if found.offload else None,
             f"{_D}offload_param_device": "cpu" if PARAMETERS in found.offload else None,
         }
     elif kind == "MEGATRON_LM":
         given |= {
-            f"{_M}tp_degree": found.tensor,
-            f"{_M}pp_degree": found.stages,
-            f"{_M}num_micro_batches": found.accumulation,
+            **FORMAT.told(found, _M),
             f"{_M}sequence_parallelism": found.sequence_parallel,
             f"{_M}recompute_activations": found.recompute == ATTENTION,
             f"{_M}use_distributed_optimizer": found.zero == 1,
@@ -321,15 +317,7 @@ def _fsdp_keys(found: Configuration) -> dict[str, Any]:
         plain = {3: "FULL_SHARD", 2: "SHARD_GRAD_OP", 0: "NO_SHARD"}
         return told | {_SHARDING: (hybrid if found.shards is not None else plain)[found.zero]}
     told[_RESHARD] = found.zero == 3
-    if found.shards is None:
-        return told
-    return told | {
-        f"{_P}dp_replicate_size": found.groups,
-        f"{_P}dp_shard_size": found.shards,
-        f"{_P}tp_size": found.tensor,
-        f"{_P}cp_size": found.context,
-        f"{_P}cp_comm_strategy": "alltoall" if found.context_by == "ring" else None,
-    }
+    return told if found.shards is None else told | FORMAT.told(found, _P)
 
 
 def write_accelerate(configuration: Configuration) -> str:

@@ -9,10 +9,22 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from graphs.recipes import PRECISIONS, number_bytes
-from graphs.transforms.strategy import OPTIMIZER, PARAMETERS, Strategy
-from placement.configurations.configuration import AFTER_ALL, NONE, Configuration
+from graphs.transforms.strategy import AFTER_ALL, OPTIMIZER, PARAMETERS, Strategy
+from placement.configurations.configuration import (
+    NONE,
+    Configuration,
+    FileValues,
+    Format,
+    Key,
+    inert,
+    inert_keys,
+    only,
+    read,
+    refused,
+    said,
+    words,
+)
 from placement.configurations.documents import nested, read_json
-from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, refused, said
 from placement.configurations.results import (
     configuration_of,
     irregular,
@@ -36,9 +48,9 @@ _OF_MODEL = "it acts in models alone that call deepspeed.checkpointing, which no
 _QUANTISED = "exchanges in fewer bits are not modelled"
 
 _KEYS: dict[str, Key] = {
-    _BATCH: read(int, auto=True),
-    _MICRO: read(int, auto=True),
-    _STEPS: read(int, auto=True),
+    _BATCH: read(int, auto=True, field="batch"),
+    _MICRO: read(int, auto=True, field="micro_batch"),
+    _STEPS: read(int, auto=True, field="accumulation"),
     "bf16.enabled": read(bool, False, auto=True),
     "bf16.bf16_master_weights_and_grads": only(False, why="weights have a copy in float32"),
     "bf16.*": inert,
@@ -51,10 +63,10 @@ _KEYS: dict[str, Key] = {
     "torch_autocast.*": inert,
     "data_types.grad_accum_dtype": read(str, None, "fp32", "bf16", "fp16"),
     "communication_data_type": only(None, "bf16", "fp16", why="gradients travel in the format of the model"),
-    "optimizer.type": read(str, None, *_OPTIMIZERS.values()),
+    "optimizer.type": words("optimizer", None, {name: word for word, name in _OPTIMIZERS.items()}),
     "optimizer.*": inert,
     "scheduler.*": inert,
-    _STAGE: read(int, 0, 0, 1, 2, 3),
+    _STAGE: read(int, 0, 0, 1, 2, 3, field="zero"),
     _OVERLAP: read(bool, auto=True),
     _REDUCED: read(int, 500_000_000, auto=True),
     f"{_Z}allgather_bucket_size": inert,
@@ -87,9 +99,9 @@ _KEYS: dict[str, Key] = {
     "activation_checkpointing.partition_activations": only(False, why=_OF_MODEL),
     "activation_checkpointing.cpu_checkpointing": only(False, why=_OF_MODEL),
     "activation_checkpointing.*": inert,
-    "tensor_parallel.autotp_size": read(int, 1),
+    "tensor_parallel.autotp_size": read(int, 1, field="tensor"),
     "tensor_parallel.*": inert,
-    "sequence_parallel_size": read(int, 1),
+    "sequence_parallel_size": read(int, 1, field="context"),
     "pipeline.*": refused("stages are those of the model's PipelineModule, which no configuration says"),
     "compression_training.*": refused("compressed models are other models"),
     "sparse_attention.*": refused("sparse attention makes another model"),
@@ -148,17 +160,11 @@ def read_deepspeed(text: str) -> Configuration:
         )
     overlaps = values[_OVERLAP]
     return Configuration(
+        **values.fields(),
         tool="deepspeed",
-        zero=zero,
-        tensor=values["tensor_parallel.autotp_size"],
-        context=values["sequence_parallel_size"],
         context_by="ulysses" if values["sequence_parallel_size"] > 1 else "",
-        micro_batch=values[_MICRO],
-        accumulation=values[_STEPS],
-        batch=values[_BATCH],
         precision=precision,
         is_float16=bool(is_float16),
-        optimizer=None if values["optimizer.type"] is None else values["optimizer.type"].lower(),
         offload=(PARAMETERS,) if has_parameters else (OPTIMIZER,) if is_on_hosts else (),
         bucket_bytes=values[_REDUCED] * _gradient_bytes(precision) if _REDUCED in values.given else None,
         overlaps=zero == 3 if overlaps is None or not zero else overlaps,
@@ -212,10 +218,7 @@ def document(configuration: Configuration) -> dict[str, Any]:
     refuse_unsaid("DeepSpeed", _unsaid(found))
     is_narrow = found.precision in ("master", "master-bf16-reduce")
     given = {
-        _BATCH: found.batch,
-        _MICRO: found.micro_batch,
-        _STEPS: found.accumulation,
-        _STAGE: found.zero,
+        **FORMAT.told(found),
         "bf16.enabled": is_narrow and not found.is_float16,
         "fp16.enabled": is_narrow and found.is_float16,
         "data_types.grad_accum_dtype": "fp32" if found.precision == "master" else None,
@@ -223,9 +226,6 @@ def document(configuration: Configuration) -> dict[str, Any]:
         _REDUCED: None if found.bucket_bytes is None else found.bucket_bytes // _gradient_bytes(found.precision),
         f"{_Z}offload_optimizer.device": "cpu" if found.offload else None,
         f"{_Z}offload_param.device": "cpu" if PARAMETERS in found.offload else None,
-        "tensor_parallel.autotp_size": found.tensor,
-        "sequence_parallel_size": found.context,
-        "optimizer.type": None if found.optimizer is None else _OPTIMIZERS[found.optimizer],
     }
     return nested(said(FORMAT, given, found.others, (_STAGE, _REDUCED)))
 

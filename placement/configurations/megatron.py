@@ -10,17 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from graphs.errors import ConfigurationError
 from graphs.recipes import FLOAT8, PRECISIONS, number_bytes
-from placement.configurations.configuration import ATTENTION, FIRST, FULL, LAYERS_PER_STAGE, NONE, Configuration
+from placement.configurations.configuration import (
+    ATTENTION,
+    FIRST,
+    FULL,
+    LAYERS_PER_STAGE,
+    NONE,
+    Configuration,
+    FileValues,
+    Key,
+    said,
+)
 from placement.configurations.documents import Entries, read_yaml
-from placement.configurations.keys import FileValues, Key, said
 from placement.configurations.megatron_keys import (
-    BATCH,
     COUNT,
     CP,
     DEEPEP,
-    DISPATCHER,
     EMBEDDING_COUNTS,
-    EP,
     ETP,
     FLOAT8_FORMAT,
     FORMAT,
@@ -32,7 +38,6 @@ from placement.configurations.megatron_keys import (
     LAYERS_EACH,
     LOSS_COUNTS,
     METHOD,
-    MICRO,
     MOMENTUM,
     NODES,
     PP,
@@ -45,7 +50,6 @@ from placement.configurations.megatron_keys import (
     VPP,
     WAYS,
 )
-from placement.configurations.recomputing import layers as layers_in
 from placement.configurations.results import (
     configuration_of,
     irregular,
@@ -57,6 +61,7 @@ from placement.configurations.results import (
 )
 from placement.configurations.shell import SCRIPT, flags_of
 from placement.configurations.strategies import OWN_EDGES, own_cuts
+from placement.configurations.strategies import layers as layers_in
 from placement.exporters.exporting import hosts_of
 
 if TYPE_CHECKING:
@@ -86,32 +91,24 @@ def read_megatron(text: str) -> Configuration:
         raise values.error(f"virtual stages need a pipeline, and {PP} is 1.", LAYERS_EACH, VPP)
     if NODES in values.given:
         others[NODES] = values[NODES]
+    precision, bucket = _precision(values), values["--ddp-bucket-size"]
     return Configuration(
+        **values.fields(),
         tool="megatron",
         devices=None if values[PROCESSES] is None else values[PROCESSES] * values[NODES],
         zero=_zero(values),
-        tensor=values[TP],
         sequence_parallel=values[SP] and values[TP] > 1,
-        context=values[CP],
         context_by=WAYS[values["--cp-comm-type"]] if values[CP] > 1 else "",
-        experts=values[EP],
         has_whole_experts=_has_whole_experts(values),
-        once_a_host=values[DISPATCHER] == "flex",
-        stages=stages,
         order="interleaved" if is_interleaved else "1f1b",
         chunks=values[VPP],
         edge_layers=(int(values[EMBEDDING_COUNTS]), int(values[LOSS_COUNTS])),
-        micro_batch=values[MICRO],
-        batch=values[BATCH],
-        sequence=values["--seq-length"],
-        precision=_precision(values),
-        is_float16=values["--fp16"],
+        precision=precision,
         stack="fused",
         optimizer="momentum" if values["--optimizer"] == "sgd" and values[MOMENTUM] else values["--optimizer"],
         recompute=_recompute(values),
         offload=("optimizer",) if values["--optimizer-cpu-offload"] else (),
-        bucket_bytes=None if values["--ddp-bucket-size"] is None else values["--ddp-bucket-size"] * _bytes(values),
-        overlaps=values["--overlap-grad-reduce"],
+        bucket_bytes=None if bucket is None else bucket * number_bytes(PRECISIONS[precision].gradient),
         sizes=sizes,
         others=others,
         notes=tuple(_notes(values)),
@@ -199,11 +196,6 @@ def _precision(values: FileValues) -> str:
     return base + (FLOAT8 if values[FLOAT8_FORMAT] else "")
 
 
-def _bytes(values: FileValues) -> int:
-    """Bytes of a number of a gradient."""
-    return number_bytes(PRECISIONS[_precision(values)].gradient)
-
-
 def _recompute(values: FileValues) -> str:
     granularity, method = values[GRANULARITY], values[METHOD]
     if granularity is None:
@@ -244,14 +236,10 @@ def write_megatron(configuration: Configuration) -> str:
     nodes = found.others.get(NODES, 1)
     gradient_bytes = number_bytes(PRECISIONS[found.precision or "float32"].gradient)
     given: dict[str, Any] = {
+        **FORMAT.told(found),
         PROCESSES: None if found.devices is None else found.devices // nodes,
-        TP: found.tensor,
-        PP: found.stages,
-        CP: found.context,
         "--cp-comm-type": _CP_TYPES[found.context_by] if found.context > 1 else None,
-        EP: found.experts,
         ETP: 1 if found.has_whole_experts and found.tensor > 1 else None,
-        DISPATCHER: "flex" if found.once_a_host else None,
         DEEPEP: found.once_a_host,
         SP: found.sequence_parallel,
         LAYERS_EACH: found.sizes.get(LAYERS_PER_STAGE),
@@ -259,15 +247,10 @@ def write_megatron(configuration: Configuration) -> str:
         **{f"--{name}": size for name, size in found.sizes.items() if name != LAYERS_PER_STAGE},
         EMBEDDING_COUNTS: bool(found.edge_layers and found.edge_layers[0]),
         LOSS_COUNTS: bool(found.edge_layers and found.edge_layers[1]),
-        MICRO: found.micro_batch,
-        BATCH: found.batch,
-        "--seq-length": found.sequence,
         "--bf16": found.precision not in (None, "float32") and not found.is_float16,
-        "--fp16": found.is_float16,
         "--grad-reduce-in-bf16": _base(found) == "master-bf16-reduce" and not found.is_float16,
         FLOAT8_FORMAT: "hybrid" if _base(found) != found.precision else None,
         **_zero_keys(found),
-        "--overlap-grad-reduce": found.overlaps,
         "--ddp-bucket-size": None if found.bucket_bytes is None else found.bucket_bytes // gradient_bytes,
         **_recompute_keys(found.recompute),
         "--optimizer": "sgd" if found.optimizer == "momentum" else found.optimizer,

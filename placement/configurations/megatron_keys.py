@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from placement.configurations.keys import Format, Key, inert, inert_keys, only, read, refused
+from placement.configurations.configuration import Format, Key, inert, inert_keys, only, read, refused, words
 from placement.configurations.shell import SCRIPT
 
 PROCESSES, NODES = "--nproc-per-node", "--nnodes"
@@ -25,16 +25,16 @@ LAUNCHER = (PROCESSES, NODES, "--node-rank", "--master-", "--rdzv-", "--max-rest
 _WIDE = "the optimizer keeps float32"
 _NO_FLOAT4 = "no graphs have the casts of 4 bit"
 _OWN_SPLIT = "stages of one's own lengths are not read"
-_FLAG = {name: read(bool, False) for name in ("--bf16", "--fp16", SP, FSDP2, FSDP, EMBEDDING_COUNTS, LOSS_COUNTS)}
+_FLAGS = ("--bf16", "--fp16", SP, FSDP2, FSDP, EMBEDDING_COUNTS, LOSS_COUNTS)
 
 KEYS: dict[str, Key] = {
-    **_FLAG,
+    **{name: read(bool, False, field="is_float16" if name == "--fp16" else "") for name in _FLAGS},
     PROCESSES: read(int),
     NODES: read(int, 1),
-    TP: read(int, 1),
-    PP: read(int, 1),
-    CP: read(int, 1),
-    EP: read(int, 1),
+    TP: read(int, 1, field="tensor"),
+    PP: read(int, 1, field="stages"),
+    CP: read(int, 1, field="context"),
+    EP: read(int, 1, field="experts"),
     ETP: read(int),
     "--cp-comm-type": read(str, "p2p", *WAYS),
     "--hierarchical-context-parallel-sizes": refused("context parallelism has one way"),
@@ -44,17 +44,17 @@ KEYS: dict[str, Key] = {
     "--decoder-first-pipeline-num-layers": refused(_OWN_SPLIT),
     "--decoder-last-pipeline-num-layers": refused(_OWN_SPLIT),
     "--pipeline-model-parallel-split-rank": refused(_OWN_SPLIT),
-    MICRO: read(int),
-    BATCH: read(int),
+    MICRO: read(int, field="micro_batch"),
+    BATCH: read(int, field="batch"),
     "--rampup-batch-size": inert,
-    "--seq-length": read(int),
+    "--seq-length": read(int, field="sequence"),
     **{name: read(int) for name in SIZES},
     "--grad-reduce-in-bf16": read(bool, False),
     "--use-distributed-optimizer": read(bool, False),
     "--use-custom-fsdp": refused("it is --use-megatron-fsdp now"),
     STRATEGY: read(str, "no_shard", *STRATEGIES),
     "--num-distributed-optimizer-instances": only(1, why="the optimizer is cut over all replicas"),
-    "--overlap-grad-reduce": read(bool, False),
+    "--overlap-grad-reduce": read(bool, False, field="overlaps"),
     "--overlap-param-gather": inert,
     "--overlap-param-gather-with-optimizer-step": inert,
     "--align-*": inert,
@@ -93,7 +93,7 @@ KEYS: dict[str, Key] = {
     "--cuda-graph-*": refused("launches of CUDA graphs are not modelled"),
     "--mtp-num-layers": refused("heads for several words are another model"),
     "--hybrid-*": refused("hybrid models are other models"),
-    DISPATCHER: read(str, "alltoall", "alltoall", "flex"),
+    DISPATCHER: words("once_a_host", "alltoall", {"alltoall": False, "flex": True}),
     DEEPEP: read(bool, False),
     "--moe-pad-expert-input-to-capacity": inert,
     "--moe-*": inert,

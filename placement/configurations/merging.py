@@ -12,9 +12,8 @@ from graphs.entry_points import imported
 from graphs.errors import ConfigurationError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.configurations.configuration import Configuration
+from placement.configurations.configuration import READ, Configuration, inert
 from placement.configurations.documents import toml_value, yaml_value
-from placement.configurations.keys import READ, inert
 from placement.configurations.megatron import CONNECTIONS, connections, flag_row
 from placement.configurations.megatron_keys import BATCH, FORMAT, LAUNCHER, MICRO
 from placement.configurations.registry import (
@@ -205,16 +204,8 @@ def _in_lines(
     return [*edits, (len(text), len(text), "".join(added.values()))]
 
 
-def _toml_table(section: str) -> tuple[str, str]:
-    return f"\n[{section}]\n", ""
-
-
-def _yaml_mapping(section: str) -> tuple[str, str]:
-    return (f"{section}:\n", "  ") if section else ("", "")
-
-
-_TOML = (" = ", toml_value, _toml_table)
-_YAML = (": ", yaml_value, _yaml_mapping)
+_TOML = (" = ", toml_value, lambda section: (f"\n[{section}]\n", ""))
+_YAML = (": ", yaml_value, lambda section: (f"{section}:\n", "  ") if section else ("", ""))
 
 
 # -- scripts -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from graphs.entry_points import imported
 from graphs.errors import ConfigurationError, UnknownNameError
-from placement.configurations.keys import shown
+from placement.configurations.configuration import shown
 
 if TYPE_CHECKING:
     from placement.configurations.configuration import Configuration

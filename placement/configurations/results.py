@@ -15,10 +15,9 @@ from graphs.opgraph import OpGraph
 from graphs.recipes import PRECISIONS, number_bytes
 from graphs.records import Phase
 from graphs.transforms.axes import AXES, GROUPS
-from graphs.transforms.strategy import Strategy
-from placement.configurations.configuration import AFTER_ALL, LAYERS_PER_STAGE, Configuration
-from placement.configurations.recomputing import recompute_of
-from placement.configurations.strategies import OWN_EDGES, bucket_bytes_of, chunks_of, own_cuts
+from graphs.transforms.strategy import AFTER_ALL, Strategy
+from placement.configurations.configuration import LAYERS_PER_STAGE, Configuration
+from placement.configurations.strategies import OWN_EDGES, bucket_bytes_of, chunks_of, own_cuts, recompute_of
 from placement.runtime.setups.whole_batch import no_mean_of_parts
 
 if TYPE_CHECKING:

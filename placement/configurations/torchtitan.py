@@ -9,10 +9,24 @@ from typing import TYPE_CHECKING, Any
 from graphs.errors import ConfigurationError
 from graphs.transforms.axes import GROUPS
 from graphs.transforms.strategy import PARAMETERS
-from placement.configurations.configuration import EVERY, FULL, LAYERS_PER_STAGE, NONE, OPS, Configuration
+from placement.configurations.configuration import (
+    EVERY,
+    FULL,
+    LAYERS_PER_STAGE,
+    NONE,
+    OPS,
+    Configuration,
+    FileValues,
+    Format,
+    Key,
+    inert,
+    inert_keys,
+    only,
+    read,
+    said,
+    words,
+)
 from placement.configurations.documents import read_toml, write_toml
-from placement.configurations.keys import FileValues, Format, Key, inert, inert_keys, only, read, said
-from placement.configurations.recomputing import layers as layers_in
 from placement.configurations.results import (
     configuration_of,
     irregular,
@@ -22,6 +36,7 @@ from placement.configurations.results import (
     refuse_unsaid,
     uneven,
 )
+from placement.configurations.strategies import layers as layers_in
 from placement.configurations.strategies import own_cuts
 from placement.runtime.setups.limits import no_sequence
 
@@ -35,7 +50,6 @@ _MICRO = f"{_P}pipeline_parallel_microbatch_size"
 _FIRST_LESS = f"{_P}pipeline_parallel_first_stage_less_layers"
 _LAST_LESS = f"{_P}pipeline_parallel_last_stage_less_layers"
 _ROTATE = f"{_P}context_parallel_rotate_method"
-_SCHEDULES = {order: name for name, order in _ORDERS.items()}
 _TWO_CHUNKS = ((2, "interleaved"), (2, "zbv"))
 _AXES = ("cp", "ep", GROUPS)
 _NOT_NARROW = "without FSDP torchtitan computes in float32 what tensor or pipeline parallelism cuts"
@@ -45,7 +59,7 @@ _NO_FLOAT8 = "no presets of graphs have the casts of float8"
 _KEYS: dict[str, Key] = {
     f"{_T}local_batch_size": read(int, 8),
     f"{_T}global_batch_size": read(int, -1),
-    f"{_T}seq_len": read(int, 2048),
+    f"{_T}seq_len": read(int, 2048, field="sequence"),
     f"{_T}dtype": read(str, _WIDE, _WIDE, _NARROW),
     f"{_T}mixed_precision_param": read(str, _NARROW, _NARROW, _WIDE),
     f"{_T}mixed_precision_reduce": only(_WIDE, why="torchtitan has no other"),
@@ -54,11 +68,11 @@ _KEYS: dict[str, Key] = {
     f"{_P}data_parallel_replicate_degree": read(int, 1),
     f"{_P}data_parallel_shard_degree": read(int, -1),
     f"{_P}fsdp_reshard_after_forward": read(str, "default", "default", "always", "never"),
-    f"{_P}tensor_parallel_degree": read(int, 1),
+    f"{_P}tensor_parallel_degree": read(int, 1, field="tensor"),
     f"{_P}disable_loss_parallel": only(False, why="logits are cut along the vocabulary"),
     f"{_P}enable_async_tensor_parallel": read(bool, False),
-    f"{_P}pipeline_parallel_degree": read(int, 1),
-    f"{_P}pipeline_parallel_schedule": read(str, "1F1B", *_ORDERS),
+    f"{_P}pipeline_parallel_degree": read(int, 1, field="stages"),
+    f"{_P}pipeline_parallel_schedule": words("order", "1F1B", _ORDERS),
     _MICRO: read(int, 1),
     _FIRST_LESS: read(int, 1),
     _LAST_LESS: read(int, 1),
@@ -66,12 +80,12 @@ _KEYS: dict[str, Key] = {
     f"{_P}module_fqns_per_model_part": only(None, why="stages follow from the number of layers"),
     f"{_P}pipeline_parallel_schedule_csv": only("", None, why="schedules of one's own are not read"),
     f"{_P}pipeline_parallel_expert_parallel_overlap": inert,  # of DualPipeV alone, which is refused
-    f"{_P}context_parallel_degree": read(int, 1),
+    f"{_P}context_parallel_degree": read(int, 1, field="context"),
     f"{_P}context_parallel_load_balancer": only("headtail", why="parts of causal attention are even"),
-    _ROTATE: read(str, "allgather", "allgather", "alltoall"),
-    f"{_P}expert_parallel_degree": read(int, 1),
+    _ROTATE: words("context_by", "allgather", {"allgather": "", "alltoall": "ring"}),
+    f"{_P}expert_parallel_degree": read(int, 1, field="experts"),
     f"{_P}expert_tensor_parallel_degree": only(1, why="experts are not cut by tensor parallelism beside replicas"),
-    f"{_P}expert_parallel_comm_backend": read(str, "standard", "standard", "deepep"),
+    f"{_P}expert_parallel_comm_backend": words("once_a_host", "standard", {"standard": False, "deepep": True}),
     f"{_A}mode": read(str, "selective", "selective", "full", "none"),
     f"{_A}selective_ac_option": read(str, "2"),
     f"{_A}per_op_sac_force_recompute_mm_shapes_by_fqns": only(
@@ -79,10 +93,10 @@ _KEYS: dict[str, Key] = {
     ),
     **inert_keys("early_stop preserve_rng_state determinism_check debug", _A),
     **inert_keys("memory_budget visualize_memory_budget_pareto", _A),  # of that mode, which is refused
-    f"{_C}enable": read(bool, False),
+    f"{_C}enable": words("stack", False, {False: "eager", True: "compiled"}),
     f"{_C}components": only(["model", "loss"], ["loss", "model"], why="the whole step is compiled, or nothing"),
     f"{_C}backend": only("inductor", why="only Inductor's kernels are known"),
-    "optimizer.name": read(str, "AdamW", "AdamW", "Adam"),
+    "optimizer.name": words("optimizer", "AdamW", {"AdamW": "adamw", "Adam": "adam"}),
     "optimizer.implementation": only("fused", "foreach", why="updates of single parameters take a launch each"),
     "optimizer.early_step_in_backward": only(False, why="updates come after the backward pass"),
     **inert_keys("lr beta1 beta2 eps weight_decay", "optimizer."),
@@ -117,7 +131,7 @@ def read_torchtitan(text: str) -> Configuration:
     for name, value in ((f"{_P}data_parallel_shard_degree", shards), (f"{_T}global_batch_size", batch)):
         if value == 0:
             raise values.error(f"{name} = 0; expected -1, or 1 or more.", name)
-    stages, tensor = values[f"{_P}pipeline_parallel_degree"], values[f"{_P}tensor_parallel_degree"]
+    stages = values[f"{_P}pipeline_parallel_degree"]
     context, groups = values[f"{_P}context_parallel_degree"], values[f"{_P}data_parallel_replicate_degree"]
     is_sharded = shards != 1 or context > 1  # FSDP cuts along its context parallelism, too
     each, others = values[f"{_P}pipeline_parallel_layers_per_stage"], dict(values.others)
@@ -129,26 +143,17 @@ def read_torchtitan(text: str) -> Configuration:
     kept = (f"{_P}enable_async_tensor_parallel", f"{_P}fsdp_reshard_after_forward")
     others |= {name: values[name] for name in kept if values[name] != FORMAT.keys[name].default}
     return Configuration(
+        **values.fields(),
         tool="torchtitan",
         groups=groups if is_sharded else 1,
         shards=(None if shards == -1 else shards) if is_sharded else groups,
         zero=_zero(values, stages) if is_sharded else 0,
-        tensor=tensor,
-        sequence_parallel=tensor > 1,
-        context=context,
-        context_by="" if values[_ROTATE] == "allgather" else "ring",
-        experts=values[f"{_P}expert_parallel_degree"],
-        once_a_host=values[f"{_P}expert_parallel_comm_backend"] == "deepep",
-        stages=stages,
-        order=_ORDERS[values[f"{_P}pipeline_parallel_schedule"]],
+        sequence_parallel=values[f"{_P}tensor_parallel_degree"] > 1,
         edge_layers=(values[_FIRST_LESS], values[_LAST_LESS]),
         micro_batch=micro,
         accumulation=accumulation,
         batch=None if batch == -1 else batch,
-        sequence=values[f"{_T}seq_len"],
         precision=_precision(values),
-        stack="compiled" if values[f"{_C}enable"] else "eager",
-        optimizer=values["optimizer.name"].lower(),
         offload=(PARAMETERS,) if is_sharded and values[f"{_T}enable_cpu_offload"] else (),
         recompute=_recompute(values),
         sizes={} if each is None else {LAYERS_PER_STAGE: each},
@@ -223,29 +228,20 @@ def write_torchtitan(configuration: Configuration) -> str:
     has_stages = found.stages > 1
     samples = found.micro_batch or 1
     given = {
+        **FORMAT.told(found),
         f"{_T}local_batch_size": samples * (found.accumulation or 1) if has_stages else samples,
         f"{_T}global_batch_size": found.batch,
-        f"{_T}seq_len": found.sequence,
         f"{_T}dtype": _NARROW if found.precision == _NARROW else None,
         f"{_T}mixed_precision_param": _WIDE if found.precision == _WIDE else None,
         f"{_T}enable_cpu_offload": PARAMETERS in found.offload,
         f"{_P}data_parallel_replicate_degree": found.groups if is_sharded else found.shards,
         f"{_P}data_parallel_shard_degree": (-1 if found.shards is None else found.shards) if is_sharded else 1,
         f"{_P}fsdp_reshard_after_forward": reshards if is_sharded else None,
-        f"{_P}tensor_parallel_degree": found.tensor,
-        f"{_P}context_parallel_degree": found.context,
-        _ROTATE: "alltoall" if found.context_by == "ring" else None,
-        f"{_P}expert_parallel_degree": found.experts,
-        f"{_P}expert_parallel_comm_backend": "deepep" if found.once_a_host else None,
-        f"{_P}pipeline_parallel_degree": found.stages,
-        f"{_P}pipeline_parallel_schedule": _SCHEDULES[found.order],
         _MICRO: samples if has_stages else None,
         f"{_P}pipeline_parallel_layers_per_stage": found.sizes.get(LAYERS_PER_STAGE),
         _FIRST_LESS: None if found.edge_layers is None else found.edge_layers[0],
         _LAST_LESS: None if found.edge_layers is None else found.edge_layers[1],
         **_recompute_keys(found.recompute),
-        f"{_C}enable": found.stack == "compiled",
-        "optimizer.name": None if found.optimizer is None else {"adam": "Adam", "adamw": "AdamW"}[found.optimizer],
     }
     return write_toml(said(FORMAT, given, found.others, _ALWAYS))
 
@@ -273,7 +269,7 @@ def _unsaid(found: Configuration) -> Iterator[str]:
         yield "its tensor parallelism cuts along the sequence too, as tp sp does"
     if found.context_by == "ulysses":
         yield "its context parallelism has no Ulysses"
-    if found.stages > 1 and found.order not in _SCHEDULES:
+    if found.stages > 1 and found.order not in _ORDERS.values():
         yield f"it has no schedule for {found.order}"
     if found.chunks > 1 and LAYERS_PER_STAGE not in found.sizes and (found.chunks, found.order) not in _TWO_CHUNKS:
         yield f"it counts layers of each stage, and the {found.chunks} stages of a device are not counted so"

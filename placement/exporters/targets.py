@@ -52,7 +52,7 @@ def tool_for(target: str | None, graph: OpGraph, cluster: Cluster, model: nn.Mod
     lacks = imported(exporter.lacks)
     draft = without_answer(graph, cluster, 0, STRATEGY, "not carried out")
 
-    patterns_of = imported("placement.configurations.recomputing:patterns_of")
+    patterns_of = imported("placement.configurations.strategies:patterns_of")
     words = tuple(patterns_of(graph, word) for word in exporter.recomputed)
     nearest = imported(exporter.nearest) if exporter.nearest else lambda graph, strategy: strategy
 

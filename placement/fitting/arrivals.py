@@ -33,11 +33,9 @@ class WaitForAll(_Fresh):
     """An update waits for every worker."""
 
     def refuse(self, workers: int) -> str | None:
-        """Never."""
         return None
 
     def share(self, workers: int) -> int:
-        """All."""
         return workers
 
 
@@ -64,7 +62,6 @@ class FirstOf(_Fresh):
         )
 
     def share(self, workers: int) -> int:
-        """N."""
         return workers - self.extra
 
 
@@ -87,7 +84,6 @@ class BoundedStaleness:
         return None if self.bound >= 0 else f"stale:bound={self.bound} is out of range; choose 0 or more."
 
     def share(self, workers: int) -> int:
-        """All."""
         return workers
 
     def least(self, workers: int) -> int:
@@ -95,7 +91,6 @@ class BoundedStaleness:
         return 1
 
     def is_taken(self, read: int, now: int) -> bool:
-        """Always."""
         return True
 
     def released(self, waiting: Set[int], steps: Mapping[int, int], workers: int) -> Set[int]:

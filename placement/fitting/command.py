@@ -18,9 +18,8 @@ from placement.cli.records import again
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from placement.fitting.comparison import FitComparison
+    from placement.fitting.comparison import FitComparison, FitSweep
     from placement.fitting.log import CurvePoint
-    from placement.fitting.sweep import FitSweep
     from placement.sizing.sweeps import Sweep
 
 _LOSS = "loss"
@@ -136,10 +135,9 @@ def fit(given: FitOptions) -> None:
     with progress("importing"):
         from graphs.errors import PlacementError
         from placement.fitting import fit as fitting
-        from placement.fitting.comparison import FitComparison
-        from placement.fitting.data import model_and_data
+        from placement.fitting.comparison import FitComparison, FitSweep, sweep_fit
         from placement.fitting.real.torchrun import is_first
-        from placement.fitting.sweep import FitSweep, sweep_fit
+        from placement.fitting.task import model_and_data
         from placement.inputs.sources import read_cluster
     target = read_cluster(given.cluster)
     with progress(f"reading {given.model}"):
@@ -189,7 +187,7 @@ def fit(given: FitOptions) -> None:
 
 def _show(found: FitComparison | FitSweep, given: FitOptions, n_asked: int) -> None:
     """Write and print what was found of so many methods, or sizes of a sweep."""
-    from placement.fitting.sweep import FitSweep
+    from placement.fitting.comparison import FitSweep
     from placement.results.advice import in_two
 
     found = dataclasses.replace(found, command=_command(given))
@@ -250,7 +248,7 @@ def _command(given: FitOptions) -> str:
 def _write(found: FitComparison | FitSweep, html: Path | None, output: Path | None) -> Iterator[str]:
     """Write the files asked for; yields a sentence about each."""
     if html is not None:
-        from placement.fitting.report import write_fits
+        from placement.fitting.comparison import write_fits
 
         write_fits(found, html)
         yield f"report: {html}"
@@ -266,7 +264,7 @@ def fit_table(found: FitComparison | FitSweep) -> list[RenderableType]:
     from rich.text import Text
 
     from graphs.formatting import counted, show, show_line
-    from placement.fitting.sweep import FitSweep
+    from placement.fitting.comparison import FitSweep
 
     one, varied = (found.cases[0], found.sweep.kind) if isinstance(found, FitSweep) else (found, "")
     sizes = {"workers": counted(one.workers, "worker"), "batch": f"{counted(one.batch, 'sample')} each"}

@@ -1,20 +1,29 @@
-"""`FitComparison`: methods of distributed optimisation on one model and one cluster, and which reaches a loss first."""
+"""`FitComparison`: methods of distributed optimisation beside each other, sweeps of them, and their report."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from html import escape
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from graphs.formatting import format_seconds
+from graphs.disk import write_atomically
+from graphs.errors import FitError, PlacementError
+from graphs.formatting import counted, format_bytes, format_seconds
 from graphs.origin import EAGER
 from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
+from placement.report.curves import Across, Curve, evenly, plot
+from placement.report.page import page, repeating
+from placement.sizing.scaling import LEAST_POINTS, ScalingFit, fit_devices
+from placement.sizing.sweeps import WORKERS, Sweep
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
     from graphs.opgraph import OpGraph
-    from placement.fitting.log import FitRun
+    from placement.fitting.log import CurvePoint, FitRun
 
 METHOD = Column("method", "method")
 FIGURES = (
@@ -137,3 +146,237 @@ def _rank(run: FitRun) -> tuple[bool, float]:
     if run.reached:
         return False, run.seconds
     return True, run.loss if math.isfinite(run.loss) else math.inf
+
+
+@dataclass(frozen=True)
+class FitSweep(AsJson):
+    """The same methods, with more and more workers or larger and larger mini-batches.
+
+    Attributes:
+        sweep: what is varied.
+        cases: one for each size, in their order.
+        interrupted: whether Ctrl-C or an error ended it, so that sizes are missing.
+        command: the command line that made it, or "".
+    """
+
+    sweep: Sweep
+    cases: tuple[FitComparison, ...]
+    interrupted: bool = False
+    command: str = field(default="", compare=False)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Their texts, in the order asked for."""
+        return tuple(run.method for run in self.cases[0].runs)
+
+    def runs(self, method: str) -> list[tuple[int, FitRun]]:
+        """A method's run at each size."""
+        place = self.methods.index(method)
+        return [(size, case.runs[place]) for size, case in zip(self.sweep.sizes, self.cases, strict=True)]
+
+    def reached(self, method: str) -> list[tuple[int, float]]:
+        """The sizes at which a method reaches the loss, and after how many seconds."""
+        return [(size, run.seconds) for size, run in self.runs(method) if run.reached and run.seconds > 0]
+
+    def laws(self, method: str) -> tuple[ScalingFit, ScalingFit] | None:
+        """Amdahl's and Gunther's of the time to the loss over workers; None where fewer than three sizes reach it."""
+        points = self.reached(method)
+        if self.sweep.kind != WORKERS or len(points) < LEAST_POINTS:
+            return None
+        return fit_devices([size for size, _ in points], [seconds for _, seconds in points])
+
+    def largest_batch(self, method: str) -> float | None:
+        """Samples of an update beyond which more no longer help, by gradient diversity; the median over sizes."""
+        known = sorted(run.largest_batch for _, run in self.runs(method) if run.largest_batch is not None)
+        return known[len(known) // 2] if known else None
+
+    def advice(self) -> str:
+        """The advice in a sentence."""
+        points = [(seconds, size, method) for method in self.methods for size, seconds in self.reached(method)]
+        if not points:
+            many = "numbers of workers" if self.sweep.kind == WORKERS else "mini-batches"
+            return f"None of these reaches loss {self.cases[0].until:g} with any of these {many}."
+        seconds, size, method = min(points)
+        what = counted(size, "worker") if self.sweep.kind == WORKERS else f"mini-batches of {size}"
+        return f"{method} with {what} reaches loss {self.cases[0].until:g} first, in {format_seconds(seconds)}."
+
+    def sentences(self) -> list[str]:
+        """Sentences of laws and diversity about each method."""
+        said = []
+        for method in self.methods:
+            diverged = [str(size) for size, run in self.runs(method) if run.has_diverged]
+            if diverged:
+                said.append(f"{method}: diverged with {self.sweep.kind} {', '.join(diverged)}; take a smaller lr.")
+            said += [f"{method}: {law.sentence()}" for law in self.laws(method) or ()]
+            largest = self.largest_batch(method)
+            if largest is not None:
+                beyond = f"updates of more than {largest:.3g} samples no longer help"
+                said.append(f"{method}: by the diversity of gradients, {beyond}.")
+        return said
+
+    def table(self) -> RowTable:
+        """A row for each method and size."""
+        pairs = zip(self.sweep.sizes, self.cases, strict=True)
+        rows = (
+            Row({**case.cells(case.runs[number]), "size": str(size)})
+            for number, (size, case) in itertools.product(range(len(self.methods)), pairs)
+        )
+        return RowTable((METHOD, Column("size", self.sweep.kind), *FIGURES), tuple(rows))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready fields; a result for each size and method."""
+        first = self.cases[0].to_dict()
+        left_out = {"advice", "command", "results", self.sweep.kind}
+        return {
+            **{key: value for key, value in first.items() if key not in left_out},
+            "advice": self.advice(),
+            "interrupted": self.interrupted,
+            "command": self.command,
+            "sweep": self.sweep.kind,
+            "scaling": [
+                {
+                    "method": method,
+                    "largest_batch": self.largest_batch(method),
+                    "laws": laws and [law.to_dict() for law in laws],
+                }
+                for method, laws in ((method, self.laws(method)) for method in self.methods)
+            ],
+            "results": [
+                {"size": size, **row}
+                for size, case in zip(self.sweep.sizes, self.cases, strict=True)
+                for row in case.to_dict()["results"]
+            ],
+        }
+
+
+def sweep_fit(sweep: Sweep, fit_one: Callable[[int], FitComparison]) -> FitSweep:
+    """Fit at each size. Ctrl-C ends it with the sizes that are done, if any is. An error has them as its ``finished``.
+
+    Args:
+        fit_one: the methods with so many workers, or mini-batches of that size, until a loss.
+
+    Raises:
+        FitError: no loss is asked for.
+        PlacementError: of `fit_one`.
+    """
+    cases: list[FitComparison] = []
+
+    def found() -> FitSweep:
+        done = replace(sweep, sizes=sweep.sizes[: len(cases)])
+        return FitSweep(done, tuple(cases), interrupted=len(cases) < len(sweep.sizes))
+
+    try:
+        for size in sweep.sizes:
+            case = fit_one(size)
+            if case.interrupted:
+                break
+            if case.until is None:
+                raise FitError("a sweep compares the times to a loss; say which, until=0.5 for example.")
+            cases.append(case)
+    except KeyboardInterrupt:
+        pass
+    except PlacementError as error:
+        error.finished = found() if cases else None
+        raise
+    if not cases:
+        raise KeyboardInterrupt
+    return found()
+
+
+COLOURS = 8  # of the style sheet
+_MOST_POINTS = 200  # of a curve: more are closer than a point is wide
+
+
+def write_fits(found: FitComparison | FitSweep, path: str | PathLike[str]) -> None:
+    """Write the report of a comparison of methods, or of a sweep of them.
+
+    Raises:
+        OSError: the file cannot be written; an older file of that name is left as it was.
+    """
+    write_atomically(path, render_fits(found))
+
+
+def render_fits(found: FitComparison | FitSweep) -> str:
+    """The page as text."""
+    sweep = found.sweep if isinstance(found, FitSweep) else None
+    one = replace(found.cases[0], command=found.command) if isinstance(found, FitSweep) else found
+    among = "" if sweep is None else f" over {sweep.kind}"
+    parts = {
+        "among": among,
+        "graph": escape(one.graph.name),
+        "cluster": escape(one.cluster.name),
+        "advice": escape(found.advice()),
+        "charts": _charts(found),
+        "rows": found.table().html(),
+        "notes": "".join(f'<p class="note">{escape(sentence)}</p>' for sentence in found.sentences()),
+        "facts": _facts(one, sweep),
+    }
+    title = f"{one.graph.name}: methods{among or f' on {one.cluster.name}'}"
+    return page("fits.html", title, parts)
+
+
+def _charts(found: FitComparison | FitSweep) -> str:
+    if isinstance(found, FitSweep):
+        times = _over_sizes(found, "Time to the loss", lambda run: run.seconds, format_seconds)
+        return times + _over_sizes(found, "Updates to the loss", lambda run: run.updates, lambda count: f"{count:.3g}")
+    over_time = _chart(found, "Loss over time", "time", lambda point: point.seconds, format_seconds)
+    return over_time + _chart(found, "Loss over bytes sent", "bytes sent", lambda point: point.bytes, format_bytes)
+
+
+def _over_sizes(found: FitSweep, title: str, value: Callable[[FitRun], float], show: Callable[[float], str]) -> str:
+    """A curve for each method, of the sizes at which it reaches the loss."""
+    curves = [
+        Curve(method, f"c{k % COLOURS}", [(float(n), value(run)) for n, run in found.runs(method) if run.reached])
+        for k, method in enumerate(found.methods)
+    ]
+    drawn = plot(curves, Across(found.sweep.kind, [float(size) for size in found.sweep.sizes]), show)
+    note = f"Over {found.sweep.kind}; sizes at which a method does not reach it are left out."
+    return f'<section class="card"><h2>{escape(title)}</h2>{drawn}<p class="note">{escape(note)}</p></section>'
+
+
+def _chart(
+    found: FitComparison, title: str, name: str, at: Callable[[CurvePoint], float], show: Callable[[float], str]
+) -> str:
+    last = max((at(point) for run in found.runs for point in run.points), default=0.0) or 1.0
+    curves = [
+        Curve(run.method, f"c{number % COLOURS}", [(at(point), point.loss) for point in _thinned(run)])
+        for number, run in enumerate(found.runs)
+    ]
+    if found.until is not None:
+        curves.append(Curve(f"loss {found.until:g}", "single", [(0.0, found.until), (last, found.until)]))
+    drawn = plot(curves, evenly(last, name, show), lambda loss: f"{loss:.3g}")
+    note = (
+        "Every worker's bytes together."
+        if name != "time"
+        else f"Seconds of {counted(found.workers, 'worker')} together."
+    )
+    return f'<section class="card"><h2>{escape(title)}</h2>{drawn}<p class="note">{escape(note)}</p></section>'
+
+
+def _thinned(run: FitRun) -> list[CurvePoint]:
+    """Points that can be told apart, the first and the last among them; none whose loss is no number."""
+    points = [point for point in run.points if math.isfinite(point.loss)]
+    every = -(-len(points) // _MOST_POINTS)
+    return [point for k, point in enumerate(points) if k % every == 0 or k == len(points) - 1]
+
+
+def _facts(found: FitComparison, sweep: Sweep | None = None) -> str:
+    """Settings, versions, hashes and the command that repeat it; of a sweep, its sizes in the place of one."""
+    sizes = {"workers": str(found.workers), "batch": counted(found.batch, "sample")}
+    if sweep is not None:
+        sizes[sweep.kind] = f"{', '.join(map(str, sweep.sizes))}{' samples' if sweep.kind == 'batch' else ''}"
+    facts = {
+        "graph": f"{found.graph.name}: {found.graph.n_ops:,} ops, the step of one worker",
+        "graph hash": found.graph.hash,
+        "cluster": found.cluster.name,
+        "about it": found.cluster.summary,
+        "cluster hash": found.cluster.hash,
+        "workers": sizes["workers"],
+        "batch of each": sizes["batch"],
+        "learning rate": f"{found.learning_rate:g}, of methods that name none",
+        "strategy": found.strategy,
+        "stragglers": found.stragglers,
+        "seed": str(found.seed),
+        "time": "of the wall, in real processes" if found.is_real else "simulated",
+    }
+    return repeating(found.command, facts, found.versions)

@@ -12,10 +12,10 @@ from typing import Any, get_type_hints
 from graphs.errors import FitError, UnknownNameError
 from graphs.formatting import counted
 from placement.fitting.arrivals import WaitForAll
-from placement.fitting.exchanges.parameter_server import ParameterServer
 from placement.fitting.exchanges.sandblaster import Sandblaster
+from placement.fitting.exchanges.servers import ParameterServer
+from placement.fitting.participants import ArrivalRule, BatchRule, Compression, ExchangeRule
 from placement.fitting.registry import NAMES, PARTS
-from placement.fitting.role import ArrivalRule, BatchRule, Compression, ExchangeRule
 
 _LEARNING_RATE = "lr"
 _MOST = 1_000_000  # of shards, steps, kept pairs and the like

@@ -8,34 +8,34 @@ from graphs.entry_points import Imported
 
 EXCHANGES: Mapping[str, type] = Imported(
     {
-        "sync": "placement.fitting.exchanges.synchronous:Synchronous",
-        "parameter_server": "placement.fitting.exchanges.parameter_server:ParameterServer",
-        "downpour": "placement.fitting.exchanges.downpour:Downpour",
-        "gossip": "placement.fitting.exchanges.gossip:Gossip",
-        "elastic": "placement.fitting.exchanges.elastic:ElasticAveraging",
-        "local_sgd": "placement.fitting.exchanges.local_sgd:LocalSgd",
-        "diloco": "placement.fitting.exchanges.diloco:DiLoCo",
+        "sync": "placement.fitting.exchanges.averaging:Synchronous",
+        "parameter_server": "placement.fitting.exchanges.servers:ParameterServer",
+        "downpour": "placement.fitting.exchanges.servers:Downpour",
+        "gossip": "placement.fitting.exchanges.averaging:Gossip",
+        "elastic": "placement.fitting.exchanges.servers:ElasticAveraging",
+        "local_sgd": "placement.fitting.exchanges.averaging:LocalSgd",
+        "diloco": "placement.fitting.exchanges.averaging:DiLoCo",
         "sandblaster": "placement.fitting.exchanges.sandblaster:Sandblaster",
         "pipedream": "placement.fitting.exchanges.pipedream:PipeDream",
     }
 )
 COMPRESSIONS: Mapping[str, type] = Imported(
     {
-        "none": "placement.fitting.compressions.uncompressed:Uncompressed",
-        "qsgd": "placement.fitting.compressions.qsgd:Qsgd",
-        "one_bit": "placement.fitting.compressions.one_bit:OneBit",
-        "top_k": "placement.fitting.compressions.top_k:TopK",
-        "power_sgd": "placement.fitting.compressions.power_sgd:PowerSgd",
+        "none": "placement.fitting.compressions:Uncompressed",
+        "qsgd": "placement.fitting.compressions:Qsgd",
+        "one_bit": "placement.fitting.compressions:OneBit",
+        "top_k": "placement.fitting.compressions:TopK",
+        "power_sgd": "placement.fitting.compressions:PowerSgd",
     }
 )
 BATCH_RULES: Mapping[str, type] = Imported(
     {
-        "sgd": "placement.fitting.batch_rules.torch_optimizers:Sgd",
-        "adagrad": "placement.fitting.batch_rules.torch_optimizers:Adagrad",
-        "adam": "placement.fitting.batch_rules.torch_optimizers:Adam",
-        "linear": "placement.fitting.batch_rules.scaling:LinearScaling",
-        "lars": "placement.fitting.batch_rules.lars:Lars",
-        "lamb": "placement.fitting.batch_rules.lamb:Lamb",
+        "sgd": "placement.fitting.batch_rules:Sgd",
+        "adagrad": "placement.fitting.batch_rules:Adagrad",
+        "adam": "placement.fitting.batch_rules:Adam",
+        "linear": "placement.fitting.batch_rules:LinearScaling",
+        "lars": "placement.fitting.batch_rules:Lars",
+        "lamb": "placement.fitting.batch_rules:Lamb",
     }
 )
 ARRIVALS: Mapping[str, type] = Imported(

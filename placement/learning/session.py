@@ -1,4 +1,4 @@
-"""`Session`: a training run in progress, and what it keeps on disk."""
+"""`Session`: a training run in progress, its checkpoints, and what else it keeps on disk (docs/training.md)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,118 @@ from typing import Any
 
 from env.cluster import Cluster
 from graphs.disk import write_atomically
+from graphs.errors import PolicyFileError
 from graphs.opgraph import OpGraph
-from placement.learning.checkpoint import Checkpoint, save_checkpoint
-from placement.learning.learners.learner import Best, Learner, Update
+from placement.learning.learners.learner import Best, Learner, LearnerState, Update
+from placement.learning.policies.policy_file import Kind, read_archive, write_archive
 from placement.processes.threads import single_threaded
 from placement.results.result import Result, measured_note
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import is_method
 from placement.solving.solver import Attempt, Finding, Solver
+
+_KIND = Kind(
+    "a checkpoint of a training run", "checkpoint.json", "placement.checkpoint", 1, "start anew with --restart"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A training run between two updates.
+
+    Attributes:
+        run: what makes it this run and no other, JSON-ready: policy, preset, seed, graphs, clusters, ...
+        seconds: how long it has been training.
+        curve: rows of `placement.Training.curve`, JSON-ready.
+        state: of the learner.
+    """
+
+    run: Mapping[str, Any]
+    seconds: float
+    curve: list[list[Any]]
+    state: LearnerState
+
+
+def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
+    """Write a checkpoint, atomically.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written.
+    """
+    record = {
+        "run": dict(checkpoint.run),
+        "seconds": checkpoint.seconds,
+        "curve": checkpoint.curve,
+        "values": dict(checkpoint.state.values),
+    }
+    write_archive(path, _KIND, record, checkpoint.state.tensors)
+
+
+def load_checkpoint(path: str | os.PathLike[str], run: Mapping[str, Any]) -> Checkpoint:
+    """Read a checkpoint of this very run.
+
+    Raises:
+        PolicyFileError: no checkpoint, cut short, of another version, or of another run; says what differs.
+    """
+    where = os.fspath(path)
+    record, tensors = read_archive(path, _KIND)
+    found, seconds, curve = record.get("run"), record.get("seconds"), record.get("curve")
+    values = record.get("values")
+    if not (isinstance(found, dict) and isinstance(values, dict) and isinstance(curve, list)) or not isinstance(
+        seconds, int | float
+    ):
+        raise PolicyFileError(f"{where} lacks part of the run; {_KIND.anew}.")
+    for key in run:
+        if found.get(key) != run[key]:
+            there, here = _shown(found.get(key)), _shown(run[key])
+            raise PolicyFileError(
+                f"{where} is of another run ({key} {there} there, {here} here); {_KIND.anew}, or choose another "
+                "--output."
+            )
+    return Checkpoint(found, float(seconds), curve, LearnerState(tensors, values))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    return value if isinstance(value, str) else repr(value)
+
+
+class EventLog:
+    """Writes the figures of every update under the number of placements scored so far.
+
+    Args:
+        folder: where; made if need be.
+        samples: events after this count, left by an interrupted run, are purged.
+    """
+
+    def __init__(self, folder: Path, samples: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # takes a while to import
+
+        self._writer = SummaryWriter(str(folder), purge_step=samples + 1 if samples else None)
+
+    def add(self, update: Update, label: str, samples_per_s: float) -> None:
+        """Note an update of the problem of that name."""
+        figures = {
+            f"{label}/best_s": update.best_s,
+            f"{label}/mean_s": update.mean_s,
+            f"{label}/feasible": update.feasible,
+            "policy/entropy": update.entropy,
+            "speed/samples_per_s": samples_per_s,
+            **{f"policy/{name}": value for name, value in update.metrics.items()},
+        }
+        for name, value in figures.items():
+            if math.isfinite(value):
+                self._writer.add_scalar(name, value, update.samples)
+
+    def flush(self) -> None:
+        """Put what is noted on the disk."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Put what is noted on the disk and end the log."""
+        self._writer.close()
+
 
 _MOST_WRITING = 0.05  # of the time may go into writing placements that are improved on soon
 
@@ -198,8 +302,6 @@ class Session:
             stack.enter_context(single_threaded())
             log = None
             if log_dir is not None:
-                from placement.learning.event_log import EventLog  # TensorBoard takes a while to import
-
                 log = stack.enter_context(contextlib.closing(EventLog(Path(log_dir), self.resumed_from)))
             checkpoint_at_s = self.seconds + checkpoint_every_s
             while not self._over():

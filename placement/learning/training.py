@@ -19,11 +19,10 @@ from env.plan import Priority
 from graphs.disk import check_target, remove_leftovers
 from graphs.errors import MismatchError, MissingPackageError, UnknownNameError
 from graphs.opgraph import OpGraph
-from placement.learning.checkpoint import load_checkpoint
 from placement.learning.learners.registry import PRESETS, make_learner, recipes_of
 from placement.learning.policies.policy import PlacementPolicy
 from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
-from placement.learning.session import Files, Point, Session, Status, Target
+from placement.learning.session import Files, Point, Session, Status, Target, load_checkpoint
 from placement.processes.runner import opened
 from placement.processes.threads import single_threaded
 from placement.results.result import Result, versions

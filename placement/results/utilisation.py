@@ -11,7 +11,7 @@ import numpy as np
 
 from env.cluster import Cluster
 from env.device import Device
-from env.presets.compared import NOT_COMPARED, Compared, compared_runs
+from env.presets.gpus import NOT_COMPARED, Compared, compared_runs
 from graphs.opgraph import OpGraph
 
 BEST_CASE = "at peak rates: a best case"

@@ -21,7 +21,7 @@ from env.checking.reference_times import op_times
 from env.cluster import ROUTE_BYTES, UNLIMITED_BYTES, Cluster, Device, Link, both_ways
 from env.plan import Plan
 from env.presets import PRESETS
-from env.presets.papers import DGX1_NVLINKS
+from env.presets.machines import DGX1_NVLINKS
 from env.problem import Problem
 from env.published import neurips_cluster
 from env.simulation.simulator import Simulator

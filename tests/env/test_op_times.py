@@ -10,23 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opgraph_strategies import opgraphs
 
-from env import gpu_rates
 from env.checking.checker import audit
 from env.checking.reference_times import op_times
 from env.cluster import Cluster, Device
-from env.gpus import A100_SXM4, H100
 from env.plan import Plan
+from env.presets.gpus import DEVICES
 from env.problem import Problem
-from env.rate_records import ProductRate
-from env.rates import Rates
+from env.rates import ProductRate, Rates
 from env.simulation.simulator import Simulator
 from env.times.op_times import OpWork, kernel_seconds, least_seconds, op_seconds
 from graphs import Op, OpGraph, Tensor, Work
 
+A100_SXM4, H100 = (DEVICES[name] for name in ("A100_SXM4", "H100"))
+
 DEVICES = (
-    replace(H100, rates=gpu_rates.H100),
-    replace(A100_SXM4, rates=gpu_rates.A100_SXM4, compute_efficiency=0.8, bandwidth_efficiency=0.7),
-    replace(H100, rates=gpu_rates.H100.with_fused_attention(), launch_overhead_s=1e-3),
+    replace(H100, rates=H100.rates),
+    replace(A100_SXM4, rates=A100_SXM4.rates, compute_efficiency=0.8, bandwidth_efficiency=0.7),
+    replace(H100, rates=H100.rates.with_fused_attention(), launch_overhead_s=1e-3),
     replace(H100, rates=Rates(4, 1e12, 1e-3, {"float32": ProductRate(1e9, 1.0, 1.0, 1e9)}), memory_bytes=2**45),
     H100,
 )
@@ -125,12 +125,11 @@ def test_no_op_is_faster_than_its_least_seconds(graph: OpGraph, device: Device) 
 def test_without_facts_an_op_is_at_the_reached_roofline() -> None:
     device, ops = DEVICES[0], [Op("p", flops=1e12, dtype="bfloat16"), Op("m", bytes_moved=3e9, dtype="bfloat16")]
     product, moving = kernel_seconds(OpWork.of(OpGraph.build(ops, [])), device)
-    assert product == pytest.approx(2.6e-6 + 1e12 * gpu_rates.H100.sustained / 856e12)
+    assert product == pytest.approx(2.6e-6 + 1e12 * H100.rates.sustained / 856e12)
     assert moving == pytest.approx(2.6e-6 + 1e-3)
     known = Op("p", flops=2.0 * 8192**3, dtype="bfloat16", work=Work.PRODUCT, extents=(1.0, 8192.0, 8192.0, 8192.0, 0))
     assert (
-        kernel_seconds(OpWork.of(OpGraph.build([known], [])), device)[0]
-        > 2 * 8192**3 * gpu_rates.H100.sustained / 856e12
+        kernel_seconds(OpWork.of(OpGraph.build([known], [])), device)[0] > 2 * 8192**3 * H100.rates.sustained / 856e12
     )
 
 
@@ -209,7 +208,7 @@ def test_batch_norms_in_bfloat16_and_convolutions_of_16_bit_are_slow_with_hand_m
 def test_eager_updates_share_launches_of_36_tensors(stack: str | None, share: int) -> None:
     graph = by_rows("optimizer.adam", "float32", 0.0, 0.0, 0.0, stack)
     _check_equal(graph, H100)
-    assert kernel_seconds(OpWork.of(graph), H100)[0] == pytest.approx(gpu_rates.H100.floor_s / share)
+    assert kernel_seconds(OpWork.of(graph), H100)[0] == pytest.approx(H100.rates.floor_s / share)
     assert op_seconds(OpWork.of(graph), H100)[0] == pytest.approx((H100.launch_overhead_s + 2.6e-6) / share)
     plain = replace(H100, rates=None)
     assert op_seconds(OpWork.of(graph), plain)[0] == H100.launch_overhead_s

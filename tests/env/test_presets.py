@@ -10,9 +10,11 @@ import pytest
 from env.cluster import Cluster
 from env.communication.as_used import AsUsed
 from env.device import MeasuredCollective
-from env.gpus import T4
 from env.presets import COMPARED, PRESETS, compared, is_preset
+from env.presets.gpus import DEVICES
 from graphs.errors import ClusterError, UnknownNameError
+
+T4 = DEVICES["T4"]
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env import gpu_rates
 from env.cluster import Cluster, Device
-from env.gpus import A100_SXM4, B200, H100
-from env.rate_records import ConvolutionRate, ProductRate
-from env.rates import ATTENTION, ATTENTION_BACKWARD, GROUPED, PRODUCT, WEIGHT_GRADIENT, Rates
+from env.presets.gpus import DEVICES
+from env.rates import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    GROUPED,
+    PRODUCT,
+    WEIGHT_GRADIENT,
+    ConvolutionRate,
+    ProductRate,
+    Rates,
+)
 from env.times.op_times import OpWork, host_seconds
 from graphs.codec import plain as as_json
 from graphs.codec import record_of
 from graphs.errors import ClusterError
 from graphs.opgraph import Op, OpGraph, Phase
+
+A100_SXM4, B200, H100 = (DEVICES[name] for name in ("A100_SXM4", "B200", "H100"))
 
 # ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0), vLLM 0.14.0: bfloat16 products, rows x columns x depth and seconds.
 A100_PRODUCTS = [
@@ -49,7 +58,7 @@ def seconds(rates: Rates, device: Device, work: int, extents: Any, dtype: str = 
 
 @pytest.mark.parametrize(
     ("rates", "device", "measured"),
-    [(gpu_rates.A100_SXM4, A100_SXM4, A100_PRODUCTS), (gpu_rates.H100, H100, H100_PRODUCTS)],
+    [(A100_SXM4.rates, A100_SXM4, A100_PRODUCTS), (H100.rates, H100, H100_PRODUCTS)],
 )
 def test_products_take_what_was_measured_in_short_runs(rates: Rates, device: Device, measured: Any) -> None:
     short = replace(rates, sustained=1.0)
@@ -59,7 +68,7 @@ def test_products_take_what_was_measured_in_short_runs(rates: Rates, device: Dev
 
 
 def test_large_products_reach_the_rate_and_a_few_rows_the_memory() -> None:
-    short = replace(gpu_rates.A100_SXM4, sustained=1.0)
+    short = replace(A100_SXM4.rates, sustained=1.0)
     large, narrow = seconds(short, A100_SXM4, PRODUCT, [(1, 2.0**16, 2.0**16, 2.0**17, 0), (1, 1, 2.0**14, 2.0**14, 0)])
     assert 2 * 2.0**49 / large == pytest.approx(301e12, rel=0.02)
     assert narrow == pytest.approx(2 * 2.0**28 / 1.476e12, rel=0.04)
@@ -73,7 +82,7 @@ def test_a_tile_more_than_the_multiprocessors_starts_another_wave() -> None:
 
 
 def test_kinds_of_products_and_passes_of_attention_have_factors() -> None:
-    rates, shape = gpu_rates.A100_SXM4, [(1.0, 8192.0, 8192.0, 8192.0, 0.0)]
+    rates, shape = A100_SXM4.rates, [(1.0, 8192.0, 8192.0, 8192.0, 0.0)]
     plain = seconds(rates, A100_SXM4, PRODUCT, shape)
     assert seconds(rates, A100_SXM4, WEIGHT_GRADIENT, shape) == pytest.approx(1.05 * plain, rel=1e-3)
     assert seconds(rates, A100_SXM4, GROUPED, shape) == pytest.approx(1.10 * plain, rel=1e-3)
@@ -85,7 +94,7 @@ def test_kinds_of_products_and_passes_of_attention_have_factors() -> None:
 
 
 def test_an_op_that_does_two_products_of_its_size_takes_both() -> None:
-    rates = gpu_rates.A100_SXM4
+    rates = A100_SXM4.rates
     sizes, flops = np.array([[1.0, 8192, 8192, 8192, 0]] * 2), 2 * 8192.0**3 * np.array([1.0, 2.0])
     by_op = rates.by_op(["bfloat16"], np.zeros(2, dtype=np.int64), A100_SXM4.peak_flops)
     one, two = rates.seconds(np.array([PRODUCT] * 2), sizes, flops, np.zeros(2), by_op)
@@ -93,7 +102,7 @@ def test_an_op_that_does_two_products_of_its_size_takes_both() -> None:
 
 
 def test_products_whose_rows_are_no_multiples_of_16_bytes_are_slower() -> None:
-    rates, device = replace(gpu_rates.A100_SXM4, misaligned=1.4), A100_SXM4
+    rates, device = replace(A100_SXM4.rates, misaligned=1.4), A100_SXM4
     sizes = {
         "whole": (1.0, 4096.0, 4096.0, 4096.0, 0.0),
         "rows": (1.0, 4092.0, 4096.0, 4096.0, 0.0),
@@ -113,26 +122,24 @@ def test_products_whose_rows_are_no_multiples_of_16_bytes_are_slower() -> None:
     assert slower(WEIGHT_GRADIENT) == {"rows", "columns", "several"}
     assert slower(PRODUCT, "float32") == set()
     # pytorch/pytorch, issue 83272 (A100, CUDA 11.6): (384, 1024, 1024, 140) took 9.232 ms in bfloat16.
-    old = replace(gpu_rates.A100_SXM4, misaligned=12.0, sustained=1.0)
+    old = replace(A100_SXM4.rates, misaligned=12.0, sustained=1.0)
     assert seconds(old, device, PRODUCT, [(384.0, 1024.0, 140.0, 1024.0, 0.0)]) == pytest.approx(9.232e-3, rel=0.05)
 
 
 def test_a_grouped_product_takes_as_long_whatever_the_mean_over_its_groups_is_a_multiple_of() -> None:
     # 20 groups of R x 3072 x 5120: rows of a row-major matrix begin where they begin, however many there are.
     shapes = [(20.0, rows, 3072.0, 5120.0, 0.0) for rows in (1224.0, 1228.8, 1230.0, 1232.0)]
-    first, *others = seconds(gpu_rates.B200, B200, GROUPED, shapes)
+    first, *others = seconds(B200.rates, B200, GROUPED, shapes)
     assert others == pytest.approx([first] * 3, rel=1e-2)
     # So it is with the depth of weight gradients, and with columns that are whole in all groups together.
     for shared, at in ((3.0, 3), (2.0, 2)):
         sizes = [list(shapes[0]), list(shapes[1])]
         for each in sizes:
             each[1], each[at], each[4] = each[at], each[1], shared
-        one, other = seconds(gpu_rates.B200, B200, GROUPED, [tuple(each) for each in sizes])
+        one, other = seconds(B200.rates, B200, GROUPED, [tuple(each) for each in sizes])
         assert other == pytest.approx(one, rel=1e-2)
     # A width that is no multiple of 8 numbers is paid for.
-    odd, even = seconds(
-        gpu_rates.B200, B200, GROUPED, [(20.0, 1224.0, width, 5120.0, 0.0) for width in (3070.0, 3072.0)]
-    )
+    odd, even = seconds(B200.rates, B200, GROUPED, [(20.0, 1224.0, width, 5120.0, 0.0) for width in (3070.0, 3072.0)])
     assert odd > 1.5 * even
 
 
@@ -140,7 +147,7 @@ def test_a_grouped_product_takes_as_long_whatever_the_mean_over_its_groups_is_a_
 def test_each_halving_of_the_alignment_costs_once_more(by: float, halvings: int) -> None:
     shape = [(1.0, 4096.0, 4096.0 - by, 4096.0, 0.0)]
     plain, slow = (
-        seconds(replace(gpu_rates.H100, misaligned=each), H100, PRODUCT, shape, "bfloat16") for each in (1.0, 1.2)
+        seconds(replace(H100.rates, misaligned=each), H100, PRODUCT, shape, "bfloat16") for each in (1.0, 1.2)
     )
     assert slow / plain == pytest.approx(1.2**halvings, rel=1e-2)
 
@@ -160,17 +167,17 @@ def test_each_halving_of_the_alignment_costs_once_more(by: float, halvings: int)
 def test_products_with_the_vocabularies_of_gpt2_and_bert_take_what_was_measured(
     work: int, sizes: tuple[float, ...], measured_s: float
 ) -> None:
-    assert seconds(gpu_rates.H100, H100, work, [(1.0, *sizes, 0.0)]) == pytest.approx(measured_s, rel=0.25)
+    assert seconds(H100.rates, H100, work, [(1.0, *sizes, 0.0)]) == pytest.approx(measured_s, rel=0.25)
 
 
 def test_a_dtype_without_rates_has_those_of_another_in_proportion_to_the_peaks() -> None:
-    assert gpu_rates.A100_SXM4.rate_of("float16", A100_SXM4.peak_flops) == ("float16", 1.0)
-    assert gpu_rates.A100_SXM4.rate_of("tf32", A100_SXM4.peak_flops) == ("bfloat16", 0.5)
+    assert A100_SXM4.rates.rate_of("float16", A100_SXM4.peak_flops) == ("float16", 1.0)
+    assert A100_SXM4.rates.rate_of("tf32", A100_SXM4.peak_flops) == ("bfloat16", 0.5)
     words = "0.5 times the rate of bfloat16, as their peaks compare"
     assert (A100_SXM4.rate_of("tf32"), A100_SXM4.rate_of("bfloat16")) == (words, "bfloat16")
     assert replace(A100_SXM4, rates=None).rate_of("int8") == "the float32 peak"
     shape = [(1.0, 8192.0, 8192.0, 8192.0, 0.0)]
-    half, single = (seconds(gpu_rates.A100_SXM4, A100_SXM4, PRODUCT, shape, each) for each in ("bfloat16", "tf32"))
+    half, single = (seconds(A100_SXM4.rates, A100_SXM4, PRODUCT, shape, each) for each in ("bfloat16", "tf32"))
     assert single == pytest.approx(2 * half, rel=1e-2)
 
 
@@ -182,7 +189,7 @@ EXTENTS = st.tuples(*[st.integers(1, 5000)] * 4)
 def test_a_part_takes_at_least_its_share_of_the_least_seconds(
     work: int, sizes: tuple[int, ...], divided: int, parts: int, name: str
 ) -> None:
-    rates: Rates = getattr(gpu_rates, name)
+    rates: Rates = DEVICES[name].rates
     whole = np.array([*sizes, 0.5], dtype=np.float64)
     part = whole.copy()
     part[divided] /= parts
@@ -198,9 +205,7 @@ def test_a_part_takes_at_least_its_share_of_the_least_seconds(
 @pytest.mark.parametrize("name", ["H100", "A100_PCIE", "V100_PCIE", "B200"])
 def test_rates_survive_toml(name: str, tmp_path: Path) -> None:
     models = {"H100": H100, "A100_PCIE": A100_SXM4, "V100_PCIE": A100_SXM4, "B200": H100}
-    device = replace(
-        models[name], memory_bytes_per_s=8e12, peak_flops={"float32": 67e12}, rates=getattr(gpu_rates, name)
-    )
+    device = replace(models[name], memory_bytes_per_s=8e12, peak_flops={"float32": 67e12}, rates=DEVICES[name].rates)
     cluster = Cluster("one", (device,))
     (tmp_path / "one.toml").write_text(cluster.to_toml(), encoding="utf-8")
     again = Cluster.from_toml(tmp_path / "one.toml")
@@ -227,19 +232,19 @@ def read(table: dict[str, Any]) -> Rates:
 )
 def test_rates_without_sense_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ClusterError, match=message):
-        read({**as_json(gpu_rates.A100_SXM4), **changes})
+        read({**as_json(A100_SXM4.rates), **changes})
 
 
 def test_rates_over_the_peak_are_refused() -> None:
     with pytest.raises(ClusterError, match=r"bfloat16 products at = .*no more than its peak_flops"):
-        replace(A100_SXM4, rates=gpu_rates.H100)
+        replace(A100_SXM4, rates=H100.rates)
     with pytest.raises(ClusterError, match="no more than its memory_bytes_per_s"):
-        replace(A100_SXM4, rates=replace(gpu_rates.A100_SXM4, bytes_per_s=3e12))
+        replace(A100_SXM4, rates=replace(A100_SXM4.rates, bytes_per_s=3e12))
 
 
 def test_a_depthwise_convolution_needs_no_tiles() -> None:
     # 168 groups of one channel, 32 images of 42 x 42, 5 x 5: a product by tiles would take 60 times its bytes' time.
-    rates, sizes = gpu_rates.H100, [(168.0, 32.0 * 42 * 42, 1.0, 25.0, 0.0)]
+    rates, sizes = H100.rates, [(168.0, 32.0 * 42 * 42, 1.0, 25.0, 0.0)]
     untiled_s = 2 * 168 * 32 * 42 * 42 * 25 * rates.sustained / (67e12 / 2)
     assert seconds(rates, H100, PRODUCT, sizes, "float32") < 2 * untiled_s + 2 * 168 * 32 * 42 * 42 * 26 / 2.88e12
 
@@ -262,12 +267,12 @@ def test_a_depthwise_convolution_needs_no_tiles() -> None:
 def test_attention_on_h100_is_what_torch_chooses_there(
     work: int, extents: tuple[float, ...], measured_us: float
 ) -> None:
-    assert seconds(gpu_rates.H100, H100, work, [extents]) == pytest.approx(measured_us * 1e-6, rel=0.3)
+    assert seconds(H100.rates, H100, work, [extents]) == pytest.approx(measured_us * 1e-6, rel=0.3)
 
 
 def test_convolutions_are_padded_products_of_a_rate_by_pass() -> None:
     """Of three channels as of eight; both gradients together in the mean of theirs."""
-    plain = gpu_rates.A100_SXM4
+    plain = A100_SXM4.rates
     rates = replace(plain, convolutions=ConvolutionRate(1.5, 2.0, 3.0))
     turned = (1, 64, 3 * 49, 2**18, 49)
 
@@ -284,7 +289,7 @@ def test_convolutions_are_padded_products_of_a_rate_by_pass() -> None:
 
 def test_a_host_has_three_figures_and_a_step_a_factor() -> None:
     """A launch of the forward pass 10 us, one of the backward pass 15, and 50 more for a parameter."""
-    rates = replace(gpu_rates.A100_SXM4, backward_launch=1.5, parameter_s=50e-6, steps={"eager": 2.0})
+    rates = replace(A100_SXM4.rates, backward_launch=1.5, parameter_s=50e-6, steps={"eager": 2.0})
     device = replace(A100_SXM4, launch_overhead_s=10e-6, rates=rates)
     ops = [Op("f"), Op("b", phase=Phase.BACKWARD), Op("u", kind="optimizer.sgd", phase=Phase.UPDATE, kernels=36)]
     graph = OpGraph.build(ops, [])

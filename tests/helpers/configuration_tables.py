@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from textwrap import fill
 
-from placement.configurations.keys import INERT, ONLY, READ, Format, Key, one_of, shown
+from placement.configurations.configuration import INERT, ONLY, READ, Format, Key, one_of, shown
 from placement.configurations.registry import TOOLS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configurations.md"

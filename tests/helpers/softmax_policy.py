@@ -17,7 +17,7 @@ from env.problem import Problem
 from graphs.errors import MismatchError
 from placement.learning.learners import registry as learners
 from placement.learning.learners.learner import Best, LearnerState, Update
-from placement.learning.learners.options import ReinforceOptions
+from placement.learning.learners.registry import ReinforceOptions
 from placement.learning.policies import registry as policies
 from placement.learning.policies.policy import PlacementPolicy, Proposals
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from env.cluster import LANE, Cluster, Device, Link, both_ways
 from env.problem import Problem
-from env.rate_records import AttentionRate, ProductRate
-from env.rates import Rates
+from env.rates import AttentionRate, ProductRate, Rates
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
 
 KINDS = ("gpu", "cpu")

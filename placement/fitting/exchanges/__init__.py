@@ -1,1 +1,1 @@
-"""Exchanges of replicas, their messages and their times: one file for each exchange."""
+"""Exchanges of replicas, their messages and their times: one file for each family, `averaging.Exchange` the base."""

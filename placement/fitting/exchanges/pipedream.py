@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from graphs.errors import FitError
-from placement.fitting.exchanges.refusals import below, first_of, outside, with_arrival_rule
-from placement.fitting.requests import Compute, Participant, Updated
+from placement.fitting.exchanges.averaging import Exchange
+from placement.fitting.participants import Compute, Participant, Updated
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from placement.fitting.role import MethodParts, Role
+    from placement.fitting.participants import MethodParts, Role
     from placement.fitting.task import WeightLayout
 
 
 @dataclass(frozen=True)
-class PipeDream:
+class PipeDream(Exchange):
     """Narayanan et al. 2019, section 3.3: which weights each stage of a full pipeline reads, not how fast it is.
 
     With t updates made, stage s of n, counted from 1, runs the forward pass of the next mini-batch on its weights of
@@ -36,24 +34,17 @@ class PipeDream:
         vertical_sync: 1: all stages read the weights of one update, t - n + 1: SGD with a fixed delay.
     """
 
+    name = "pipedream"
+    ranges = (("stages", 1, math.inf), ("stashing", 0, 1), ("vertical_sync", 0, 1))
+
     stages: int = 4
     stashing: int = 1
     vertical_sync: int = 0
 
-    def servers(self, workers: int) -> tuple[str | None, ...]:
-        """None."""
-        return ()
-
-    def refuse(self, method: MethodParts, workers: int) -> str | None:
-        """Numbers out of range; vertical sync of nothing; an arrival rule."""
-        return first_of(
-            below("pipedream:stages", self.stages, 1),
-            *(outside(f"pipedream:{name}", getattr(self, name), 0, 1) for name in ("stashing", "vertical_sync")),
-            "pipedream:vertical_sync=1 reads weights that only stashing keeps; leave stashing=0 out."
-            if self.vertical_sync > self.stashing
-            else None,
-            with_arrival_rule("pipedream", method),
-        )
+    def misfit(self, method: MethodParts, workers: int) -> str | None:
+        if self.vertical_sync > self.stashing:
+            return "pipedream:vertical_sync=1 reads weights that only stashing keeps; leave stashing=0 out."
+        return None
 
     def delays(self) -> tuple[int, ...]:
         """Number of updates that each stage's forward pass is behind."""
@@ -61,14 +52,13 @@ class PipeDream:
         return tuple(most if self.vertical_sync else most - stage for stage in range(self.stages))
 
     def participant(self, role: Role) -> Participant:
-        """A worker: one pipeline."""
         weights, updater, compressor = role.start.clone(), role.updater(), role.compressor()
         slices, delays = _stage_slices(role.layout, self.stages), self.delays()
         kept = deque([weights.clone()], maxlen=self.stages)  # the newest last
         version = 0
         while True:
             behind = [min(delay, version) for delay in delays]
-            forward = _from_versions(kept, slices, behind)
+            forward = torch.cat([kept[-1 - delay][part] for part, delay in zip(slices, behind, strict=True)])
             backward = None if self.stashing else weights
             computed = yield Compute(forward, version - max(behind), backward_weights=backward)
             mean = yield from compressor.mean(computed.gradient, role.everybody)
@@ -86,8 +76,3 @@ def _stage_slices(layout: WeightLayout, stages: int) -> list[slice]:
         raise FitError(f"{stages} stages were asked for, but the model has {count} parameters; choose fewer stages.")
     firsts = [layout.slices[count * stage // stages].start for stage in range(stages)]
     return [slice(a, b) for a, b in zip(firsts, [*firsts[1:], layout.size], strict=True)]
-
-
-def _from_versions(kept: Sequence[Tensor], slices: Sequence[slice], behind: Sequence[int]) -> Tensor:
-    """Each stage's part of the vector that is so many updates behind the last one."""
-    return torch.cat([kept[-1 - delay][part] for part, delay in zip(slices, behind, strict=True)])

@@ -5,31 +5,153 @@ from __future__ import annotations
 import math
 import os
 import signal
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
+import torch.distributed as dist
 
+from env.gym.named import LOCAL
 from graphs.disk import temporary_folder
-from graphs.errors import RankError
+from graphs.errors import FitError, RankError
+from graphs.formatting import counted
 from placement.fitting.log import CurvePoint, FitLog, FitRun, Stop, tell_no_one
-from placement.fitting.real.devices import place_of
-from placement.fitting.real.groups import file_store
-from placement.fitting.real.participant_main import COMPUTED, READ, UPDATED, ParticipantSettings, participant_main
-from placement.fitting.real.worker_groups import READY, WorkerGroup, follow
-from placement.fitting.requests import Participant, Updated, name_of
+from placement.fitting.participants import Participant, Updated, name_of
+from placement.fitting.real.exchanging import file_store
+from placement.fitting.real.participant_main import (
+    COMPUTED,
+    READ,
+    READY,
+    UPDATED,
+    ParticipantSettings,
+    WorkerGroup,
+    follow,
+    participant_main,
+)
+from placement.fitting.task import CPU, FitTask
 from placement.processes.processes import StoppedProcesses, how_ended, keep_to_loopback, orderly_end
 from placement.processes.starting import ENDED, FAILURE, SILENT, Parent, WorkerEndedError, Workers
 from placement.processes.threads import single_threaded
 
 if TYPE_CHECKING:
+    from env.cluster import Cluster
+    from graphs.opgraph import OpGraph
+    from graphs.transforms.strategy import Strategy
     from placement.fitting.real.torchrun import Ranks
-    from placement.fitting.task import FitTask
+    from placement.fitting.virtual.speeds import Assignment, Stragglers
     from placement.runtime.torch_runner.setup import Setup
+
+ItemT = TypeVar("ItemT")
+_GPU = "gpu"  # as kind of a device
+
+
+def check_real(cluster: Cluster, devices: int) -> None:
+    """Refuse what does not run in processes of this machine.
+
+    Args:
+        devices: how many of the cluster's devices workers are on, the first ones.
+
+    Raises:
+        FitError: they are neither CPU cores nor GPUs that are here, or this process has begun to use a GPU.
+    """
+    kinds = [cluster.devices[d].kind for d in cluster.compute_devices.tolist()[:devices]]
+    other = next((kind for kind in kinds if kind not in ("cpu", _GPU)), None)
+    if other is not None:
+        raise FitError(
+            f"a real run takes workers on CPU cores or GPUs, and cluster {cluster.name!r} has devices of kind "
+            f"{other!r}; take the cluster local, or leave out real."
+        )
+    needed, there = (_of_this_host(kinds) or kinds).count(_GPU), torch.cuda.device_count()
+    if needed > there:
+        raise FitError(
+            f"the workers of a real run on cluster {cluster.name!r} take {counted(needed, 'GPU')}, and this machine "
+            f"has {there}; take the cluster local, or leave out real."
+        )
+    if needed and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise FitError(
+            "this process uses a GPU already, so that no process of a worker can be forked from it; leave model and "
+            "data on the CPU, from which fit takes them to the GPUs."
+        )
+
+
+def kinds_of(cluster: Cluster, assignment: Assignment) -> tuple[str, ...]:
+    """Kind of device of each process of a run: those of each worker, and then servers, which need no GPU."""
+    workers = [cluster.devices[device].kind for own in assignment.workers for device in own]
+    return (*workers, *["cpu"] * len(assignment.servers))
+
+
+def place_of(kinds: Sequence[str], number: int) -> torch.device:
+    """Device on which a process computes, by the kinds of all; the GPUs of each host are counted from ``cuda:0``."""
+    if kinds[number] != _GPU:
+        return CPU
+    here = _of_this_host(range(len(kinds))) or range(number)
+    return torch.device("cuda", sum(kinds[other] == _GPU for other in here if other < number))
+
+
+def setups_of(
+    task: FitTask,
+    graph: OpGraph,
+    cluster: Cluster,
+    assignment: Assignment,
+    strategy: Strategy,
+    ranks: Ranks | None = None,
+) -> list[Setup]:
+    """How each worker's processes, one for each device, run the strategy; empty where each worker is one device.
+
+    Ranks of torchrun go by what the first of them has worked out: each may have measured another cluster.
+
+    Raises:
+        StrategyError: graph or devices do not allow the strategy.
+        MismatchError: torch cannot run it.
+        FitError: this process has a process group.
+    """
+    if strategy.devices == 1:
+        return []
+    if dist.is_initialized():
+        raise FitError(
+            "this process has a process group, which forks of it would have, too, and the processes of a worker become "
+            "one of their own; fit before init_process_group, or after destroy_process_group."
+        )
+    from env.resizing import part_of
+    from placement.results.result import Result
+    from placement.runtime.setups.facts_of import setup_of
+    from placement.solving.strategy_row import strategy_row
+
+    parts = [part_of(cluster, np.array(own, dtype=np.int64)) for own in assignment.workers]
+
+    def results() -> list[str]:
+        return [strategy_row(graph, part, strategy).result.to_json() for part in parts]
+
+    found = results() if ranks is None else ranks.shared(results)
+    return [setup_of(Result.from_json(text), graph, task.model) for text in found]
+
+
+def _of_this_host(by_process: Sequence[ItemT]) -> list[ItemT] | None:
+    """Those of processes, by number, that ``torchrun`` has started on this host; None where it has only one."""
+    known = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+    if not all(known):
+        return None
+    rank, size, local_rank, local_size = map(int, known)
+    first = rank - local_rank
+    return None if local_size >= size else list(by_process[first : first + local_size])
+
+
+def is_here(cluster: Cluster, strategy: Strategy) -> bool:
+    """Whether workers are cores of this machine, one each, which can be timed instead of simulated."""
+    return cluster.name == LOCAL and strategy.is_none and all(device.kind == "cpu" for device in cluster.devices)
+
+
+def delays_of(gradients_s: Sequence[float], stragglers: Stragglers) -> Callable[[int, int], float]:
+    """(worker, step) -> seconds that a straggler sleeps, in proportion to the mean of measured gradients."""
+    gradient_s = statistics.mean(gradients_s)
+    return lambda worker, step: gradient_s * (stragglers.factor(worker, step) - 1)
+
 
 _LOOK_S = 0.1
 _LOOK_AT_PROCESSES_S = 0.25
@@ -45,7 +167,7 @@ class RealEngine:
         delay_s: (worker, step) -> seconds by which a gradient takes longer than it does.
         ranks: of `placement.fitting.real.torchrun`, where participants live beside them; all make the same calls.
         setups: of each worker's step, where workers lie on several devices; each device is a process.
-        kinds: of `placement.fitting.real.devices.kinds_of`; the CPU for all by default.
+        kinds: of `placement.fitting.real.engine.kinds_of`; the CPU for all by default.
     """
 
     def __init__(
@@ -137,7 +259,9 @@ class RealEngine:
                     watch.end_failed()
                     if time.monotonic() - looked_s > _LOOK_AT_PROCESSES_S:
                         looked_s = time.monotonic()
-                        self._end_stopped(processes)
+                        # A stopped participant is as good as lost: it is killed, which the others notice.
+                        if (stopped := processes.look()) is not None:
+                            os.kill(self.pids[stopped], signal.SIGKILL)
                     if time.monotonic() - began_s > stop.seconds:
                         watch.now_s = stop.seconds
                         log.end()
@@ -164,12 +288,6 @@ class RealEngine:
                 raise
             workers.end()
         raise RankError(f"{len(self._processes)} processes did not meet within {limit_s:g} s; start fewer workers.")
-
-    def _end_stopped(self, processes: StoppedProcesses) -> None:
-        """A stopped participant is as good as lost: it is killed, which the others notice, and go on or end."""
-        stopped = processes.look()
-        if stopped is not None:
-            os.kill(self.pids[stopped], signal.SIGKILL)
 
 
 def _meet(workers: Workers, names: Sequence[str], total: int, limit_s: float) -> bool:

@@ -13,10 +13,8 @@ import torch
 
 from graphs.disk import temporary_folder
 from graphs.errors import FitError
-from placement.fitting.real.gatherings import Gatherings
-from placement.fitting.real.groups import file_store
-from placement.fitting.real.mail import Mail
-from placement.fitting.requests import AllGather, AllReduce, Post, Receive
+from placement.fitting.participants import AllGather, AllReduce, Post, Receive
+from placement.fitting.real.exchanging import Gatherings, Mail, file_store
 from placement.fitting.task import FitTask
 from placement.processes.processes import how_ended, keep_to_loopback, orderly_end, usable_cores
 from placement.processes.starting import Parent, WorkerEndedError, WorkerFailedError, Workers

@@ -1,4 +1,4 @@
-"""Participants in virtual time: an event queue answers their requests; nothing waits for the clock on the wall."""
+"""Participants in virtual time: an event queue answers their requests, and links say when messages arrive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from env.communication.as_used import AsUsed
 from placement.fitting.log import CurvePoint, FitLog, FitRun, Stop, tell_no_one
-from placement.fitting.requests import (
+from placement.fitting.participants import (
     LOST,
     AllGather,
     AllReduce,
@@ -26,13 +26,11 @@ from placement.fitting.requests import (
     Message,
     Participant,
     ParticipantLost,
-    Pause,
     Post,
     Receive,
     Request,
     Updated,
 )
-from placement.fitting.virtual.network import VirtualNetwork
 from placement.processes.threads import single_threaded
 
 if TYPE_CHECKING:
@@ -41,6 +39,30 @@ if TYPE_CHECKING:
     from env.cluster import Cluster
     from placement.fitting.task import FitTask
     from placement.fitting.virtual.speeds import Speeds
+
+
+@dataclass(eq=False)
+class VirtualNetwork:
+    """Times at which the links of a cluster are free again. Transfers are asked for in order of time.
+
+    Attributes:
+        cluster: whose routes are taken.
+        free_s: of each link that has carried a transfer, when the last one ends.
+    """
+
+    cluster: Cluster
+    free_s: dict[int, float] = field(default_factory=dict)
+
+    def arrival_s(self, source: int, target: int, size: int, now_s: float) -> float:
+        """Arrival of `size` bytes that are sent now, between two devices by number."""
+        if source == target:
+            return now_s
+        route = self.cluster.routes[source, target]
+        exclusive = [link for link in route.links if self.cluster.links[link].exclusive]
+        begin_s = max([now_s, *(self.free_s.get(link, 0.0) for link in exclusive)])
+        end_s = begin_s + route.latency_s + size / route.bandwidth_bytes_per_s
+        self.free_s.update(dict.fromkeys(exclusive, end_s))
+        return end_s
 
 
 @dataclass(eq=False)
@@ -147,8 +169,6 @@ class VirtualEngine:
                 return state.waiting is None
             case Compute():
                 self._compute(number, state, request)
-            case Pause():
-                self._later(self.now_s + request.seconds, number, None)
             case Updated():
                 self._update(number, request)
             case AllReduce() | AllGather():

@@ -1,8 +1,9 @@
-"""`Speeds`: how long participants compute, from the step that was captured and the devices that each one has."""
+"""Which participant is on which devices of a cluster, and how long it computes there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
@@ -13,14 +14,82 @@ from env.plan import Plan
 from env.problem import Problem
 from env.resizing import part_of
 from env.simulation.simulator import Simulator
-from graphs.errors import FitError
+from graphs.errors import FitError, UnknownNameError
+from graphs.formatting import counted
 from graphs.opgraph import OpGraph, Phase
+from graphs.records import LANE
 from graphs.transforms.strategy import Strategy
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
-    from placement.fitting.stragglers import Stragglers
-    from placement.fitting.virtual.assignment import Assignment
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Devices by number.
+
+    Attributes:
+        workers: of each worker; the first one sends and receives for it.
+        servers: of each server.
+    """
+
+    workers: tuple[tuple[int, ...], ...]
+    servers: tuple[int, ...]
+
+    @property
+    def device(self) -> tuple[int, ...]:
+        """Device from which each participant sends, and at which it receives."""
+        return (*(own[0] for own in self.workers), *self.servers)
+
+    @classmethod
+    def of(cls, cluster: Cluster, workers: int, devices_each: int, servers: Sequence[str | None]) -> Assignment:
+        """Workers one after the other on the devices that compute; servers where they say.
+
+        A server that does not say is on a CPU beside them, each on the next one; where there is none, with the next
+        worker.
+
+        Raises:
+            FitError: more workers than devices, or no device of a server's name.
+        """
+        devices = most_workers(cluster, workers, devices_each)
+        ends = range(devices_each, workers * devices_each + 1, devices_each)
+        of_workers = tuple(tuple(devices[end - devices_each : end]) for end in ends)
+        hosts = [d for d, device in enumerate(cluster.devices) if device.kind == "cpu" and d not in devices]
+        anywhere = hosts or [own[0] for own in of_workers]
+        found = []
+        for number, name in enumerate(servers):
+            if name is None:
+                found.append(anywhere[number % len(anywhere)])
+            elif name in cluster.device_index:
+                found.append(cluster.device_index[name])
+            else:
+                known = ", ".join(device.name for device in cluster.devices if device.kind != LANE)
+                raise FitError(
+                    f"the method has a server on {name!r}, and cluster {cluster.name!r} has no such device; take one "
+                    f"of {known}."
+                )
+        return cls(of_workers, tuple(found))
+
+
+def most_workers(cluster: Cluster, workers: int, devices_each: int) -> list[int]:
+    """The devices that compute.
+
+    Raises:
+        FitError: too few for so many workers.
+    """
+    devices: list[int] = cluster.compute_devices.tolist()
+    if not 1 <= workers <= len(devices) // devices_each:
+        each = "" if devices_each == 1 else f" on {devices_each} devices each"
+        most = "1" if len(devices) < 2 * devices_each else f"1 to {len(devices) // devices_each}"
+        raise FitError(
+            f"{counted(workers, 'worker')}{each} {'was' if workers == 1 else 'were'} asked for, and cluster "
+            f"{cluster.name!r} has {counted(len(devices), 'device')} that compute{'s' if len(devices) == 1 else ''}; "
+            f"give {most}."
+            if len(devices) >= devices_each
+            else f"a worker takes {devices_each} devices, and cluster {cluster.name!r} has {len(devices)}; take a "
+            "smaller strategy."
+        )
+    return devices
 
 
 class ExchangeTimes(Protocol):
@@ -148,3 +217,80 @@ def placed_step(graph: OpGraph, cluster: Cluster, devices: Sequence[int], strate
 def _update_s(problem: Problem, device: int) -> float:
     """Seconds of the update of all weights on one device."""
     return float(problem.op_s_on(device)[problem.graph.phase == Phase.UPDATE].sum())
+
+
+# Options of each distribution with their defaults, and the least that each may be.
+_OPTIONS: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "none": {},
+    "exponential": {"mean": (0.5, 0.0)},
+    "pareto": {"shape": (1.5, 1.0)},
+    "slow": {"worker": (0.0, 0.0), "factor": (2.0, 1.0)},
+}
+
+_MOST = 1e9
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """Factors by which gradients take longer.
+
+    ``none``; ``exponential:mean=0.5``: 1 + X, X exponential with that mean; ``pareto:shape=1.5``: Pareto from 1 up,
+    heavy-tailed, of infinite variance for shapes up to 2; ``slow:worker=1:factor=3``: one worker always, others never.
+
+    Attributes:
+        text: as above.
+        seed: of the draws. One for each (worker, step): it does not depend on who asks first.
+    """
+
+    text: str
+    seed: int
+    _factor: Callable[[int, np.random.Generator], float]
+
+    @classmethod
+    def parse(cls, text: str, seed: int, workers: int | None = None) -> Stragglers:
+        """The distribution that a text names, of so many workers if that is known.
+
+        Raises:
+            UnknownNameError: there is no such distribution.
+            FitError: an option that it does not have, a number out of range, or a worker that is not there.
+        """
+        name, *options = text.strip().split(":")
+        if name not in _OPTIONS:
+            raise UnknownNameError("distribution of stragglers", name, _OPTIONS)
+        values = {key: default for key, (default, _) in _OPTIONS[name].items()}
+        for option in options:
+            key, _, number = option.partition("=")
+            if key not in values:
+                expected = ", ".join(values) or "none"
+                raise FitError(f"stragglers {text!r}: {name} has no option {key!r}; expected one of: {expected}.")
+            values[key] = _number(number, key, _OPTIONS[name][key][1], text)
+            if key == "worker" and values[key] not in range(workers or 1 << 30):
+                there = "" if workers is None else f" below {workers}, the number of workers"
+                raise FitError(f"stragglers {text!r}: there is no worker {number}; expected a whole number{there}.")
+        return cls(text, seed, _factors(name, values))
+
+    def factor(self, worker: int, step: int) -> float:
+        """1 or more: how many times as long as planned a worker's gradient number `step` takes."""
+        return self._factor(worker, np.random.default_rng((self.seed, worker, step)))
+
+
+def _number(text: str, key: str, least: float, whole: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= _MOST:
+        raise FitError(
+            f"stragglers {whole!r}: {key}={text} is out of range; expected a number from {least:g} to {_MOST:g}."
+        )
+    return value
+
+
+def _factors(name: str, values: Mapping[str, float]) -> Callable[[int, np.random.Generator], float]:
+    if name == "exponential":
+        return lambda worker, generator: 1.0 + generator.exponential(values["mean"])
+    if name == "pareto":
+        return lambda worker, generator: 1.0 + generator.pareto(values["shape"])  # numpy's begins at 0
+    if name == "slow":
+        return lambda worker, generator: values["factor"] if worker == values["worker"] else 1.0
+    return lambda worker, generator: 1.0

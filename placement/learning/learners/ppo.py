@@ -27,8 +27,8 @@ from env.gym.vector import PlacementVecEnv
 from env.plan import Plan
 from env.problem import Problem
 from graphs.errors import InfeasibleError, MismatchError
-from placement.learning.learners.learner import Best, LearnerState, Update, tensors_under
-from placement.learning.learners.options import PpoOptions
+from placement.learning.learners.learner import Best, LearnerState, Update, adam_tensors, restore_adam, tensors_under
+from placement.learning.learners.registry import PpoOptions
 from placement.learning.policies.policy import PlacementPolicy
 from placement.learning.policies.ppo_policy import POLICY_OPTIONS, SEEN, PpoPolicy
 
@@ -192,9 +192,8 @@ class PpoLearner:
     def state(self) -> LearnerState:
         """The run as it stands."""
         model, env = self._model, self._env._env.state()
-        moments = model.policy.optimizer.state_dict()["state"]
         tensors = {f"network.{name}": tensor for name, tensor in model.policy.state_dict().items()}
-        tensors |= {f"adam.{i}.{key}": value for i, row in moments.items() for key, value in row.items()}
+        tensors |= adam_tensors(model.policy.optimizer)
         tensors |= {f"env.{name}": torch.as_tensor(np.array(array)) for name, array in env["arrays"].items()}
         tensors |= {"episode_starts": torch.as_tensor(np.array(model._last_episode_starts))}
         tensors |= {f"best.{k}": torch.tensor(b.plan.device) for k, b in enumerate(self.best) if b is not None}
@@ -213,12 +212,7 @@ class PpoLearner:
         """Go on from there."""
         model, values = self._model, state.values
         model.policy.load_state_dict(tensors_under("network", state.tensors))
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors_under("adam", state.tensors).items():
-            number, _, key = name.partition(".")
-            moments.setdefault(int(number), {})[key] = tensor.clone()
-        groups = model.policy.optimizer.state_dict()["param_groups"]
-        model.policy.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        restore_adam(model.policy.optimizer, state.tensors)
         arrays = {name: tensor.numpy().copy() for name, tensor in tensors_under("env", state.tensors).items()}
         model._last_obs = self._env.restore({"arrays": arrays, "generators": values["generators"]})
         model._last_episode_starts = state.tensors["episode_starts"].numpy().copy()

@@ -1,7 +1,9 @@
-"""`Reinforce`: policy gradients for placements."""
+"""`Reinforce`: policy gradients for placements, begun at the best plan that is known."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,30 +14,86 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from baselines.budget import Budget
+from baselines.portfolio import candidates
 from env.bounds.bounds import lower_bound
-from env.gym.batch import ScorerFactory
+from env.gym.batch import ScorerFactory, scorer_of
 from env.gym.rewards import INFEASIBLE
 from env.gym.vector import PlacementVecEnv
 from env.plan import Plan
 from env.problem import Problem
+from env.simulation.scoring import Scorer
 from env.units import Units
+from graphs.errors import InfeasibleError
 from graphs.opgraph import FloatArray, IntArray
-from placement.learning.learners.learner import (
-    Best,
-    LearnerState,
-    Update,
-    adam_tensors,
-    restore_adam,
-    tensors_under,
-)
-from placement.learning.learners.options import ReinforceOptions
-from placement.learning.learners.starts import starts_of
+from placement.learning.learners.learner import Best, LearnerState, Update, adam_tensors, restore_adam, tensors_under
+from placement.learning.learners.pretrained import propose_pretrained
+from placement.learning.learners.registry import ReinforceOptions
 from placement.learning.policies.policy import PlacementPolicy, Proposals
 from placement.learning.policies.registry import policy_kind
 from placement.processes.threads import one_thread
+from placement.solving.methods import heuristics_for
+from placement.solving.worker_tasks import ScoredByWorkers
 
 if TYPE_CHECKING:
     from placement.learning.learners.registry import Beginning, Recipe
+
+# Made for a steady state: slow, and never the fastest step.
+_NOT_FOR_LATENCY = ("dp_contiguous", "pipedream", "pipedream_hierarchical")
+_PRETRAINED = "pretrained"
+
+
+def starts_of(problems: Sequence[Problem], seed: int, beginning: Beginning) -> list[Best | None]:
+    """For each problem the plan to begin with, its time by the scorer that is learned from; None for no plan.
+
+    That is the likeliest placement of the policy that is gone on with, or the best that is found without searching.
+    """
+    found: list[Best | None] = [None] * len(problems)
+    if beginning.trained is not None:
+        found = [_likeliest(problem, beginning.trained) for problem in problems]
+    elif beginning.warm_start:
+        found = best_starts(problems, seed)
+    if beginning.scorer == "simulate" or isinstance(beginning.scorer, ScoredByWorkers):
+        return found
+    return [
+        None if best is None else _scored_again(problem, best, beginning.scorer)
+        for problem, best in zip(problems, found, strict=True)
+    ]
+
+
+def _likeliest(problem: Problem, trained: PlacementPolicy) -> Best | None:
+    trained.check(problem)
+    plan = trained.propose(problem, 1, torch.Generator(), greedy=True).plan(0)
+    value_s = Scorer(problem).value(plan)
+    return Best(plan, value_s, trained.name) if math.isfinite(value_s) else None
+
+
+def _scored_again(problem: Problem, best: Best, scorer: str | ScorerFactory) -> Best | None:
+    plan = dataclasses.replace(best.plan, transfer_order=None)  # a fixed sequence is for the simulator alone
+    orders = None if plan.order is None else np.asarray(plan.order)[None]
+    scores = scorer_of(scorer)(problem).batch(plan.device[None], orders=orders)
+    return Best(plan, float(scores.step_time_s[0]), best.source) if scores.feasible[0] else None
+
+
+def best_starts(problems: Sequence[Problem], seed: int) -> list[Best | None]:
+    """For each problem the best that heuristics and the pretrained list scheduler find without searching.
+
+    None where nothing that they find fits: learning begins from nothing there.
+    """
+    return [_best_start(problem, seed) for problem in problems]
+
+
+def _best_start(problem: Problem, seed: int) -> Best | None:
+    methods = {name: method for name, method in heuristics_for(problem).items() if name not in _NOT_FOR_LATENCY}
+    found: list[Best] = []
+    with contextlib.suppress(InfeasibleError):
+        first = candidates(problem, seed, methods, Budget())[0]
+        found.append(Best(first.plan, first.value_s, first.method))
+    with contextlib.suppress(InfeasibleError):
+        plan = propose_pretrained(problem, seed, Budget(seconds=0.0))
+        found.append(Best(plan, Scorer(problem).value(plan), _PRETRAINED))
+    return min(found, key=lambda best: best.value_s, default=None)
+
 
 _ADVANTAGE = 3.0  # normalised advantages beyond this are cut
 _IMITATION_STEPS = 60
@@ -209,7 +267,9 @@ class Reinforce:
         loss = -weight * (torch.tensor(advantage, dtype=torch.float32) * log_prob).mean()
         loss = loss - options.entropy * entropy.mean()
         if memory.elites and options.imitation > 0:
-            loss = loss - options.imitation * weight * self._elite_log_prob(problem, memory)
+            chosen = [actions for _, actions in memory.elites[: max(1, options.elites // 2)]]
+            stacked = {name: torch.cat([actions[name] for actions in chosen]) for name in chosen[0]}
+            loss = loss - options.imitation * weight * self.policy.evaluate(problem, stacked)[0].mean()
         self._step(loss)
         return float(rewards.mean()), float(loss.detach()), float(entropy.detach().mean())
 
@@ -241,11 +301,6 @@ class Reinforce:
             chosen = {name: tensor[k : k + 1].clone() for name, tensor in proposals.actions.items()}
             memory.elites = sorted([*memory.elites, (float(seconds[k]), chosen)], key=lambda elite: elite[0])
             del memory.elites[self._options.elites :]
-
-    def _elite_log_prob(self, problem: Problem, memory: _Memory) -> Tensor:
-        chosen = [actions for _, actions in memory.elites[: max(1, self._options.elites // 2)]]
-        stacked = {name: torch.cat([actions[name] for actions in chosen]) for name in chosen[0]}
-        return self.policy.evaluate(problem, stacked)[0].mean()
 
     def _refocus(self, index: int) -> None:
         """Let the policy look at a problem anew, then imitate the best plan as it looks now."""

@@ -73,7 +73,6 @@ class GraphPolicy(PlacementPolicy):
         self._views: weakref.WeakKeyDictionary[Problem, View] = weakref.WeakKeyDictionary()
 
     def config(self) -> dict[str, Any]:
-        """See `PlacementPolicy.config`."""
         return dict(self._config)
 
     def check(self, problem: Problem) -> None:

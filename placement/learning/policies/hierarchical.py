@@ -19,10 +19,19 @@ from env.plan import Plan
 from env.problem import Problem
 from graphs.opgraph import FloatArray, IntArray
 from placement.learning.networks import grouping_kernel as kernel
-from placement.learning.networks.orders import check_devices, correction_of, majority, on_devices, within_pins
-from placement.learning.networks.partition import PerGraph, coarse_groups, groups_of_plan
 from placement.learning.networks.placer import Placer, draw, log_prob_entropy
-from placement.learning.networks.units import N_FEATURES, UnitView
+from placement.learning.networks.units import (
+    N_FEATURES,
+    PerGraph,
+    UnitView,
+    check_devices,
+    coarse_groups,
+    correction_of,
+    groups_of_plan,
+    majority,
+    on_devices,
+    within_pins,
+)
 from placement.learning.policies.policy import PlacementPolicy, Proposals
 
 _GROUPINGS = 4  # drawn for one batch of placements

@@ -20,7 +20,7 @@ from env.gym.task_kernel import CLIP, DEVICE_STATE
 from env.plan import Plan
 from env.problem import Problem
 from graphs.opgraph import IntArray
-from placement.learning.networks.orders import check_devices
+from placement.learning.networks.units import check_devices
 from placement.learning.policies.policy import PlacementPolicy, Proposals
 
 SEEN = ("next_unit", "next_features", "device_state")  # what the network looks at of an observation

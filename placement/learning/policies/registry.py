@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 # name -> module:class. The name is what a policy file says it holds.
 _HOME = {
     "hierarchical": "placement.learning.policies.hierarchical:Hierarchical",
-    "hierarchical_paper": "placement.learning.policies.hierarchical_paper:PaperHierarchical",
-    "seq2seq": "placement.learning.policies.seq2seq:Seq2Seq",
+    "hierarchical_paper": "placement.learning.policies.published:PaperHierarchical",
+    "seq2seq": "placement.learning.policies.published:Seq2Seq",
     "graph": "placement.learning.policies.graph_policy:GraphPolicy",
     "ppo": "placement.learning.policies.ppo_policy:PpoPolicy",
 }

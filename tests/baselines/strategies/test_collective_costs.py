@@ -12,9 +12,11 @@ from baselines.strategies.collective_costs import SIZES, CollectiveCosts, SideBy
 from env.cluster import Cluster, both_ways
 from env.communication.formulas import ManyRanks, buffer_bytes
 from env.communication.times import lone_collective_s, side_by_side
-from env.gpus import H100
+from env.presets.gpus import DEVICES
 from graphs.errors import UnknownNameError
 from graphs.transforms.collectives import ALGORITHMS
+
+H100 = DEVICES["H100"]
 
 MIB = 2**20
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from placement.fitting.log import FitRun, Stop
 from placement.fitting.methods import FitMethod
-from placement.fitting.requests import Compute, Participant, ParticipantLost, Post, Request, Updated
-from placement.fitting.role import Role
+from placement.fitting.participants import Compute, Participant, ParticipantLost, Post, Request, Role, Updated
 from placement.fitting.task import FitTask
 from placement.fitting.virtual.engine import VirtualEngine
 from placement.fitting.virtual.speeds import Speeds

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from env.cluster import Cluster
 from placement.fitting.methods import FitMethod
-from placement.fitting.requests import Participant
-from placement.fitting.role import Role
+from placement.fitting.participants import Participant, Role
 from placement.fitting.task import FitTask
 from placement.fitting.virtual.engine import VirtualEngine
 from placement.fitting.virtual.speeds import Speeds

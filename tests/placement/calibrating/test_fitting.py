@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from env.device import Device
-from env.gpus import A100_SXM4, H100, H200, T4, V100_PCIE, V100_SXM2, V100_SXM2_32
-from env.presets.known import known_device
-from env.rate_records import AttentionRate, ProductRate
-from env.rates import Rates
+from env.presets.gpus import DEVICES, known_device
+from env.rates import AttentionRate, ProductRate, Rates
 from graphs.errors import ClusterError
 from graphs.records import Work
-from placement.calibrating.fitting import fitted, seconds_of
+from placement.calibrating.fitting import fitted, least_squares, seconds_of
 from placement.calibrating.kernels import MeasuredKernel, addition, attention, product
-from placement.calibrating.least_squares import least_squares
+
+A100_SXM4, H100, H200, T4, V100_PCIE, V100_SXM2, V100_SXM2_32 = (
+    DEVICES[name] for name in ("A100_SXM4", "H100", "H200", "T4", "V100_PCIE", "V100_SXM2", "V100_SXM2_32")
+)
 
 TRUE = Rates(
     multiprocessors=108,

@@ -10,13 +10,12 @@ import torch
 
 from env.cluster import Cluster
 from env.device import Device, both_ways
-from env.rate_records import ProductRate
-from env.rates import Rates
+from env.rates import ProductRate, Rates
 from graphs.capture import capture
 from graphs.errors import ClusterError, PlacementError
 from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
-from placement.calibrating.known_steps import read_step
+from placement.calibrating.given import read_step
 from placement.calibrating.scaling import fitted_to, predicted_s, scaled
 from placement.calibration import calibrate
 

@@ -13,7 +13,7 @@ import torch
 
 from env.cluster import Cluster
 from env.device import Device, both_ways
-from env.gpus import H100
+from env.presets.gpus import DEVICES
 from env.times.op_times import OpWork, op_seconds
 from graphs.records import Work
 from placement.calibrating import ranks as torchrun
@@ -34,6 +34,8 @@ from placement.calibrating.layers import host_times, host_times_of, layers_graph
 from placement.calibrating.machines import of_hosts, with_data_sheets
 from placement.measuring.machine.workers import Worker, run_workers
 from placement.processes.processes import usable_cores
+
+H100 = DEVICES["H100"]
 
 HERE = torch.device("cpu")
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from env.gpus import A100_SXM4, H100, T4
+from env.presets.gpus import DEVICES
 from graphs.errors import ClusterError
 from graphs.records import Work
-from placement.calibrating.product_files import read_products
+from placement.calibrating.given import read_products
+
+A100_SXM4, H100, T4 = (DEVICES[name] for name in ("A100_SXM4", "H100", "T4"))
 
 TWO = "device,dtype,m,n,k,latency_ms\nNVIDIA A100-SXM4-80GB,bf16,8,16,32,0.01\nNVIDIA H100 80GB HBM3,half,1,2,4,0.002\n"
 

@@ -17,7 +17,7 @@ from env.device import MeasuredCollective
 from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
 from graphs.rows import SplitRow
-from placement.calibrating.known_steps import read_step
+from placement.calibrating.given import read_step
 from placement.calibrating.records import Calibration, CheckedStep, Fit
 from placement.cli import run
 from placement.cli.registry import EXAMPLES

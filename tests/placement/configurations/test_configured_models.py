@@ -10,8 +10,7 @@ import torch
 from env.cluster import Cluster
 from graphs.errors import ConfigurationError, UnknownNameError
 from graphs.zoo.decoders import DecoderConfig, decoder
-from placement.configurations.decoders import decoder_of
-from placement.configurations.models import graph_of_configuration
+from placement.configurations.models import decoder_of, graph_of_configuration
 from placement.configurations.registry import read_configuration
 from placement.configurations.strategies import settled, strategy_of
 

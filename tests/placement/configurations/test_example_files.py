@@ -16,8 +16,7 @@ from env.cluster import Cluster
 from graphs.opgraph import OpGraph
 from graphs.transforms import on_stack
 from graphs.zoo.decoders import Decoder, DecoderConfig
-from placement.configurations.configuration import Configuration
-from placement.configurations.keys import INERT
+from placement.configurations.configuration import INERT, Configuration
 from placement.configurations.registry import TOOLS, read_configuration, tool_of, write_configuration
 from placement.configurations.strategies import settled, strategy_of
 

@@ -16,9 +16,8 @@ from graphs.entry_points import imported
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.configurations.configuration import ATTENTION, EVERY, FIRST, FULL, OPS
-from placement.configurations.recomputing import patterns_of
 from placement.configurations.registry import TOOLS, read_configuration
-from placement.configurations.strategies import settled, strategy_of
+from placement.configurations.strategies import patterns_of, settled, strategy_of
 from placement.exporters.registry import EXPORTERS
 from placement.exporters.targets import tool_for
 from placement.solving.methods import STRATEGY

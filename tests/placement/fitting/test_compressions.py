@@ -13,11 +13,10 @@ from replicas.small_tasks import engine, regression
 from torch import Tensor
 
 from graphs.errors import FitError
-from placement.fitting.compressions.quantizer import packed, unpacked
+from placement.fitting.compressions import packed, unpacked
 from placement.fitting.log import Stop
 from placement.fitting.methods import FitMethod
-from placement.fitting.requests import AllGather, AllReduce, Message, Post, Request
-from placement.fitting.role import Compressor
+from placement.fitting.participants import AllGather, AllReduce, Compressor, Message, Post, Request
 from placement.fitting.task import WeightLayout
 
 LAYOUT = WeightLayout(("conv", "bias", "matrix"), (torch.Size((6, 2, 3, 3)), torch.Size((6,)), torch.Size((20, 30))))

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from replicas.gradient_diversity import gradient_diversity, sample_gradients
 from replicas.small_tasks import engine, regression
 
-from placement.fitting.diversity import DiversityMeter
-from placement.fitting.log import Stop
+from placement.fitting.log import DiversityMeter, Stop
 
 
 def test_sample_gradients_are_those_of_a_loop() -> None:

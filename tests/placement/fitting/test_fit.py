@@ -22,9 +22,8 @@ from torch.utils.data import TensorDataset
 import placement
 from env.cluster import Cluster, Device
 from graphs.errors import CaptureError, FitError, PlacementError, RankError, UnknownNameError
-from placement.fitting.comparison import FitComparison
+from placement.fitting.comparison import FitComparison, FitSweep, sweep_fit
 from placement.fitting.log import CurvePoint
-from placement.fitting.sweep import FitSweep, sweep_fit
 from placement.sizing.sweeps import FIT_KINDS, parse_sweep
 
 CLUSTER = Cluster.preset("4xV100-pcie")

@@ -17,10 +17,10 @@ from env.cluster import Cluster, Device, both_ways
 from graphs.errors import FitError
 from placement.fitting.comparison import FitComparison
 from placement.fitting.real import engine
-from placement.fitting.real import groups as process_groups
-from placement.fitting.real.devices import check_real, kinds_of, place_of
+from placement.fitting.real import exchanging as process_groups
+from placement.fitting.real.engine import check_real, kinds_of, place_of
 from placement.fitting.task import CPU
-from placement.fitting.virtual.assignment import Assignment
+from placement.fitting.virtual.speeds import Assignment
 
 GPU = torch.device("cpu", 0)
 

@@ -13,13 +13,13 @@ from fitted_models import cores
 from replicas.small_tasks import regression
 
 from graphs.errors import RankError
-from placement.fitting.engines import participants_of
+from placement.fitting.fit import participants_of
 from placement.fitting.log import CurvePoint, FitLog, FitRun, Stop, tell_no_one
 from placement.fitting.methods import FitMethod
+from placement.fitting.participants import AllGather, AllReduce, Participant, Updated, name_of
 from placement.fitting.real import engine as engine_module
 from placement.fitting.real.engine import RealEngine, _Watch
-from placement.fitting.real.mail import fields_of, head_of
-from placement.fitting.requests import AllGather, AllReduce, Participant, Updated, name_of
+from placement.fitting.real.exchanging import fields_of, head_of
 from placement.fitting.virtual.engine import VirtualEngine
 from placement.fitting.virtual.speeds import Speeds
 from placement.processes.starting import ENDED

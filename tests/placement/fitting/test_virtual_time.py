@@ -22,13 +22,11 @@ from graphs.errors import FitError, StrategyError, UnknownNameError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.fitting import log as fit_log
-from placement.fitting.data import fit_task_of
 from placement.fitting.log import FitRun, Stop
-from placement.fitting.requests import AllGather, AllReduce, Compute, Participant, Post, Receive, Updated
-from placement.fitting.stragglers import Stragglers
-from placement.fitting.virtual.assignment import Assignment
+from placement.fitting.participants import AllGather, AllReduce, Compute, Participant, Post, Receive, Updated
+from placement.fitting.task import fit_task_of
 from placement.fitting.virtual.engine import VirtualEngine
-from placement.fitting.virtual.speeds import ExchangeTimes, Speeds, placed_step, speeds_of
+from placement.fitting.virtual.speeds import Assignment, ExchangeTimes, Speeds, Stragglers, placed_step, speeds_of
 
 BANDWIDTH, LATENCY_S, STEP_S = 1e6, 0.01, 1.0
 

@@ -12,14 +12,12 @@ from fitted_models import classifier, cores
 import placement
 from graphs.errors import RankError
 from graphs.transforms.strategy import Strategy
-from placement.fitting.data import fit_task_of
-from placement.fitting.engines import participants_of
-from placement.fitting.fit import FitComparison, checked_stop
+from placement.fitting.fit import FitComparison, checked_stop, participants_of
 from placement.fitting.log import CurvePoint, FitRun
 from placement.fitting.methods import FitMethod
-from placement.fitting.real.devices import setups_of
-from placement.fitting.real.engine import RealEngine
-from placement.fitting.virtual.assignment import Assignment
+from placement.fitting.real.engine import RealEngine, setups_of
+from placement.fitting.task import fit_task_of
+from placement.fitting.virtual.speeds import Assignment
 
 
 def fitted(methods: Any, strategy: str, workers: int, **options: Any) -> FitComparison:

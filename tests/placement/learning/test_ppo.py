@@ -19,12 +19,11 @@ from env.problem import Problem
 from env.simulation.simulator import Simulator
 from graphs.errors import MismatchError
 from graphs.opgraph import Op, OpGraph, Tensor
-from placement.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from placement.learning.learners.learner import Learner
-from placement.learning.learners.options import PpoOptions
-from placement.learning.learners.registry import make_learner
+from placement.learning.learners.registry import PpoOptions, make_learner
 from placement.learning.policies.policy_file import PolicyOrigin, load_policy, save_policy
 from placement.learning.policies.ppo_policy import PpoPolicy
+from placement.learning.session import Checkpoint, load_checkpoint, save_checkpoint
 
 
 @pytest.fixture(autouse=True)

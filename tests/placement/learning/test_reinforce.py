@@ -19,16 +19,13 @@ from env.simulation.scoring import Scorer
 from graphs.errors import MismatchError
 from graphs.generators import layered
 from graphs.opgraph import Op, OpGraph, Tensor
-from placement.learning.learners.options import PAPER_OPTIONS, ReinforceOptions
-from placement.learning.learners.registry import make_learner
+from placement.learning.learners.registry import PAPER_OPTIONS, ReinforceOptions, make_learner
 from placement.learning.learners.reinforce import Reinforce
-from placement.learning.networks.orders import on_devices
-from placement.learning.networks.partition import coarse_groups, groups_of_plan
+from placement.learning.networks.units import coarse_groups, groups_of_plan, on_devices
 from placement.learning.policies.graph_policy import GraphPolicy
 from placement.learning.policies.hierarchical import Hierarchical
-from placement.learning.policies.hierarchical_paper import PaperHierarchical
 from placement.learning.policies.policy import PlacementPolicy
-from placement.learning.policies.seq2seq import Seq2Seq
+from placement.learning.policies.published import PaperHierarchical, Seq2Seq
 
 Make = Callable[[Problem], PlacementPolicy]
 POLICIES: dict[str, Make] = {

@@ -25,11 +25,10 @@ from env.problem import Problem
 from graphs.errors import InfeasibleError, MismatchError, PolicyFileError, UnknownNameError
 from graphs.generators import layered
 from placement import verify
-from placement.learning.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from placement.learning.learners.registry import make_learner
 from placement.learning.policies.policy_file import load_policy
 from placement.learning.policies.registry import POLICIES
-from placement.learning.session import Files, Status
+from placement.learning.session import Checkpoint, Files, Status, load_checkpoint, save_checkpoint
 from placement.learning.training import Training, train
 from placement.results.result import Result
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from env.cluster import Cluster
-from env.rate_records import ProductRate
-from env.rates import Rates
+from env.rates import ProductRate, Rates
 from graphs.capture import capture
 from placement.comparing.methods import compare
 from placement.optimization import optimize

@@ -19,7 +19,7 @@ import pytest
 from rank_failures import listening
 
 from graphs.errors import RankError
-from placement.fitting.real.plain_pipes import PlainPipe, called, met
+from placement.fitting.real.torchrun import PlainPipe, called, met
 from placement.runtime.ranks.launch import launch
 
 KEY, WRONG_KEY = b"k" * 32, b"w" * 32

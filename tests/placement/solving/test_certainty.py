@@ -7,7 +7,7 @@ from functools import cache
 
 import placement
 from env.cluster import Cluster
-from env.presets.compared import COMPARED, NOT_COMPARED
+from env.presets.gpus import COMPARED, NOT_COMPARED
 from graphs.formatting import format_seconds
 from graphs.opgraph import Op, OpGraph
 from graphs.origin import Origin

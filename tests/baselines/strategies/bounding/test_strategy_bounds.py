@@ -20,8 +20,7 @@ from baselines.strategies.searching.scoring import scored
 from env.cluster import Cluster, Device, both_ways
 from env.plan import Plan
 from env.problem import Problem
-from env.rate_records import AttentionRate, ProductRate
-from env.rates import Rates
+from env.rates import AttentionRate, ProductRate, Rates
 from env.simulation.simulator import Simulator
 from graphs import OpGraph, Phase
 from graphs.capture import capture

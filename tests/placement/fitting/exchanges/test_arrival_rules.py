@@ -9,7 +9,7 @@ from replicas.exchange_runs import Setting, fit
 
 from placement.fitting.arrivals import BoundedStaleness, FirstOf
 from placement.fitting.log import Stop
-from placement.fitting.requests import Compute
+from placement.fitting.participants import Compute
 
 # Worker 2 is three times as slow as the others.
 STRAGGLER = Setting(step_s=lambda worker, step, samples: 3.0 if worker == 2 else 1.0)

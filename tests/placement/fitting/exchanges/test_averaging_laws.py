@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replicas.exchange_runs import Setting, Watched, fit, task
 
-from placement.fitting.exchanges.gossip import blend
+from placement.fitting.exchanges.averaging import blend
 from placement.fitting.log import Stop
 
 

@@ -8,8 +8,7 @@ from replicas.exchange_runs import Setting, fit, task
 
 from placement.fitting.log import Stop
 from placement.fitting.methods import FitMethod
-from placement.fitting.requests import LOST, Message, Post, Receive, Updated
-from placement.fitting.role import Role
+from placement.fitting.participants import LOST, Message, Post, Receive, Role, Updated
 
 WORKERS = 3
 STOP = Stop(updates=16, every=4, seconds=1e4)

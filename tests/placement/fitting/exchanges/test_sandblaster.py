@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from placement.fitting.exchanges.sandblaster import Portions
 from placement.fitting.log import Stop
-from placement.fitting.requests import Portion
+from placement.fitting.participants import Portion
 
 STEPS = 12
 UNEVEN = Setting(step_s=lambda worker, step, samples: samples * (1.0 + 0.4 * worker + 0.1 * (step % 3)))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from replicas.exchange_runs import Setting, fit, task
 
 from graphs.errors import FitError
-from placement.fitting.exchanges.shards import shards_of
+from placement.fitting.exchanges.servers import shards_of
 from placement.fitting.log import Stop
 from placement.fitting.methods import FitMethod
-from placement.fitting.role import Role
+from placement.fitting.participants import Role
 from placement.fitting.task import WeightLayout
 
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=8)

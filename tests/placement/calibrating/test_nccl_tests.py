@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from env.communication.nccl_tests import read_nccl_tests
 from env.device import MeasuredCollective
 from graphs.errors import ClusterError
+from placement.calibrating.given import read_nccl_tests
 
 SETTINGS = """\
 # nThread 1 nGpus {gpus} minBytes 1048576 maxBytes 4194304 step: 4(factor) warmup iters: 5 iters: 20 agg iters: 1

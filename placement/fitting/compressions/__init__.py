@@ -1,1 +1,0 @@
-"""How gradients become smaller on the wire, with error feedback: one file for each compression."""
