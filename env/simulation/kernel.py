@@ -11,7 +11,7 @@ afterwards, in buckets of time; only buckets that may hold the peak are sorted.
 """
 
 # Letters
-# g, s, out   graph, state and output, of bare pointers; n, m   numbers of ops and tensors; x, of transfers so far
+# g, s, out   graph, state and output, of bare pointers; x   transfers so far
 # i   an op; c, a consumer; t, a tensor; e, an edge; d, b, devices; k, a position
 
 from __future__ import annotations
@@ -108,6 +108,25 @@ class Output(NamedTuple):
     transfer_end: FloatArray  # [e + 1]
 
 
+class Sizes(NamedTuple):
+    """Numbers of ops, tensors, edges, devices, kinds of devices, links, and links of the longest route."""
+
+    n: int
+    m: int
+    e: int
+    n_devices: int
+    n_kinds: int
+    n_links: int
+    n_hops: int
+
+
+@inner
+def sizes_of(g: Arrays, n_links: int) -> Sizes:
+    """Sizes of a problem."""
+    n, n_kinds = g.kind_s.shape
+    return Sizes(n, len(g.tensor_bytes), len(g.consumer), len(g.owner), n_kinds, n_links, g.route.shape[2])
+
+
 @inner
 def buckets_for(n: int, n_devices: int) -> int:
     """Buckets of time per device for the memory sum: a few changes of memory in each."""
@@ -115,9 +134,10 @@ def buckets_for(n: int, n_devices: int) -> int:
 
 
 @allocating
-def new_state(n: int, m: int, e: int, n_devices: int, n_links: int) -> StepState:
+def new_state(size: Sizes) -> StepState:
     """Memory for `run`; reusable."""
-    changes = 2 * n + m + 2 * e
+    n, e, n_devices = size.n, size.e, size.n_devices
+    changes = 2 * n + size.m + 2 * e
     buckets = n_devices * buckets_for(n, n_devices)
     return StepState(
         priority=np.empty(n),
@@ -136,9 +156,9 @@ def new_state(n: int, m: int, e: int, n_devices: int, n_links: int) -> StepState
         next_s=np.empty(n_devices),
         never=np.empty(n_devices),
         pair_bytes=np.empty(n_devices * n_devices),
-        link_free=np.empty(n_links + 2),
+        link_free=np.empty(size.n_links + 2),
         sent=np.empty(n_devices + 1, np.int32),
-        free_s=np.empty(m + e),
+        free_s=np.empty(size.m + e),
         bucket_in=np.empty(buckets, np.int64),
         bucket_out=np.empty(buckets, np.int64),
         bucket_head=np.empty(buckets, np.int32),
@@ -150,12 +170,13 @@ def new_state(n: int, m: int, e: int, n_devices: int, n_links: int) -> StepState
 
 
 @allocating
-def new_output(n: int, e: int, n_devices: int, n_links: int) -> Output:
+def new_output(size: Sizes) -> Output:
     """Memory for the results of `run`; reusable."""
+    n, e = size.n, size.e
     return Output(
-        busy_s=np.empty(n_devices),
-        peak_bytes=np.empty(n_devices, np.int64),
-        link_bytes=np.empty(n_links),
+        busy_s=np.empty(size.n_devices),
+        peak_bytes=np.empty(size.n_devices, np.int64),
+        link_bytes=np.empty(size.n_links),
         op_start=np.empty(n),
         op_end=np.empty(n),
         op_rank=np.empty(n, np.int32),
@@ -167,26 +188,15 @@ def new_output(n: int, e: int, n_devices: int, n_links: int) -> Output:
 
 
 @inner
-def _prepare(
-    g: Arrays,
-    s: StepState,
-    out: Output,
-    device: Index,
-    mode: int,
-    order: FloatArray,
-    n: int,
-    n_edges: int,
-    n_kinds: int,
-    n_devices: int,
-    n_links: int,
-) -> None:
-    """Reset the scratch; fill op and transfer times and the priorities that are known beforehand."""
+def prepare(g: Arrays, s: StepState, out: Output, device: Index, size: Sizes) -> None:
+    """Reset the scratch; fill op and transfer times, and the priorities with the longest remaining paths."""
+    n_devices = size.n_devices
     for d in range(n_devices + 1):
         s.base[d] = 0
-        s.sent[d] = n_edges
-    out.transfer_tensor[n_edges] = -1
-    # Consumers first, so that priorities, longest paths to the end, can be summed up on the way.
-    for k in range(n - 1, -1, -1):
+        s.sent[d] = size.e
+    out.transfer_tensor[size.e] = -1
+    # Consumers first, so that longest paths to the end can be summed up on the way.
+    for k in range(size.n - 1, -1, -1):
         i = g.topological[k]
         d = device[i]
         longest = 0.0
@@ -198,17 +208,11 @@ def _prepare(
             s.arrival_s[e] = INF
             rest = seconds + s.priority[c]
             longest = rest if rest > longest else longest
-        s.op_s[i] = g.kind_s[i * n_kinds + g.kind_of[d]]
+        s.op_s[i] = g.kind_s[i * size.n_kinds + g.kind_of[d]]
         s.priority[i] = s.op_s[i] + longest
         s.missing[i] = g.input_ptr[i + 1] - g.input_ptr[i]
         s.ready_s[i] = 0.0
         s.base[d + 1] += 1
-    if mode == EXPLICIT:
-        for i in range(n):
-            s.priority[i] = -order[i]
-    elif mode == FIFO:
-        for i in range(n):
-            s.priority[i] = 0.0
     for d in range(n_devices):
         s.base[d + 1] += s.base[d]
         s.n_ready[d] = s.n_future[d] = 0
@@ -218,12 +222,8 @@ def _prepare(
         out.busy_s[d] = 0.0
     for pair in range(n_devices * n_devices):
         s.pair_bytes[pair] = 0.0
-    for link in range(n_links + 2):
+    for link in range(size.n_links + 2):
         s.link_free[link] = 0.0
-    # After everything is reset: queues compare an op with others.
-    for i in range(n):
-        if s.missing[i] == 0:
-            _add(s, mode, device[i], i, 0.0)
 
 
 @inlined
@@ -257,21 +257,24 @@ def _end_op(
     out: Output,
     device: Index,
     mode: int,
-    m: int,
-    n_devices: int,
-    n_hops: int,
+    size: Sizes,
     d: int,
     now: float,
     x: int,
-) -> tuple[int, bool]:
+    tail: FloatArray,
+    limit: float,
+) -> tuple[int, bool, bool]:
     """The op on ``d`` ends and its tensors are requested where they are needed.
 
-    Returns the number of transfers so far, and whether some other device can start something at this same instant.
+    Returns the number of transfers so far, whether some other device can start something at this same instant, and
+    whether the step will end after the limit.
     """
+    n_devices, n_hops, m = size.n_devices, size.n_hops, size.m
     i = s.running[d]
     s.running[d] = -1
     s.never[d] = 0.0
     woke = False
+    late = False
     for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
         c = g.consumer[e]
         t = g.edge_tensor[e]
@@ -302,11 +305,12 @@ def _end_op(
             x += 1 if remote else 0
         s.arrival_s[e] = end
         s.ready_s[c] = end if end > s.ready_s[c] else s.ready_s[c]
+        late = late | (end + tail[c] > limit)
         s.missing[c] -= 1
         if s.missing[c] == 0:
             _add(s, mode, b, c, now)
             woke = woke | (remote & (s.ready_s[c] <= now))
-    return x, woke
+    return x, woke, late
 
 
 @inlined
@@ -343,9 +347,22 @@ def _take_msr(g: Arrays, s: StepState, device: Index, d: int, now: float) -> int
 
 @inlined
 def _dispatch(
-    g: Arrays, s: StepState, out: Output, device: Index, mode: int, d: int, now: float, n_started: int
+    g: Arrays,
+    s: StepState,
+    out: Output,
+    device: Index,
+    mode: int,
+    d: int,
+    now: float,
+    n_started: int,
+    tail: FloatArray,
+    work_s: FloatArray,
+    limit: float,
 ) -> int:
-    """The idle device ``d`` starts its best ready op, or learns when there may be one; returns the number of starts."""
+    """The idle device ``d`` starts its best ready op, or learns when there may be one.
+
+    Returns the number of starts, or -1 if the step will end after the limit.
+    """
     base = s.base[d]
     while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
         i = pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
@@ -356,6 +373,9 @@ def _dispatch(
         return n_started
     best = _take_msr(g, s, device, d, now) if mode == MSR else pop(s.ready, base, s.n_ready[d], s.priority, 1.0)
     s.n_ready[d] -= 1
+    # Its longest remaining path cannot end sooner than from now on, nor can the work left on its device.
+    if now + tail[best] > limit or now + (work_s[d] - out.busy_s[d]) > limit:
+        return -1
     end = now + s.op_s[best]
     s.running[d] = best
     s.next_s[d] = end
@@ -367,21 +387,37 @@ def _dispatch(
     return n_started + 1
 
 
-@inner
-def _loop(
+@inlined
+def loop(
     g: Arrays,
     s: StepState,
     out: Output,
     device: Index,
     mode: int,
-    m: int,
-    n_devices: int,
-    n_hops: int,
-) -> tuple[float, int]:
+    size: Sizes,
+    tail: FloatArray,
+    work_s: FloatArray,
+    limit: float,
+) -> tuple[float, int, int]:
+    """Run a prepared step: ``(step time, number of transfers, number of instants)``; infinite if it is given up.
+
+    Args:
+        tail, work_s: float64 [n] and [D], longest remaining paths, and work of each device. They are sums in another
+            sequence than times, so that the limit needs a little slack.
+        limit: seconds; a step that must take longer is given up. Infinite: compiled as if there were none.
+    """
+    n_devices = size.n_devices
+    # After everything is reset and given its priority: queues compare an op with others.
+    for i in range(size.n):
+        if s.missing[i] == 0:
+            _add(s, mode, device[i], i, 0.0)
     n_transfers = 0
     n_started = 0
+    instants = 0
+    step_s = -1.0
     now = 0.0
-    while True:
+    while step_s < 0.0:
+        instants += 1
         least = INF
         first = 0
         ties = 0
@@ -392,7 +428,8 @@ def _loop(
             least = next_s if next_s < least else least
         # Nothing runs and nothing will: the step is over.
         if least == INF:
-            return now, n_transfers
+            step_s = now
+            break
         now = least
         # Usually one device has something to do now. If several have, all ends come before any start.
         last = first + 1
@@ -403,7 +440,9 @@ def _loop(
         woke = mode == MSR
         for d in range(first, last):
             if s.running[d] >= 0 and s.next_s[d] == now:
-                n_transfers, others = _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, n_transfers)
+                n_transfers, others, late = _end_op(g, s, out, device, mode, size, d, now, n_transfers, tail, limit)
+                if late:
+                    step_s = INF
                 woke = woke or others
                 s.next_s[d] = now
         # A transfer that takes no time has made an op ready on a device that was not looked at.
@@ -412,7 +451,11 @@ def _loop(
             last = n_devices
         for d in range(first, last):
             if s.running[d] < 0 and s.next_s[d] <= now:
-                n_started = _dispatch(g, s, out, device, mode, d, now, n_started)
+                n_started = _dispatch(g, s, out, device, mode, d, now, n_started, tail, work_s, limit)
+                if n_started < 0:
+                    step_s = INF
+                    n_started = 0
+    return step_s, n_transfers, instants
 
 
 @inlined
@@ -421,15 +464,13 @@ def _note_changes(
     s: StepState,
     out: Output,
     device: Index,
-    n: int,
-    n_edges: int,
-    m: int,
-    n_devices: int,
+    size: Sizes,
     n_transfers: int,
     buckets: int,
     per_second: float,
 ) -> None:
     """Fill the buckets of the devices whose memory it is with every allocation and free of the step."""
+    n, m, n_devices = size.n, size.m, size.n_devices
     clear_buckets(s, n_devices * buckets)
     # A tensor is held until its producer has ended, it has been sent everywhere, and all on its device have read it.
     for t in range(m):
@@ -438,7 +479,7 @@ def _note_changes(
         t = out.transfer_tensor[x]
         s.free_s[m + x] = out.transfer_end[x]
         s.free_s[t] = max(s.free_s[t], out.transfer_end[x])
-    for e in range(n_edges):
+    for e in range(size.e):
         end = out.op_end[g.consumer[e]]
         copy = s.copy_of[e]
         s.free_s[copy] = end if end > s.free_s[copy] else s.free_s[copy]
@@ -453,13 +494,13 @@ def _note_changes(
     for x in range(n_transfers):
         t = out.transfer_tensor[x]
         d = g.owner[out.transfer_pair[x] % n_devices]
-        size = g.tensor_bytes[t]
+        held = g.tensor_bytes[t]
         # Within one memory nothing is copied: who reads it there reads the tensor itself.
         if d == g.owner[device[g.tensor_producer[t]]]:
             s.free_s[t] = max(s.free_s[t], s.free_s[m + x])
-        elif size > 0:
-            k = note_change(s, d * buckets, buckets, per_second, out.transfer_start[x], size, k)
-            k = note_change(s, d * buckets, buckets, per_second, s.free_s[m + x], -size, k)
+        elif held > 0:
+            k = note_change(s, d * buckets, buckets, per_second, out.transfer_start[x], held, k)
+            k = note_change(s, d * buckets, buckets, per_second, s.free_s[m + x], -held, k)
     for t in range(m):
         if g.memory_bytes[t] > 0:
             d = g.owner[device[g.tensor_producer[t]]]
@@ -467,19 +508,9 @@ def _note_changes(
 
 
 @inner
-def _memory(
-    g: Arrays,
-    s: StepState,
-    out: Output,
-    device: Index,
-    n: int,
-    n_edges: int,
-    m: int,
-    n_devices: int,
-    n_transfers: int,
-    step_s: float,
-) -> None:
+def memory(g: Arrays, s: StepState, out: Output, device: Index, size: Sizes, n_transfers: int, step_s: float) -> None:
     """Fill ``out.peak_bytes``."""
+    n, n_devices = size.n, size.n_devices
     for d in range(n_devices):
         out.peak_bytes[d] = 0
     for i in range(n):
@@ -487,12 +518,12 @@ def _memory(
     if step_s == 0.0:  # nothing has time to be there but what stays
         for i in range(n):
             out.peak_bytes[g.owner[device[i]]] += g.output_bytes[i]
-        for t in range(m):
+        for t in range(size.m):
             out.peak_bytes[g.owner[device[g.tensor_producer[t]]]] -= g.memory_bytes[t]
         return
     buckets = buckets_for(n, n_devices)
     per_second = min(buckets / step_s, MOST_PER_SECOND)
-    _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buckets, per_second)
+    _note_changes(g, s, out, device, size, n_transfers, buckets, per_second)
     for d in range(n_devices):
         kept = out.peak_bytes[d]
         peak = kept
@@ -510,13 +541,13 @@ def _memory(
 
 
 @inner
-def _memory_in(graph: Arrays, state: StepState, output: Output, device: Index, n_transfers: int, step_s: float) -> None:
-    n, n_devices = len(graph.kind_s), len(graph.owner)
-    m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
+def _memory_in(
+    graph: Arrays, state: StepState, output: Output, device: Index, size: Sizes, n_transfers: int, step_s: float
+) -> None:
     g = pointers(graph)
     s = pointers(state)
     out = pointers(output)
-    _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s)
+    memory(g, s, out, device, size, n_transfers, step_s)
 
 
 @entry
@@ -528,22 +559,17 @@ def memory_of(graph: Arrays, output: Output, device: Index, copy_of: Index, n_tr
         device: int32 [n].
         copy_of: int32 [e], as in `StepState`; copy ``m + x`` is the x-th transfer of ``output``.
     """
-    n, n_devices = len(graph.kind_s), len(graph.owner)
-    state = new_state(n, len(graph.tensor_bytes), len(graph.consumer), n_devices, len(output.link_bytes))
+    size = sizes_of(graph, len(output.link_bytes))
+    state = new_state(size)
     for e in range(len(copy_of)):  # an assignment of arrays checks shapes, which takes two seconds to compile
         state.copy_of[e] = copy_of[e]
     # A call of its own: numba would free `state` here before the pointers to it are used.
-    _memory_in(graph, state, output, device, n_transfers, step_s)
+    _memory_in(graph, state, output, device, size, n_transfers, step_s)
 
 
 @inner
 def run(
-    graph: Arrays,
-    state: StepState,
-    output: Output,
-    device: Index,
-    mode: int,
-    order: FloatArray,
+    graph: Arrays, state: StepState, output: Output, device: Index, size: Sizes, mode: int, order: FloatArray
 ) -> tuple[float, int, float]:
     """Simulate one step. Returns ``(step time s, number of transfers, bytes transferred)``; the rest is in ``output``.
 
@@ -553,16 +579,20 @@ def run(
         mode: LONGEST_PATH, FIFO, MSR or EXPLICIT.
         order: float64 [n], lower first; read in EXPLICIT mode only.
     """
-    (n, n_kinds), n_devices = graph.kind_s.shape, len(graph.owner)
-    m, n_edges, n_links = len(graph.tensor_bytes), len(graph.consumer), len(output.link_bytes)
-    n_hops = graph.route.shape[2]
+    n_devices = size.n_devices
     g = pointers(graph)
     s = pointers(state)
     out = pointers(output)
-    _prepare(g, s, out, device, mode, order, n, n_edges, n_kinds, n_devices, n_links)
-    step_s, n_transfers = _loop(g, s, out, device, mode, m, n_devices, n_hops)
-    _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s)
-    for link in range(n_links):
+    prepare(g, s, out, device, size)
+    if mode == EXPLICIT:
+        for i in range(size.n):
+            s.priority[i] = -order[i]
+    elif mode == FIFO:
+        for i in range(size.n):
+            s.priority[i] = 0.0
+    step_s, n_transfers, _ = loop(g, s, out, device, mode, size, s.priority, out.busy_s, INF)
+    memory(g, s, out, device, size, n_transfers, step_s)
+    for link in range(size.n_links):
         out.link_bytes[link] = 0.0
     moved = 0.0
     for pair in range(n_devices * n_devices):
@@ -575,17 +605,12 @@ def run(
 
 @entry
 def run_one(
-    graph: Arrays,
-    n_links: int,
-    device: Index,
-    mode: int,
-    order: FloatArray,
+    graph: Arrays, n_links: int, device: Index, mode: int, order: FloatArray
 ) -> tuple[float, int, float, Output]:
     """`run` with memory of its own: ``(step time s, number of transfers, bytes transferred, Output)``."""
-    n, n_devices = len(graph.kind_s), len(graph.owner)
-    m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
-    state, output = new_state(n, m, n_edges, n_devices, n_links), new_output(n, n_edges, n_devices, n_links)
-    step_s, n_transfers, moved = run(graph, state, output, device, mode, order)
+    size = sizes_of(graph, n_links)
+    state, output = new_state(size), new_output(size)
+    step_s, n_transfers, moved = run(graph, state, output, device, size, mode, order)
     return step_s, n_transfers, moved, output
 
 
@@ -605,15 +630,15 @@ def run_batch(
 
     ``orders`` is float64 [k, n] in EXPLICIT mode, else any [1, ...].
     """
-    k, n = devices.shape
-    m, n_edges, n_links, n_devices = len(g.tensor_bytes), len(g.consumer), link_bytes.shape[1], len(g.owner)
+    k = len(devices)
     chunks = min(k, 64)
     for chunk in prange(chunks):
-        s = new_state(n, m, n_edges, n_devices, n_links)
-        out = new_output(n, n_edges, n_devices, n_links)
+        size = sizes_of(g, link_bytes.shape[1])  # here, since numba hands no record on to its threads
+        s = new_state(size)
+        out = new_output(size)
         for row in range(chunk, k, chunks):
             order = orders[row if mode == EXPLICIT else 0]
-            step_time_s[row], _, bytes_moved[row] = run(g, s, out, devices[row], mode, order)
+            step_time_s[row], _, bytes_moved[row] = run(g, s, out, devices[row], size, mode, order)
             busy_s[row] = out.busy_s
             peak_bytes[row] = out.peak_bytes
             link_bytes[row] = out.link_bytes

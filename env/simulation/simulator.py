@@ -96,7 +96,7 @@ class Simulator:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._arrays = _arrays(problem)
+        self._arrays = arrays_of(problem)
 
     def resized(self, kind_s: FloatArray, tensor_bytes: IntArray) -> Simulator:
         """A simulator of the same graph with other figures, which nobody checks; its `problem` is still the first.
@@ -204,7 +204,8 @@ class Simulator:
         return kernel.EXPLICIT, explicit
 
 
-def _arrays(problem: Problem) -> kernel.Arrays:
+def arrays_of(problem: Problem) -> kernel.Arrays:
+    """A problem as the kernels take it."""
     graph = problem.graph
     edge_tensor = graph.edge_list[2]
     measured_s = graph.tensor_transfer_s[edge_tensor]
