@@ -11,8 +11,7 @@ import numpy as np
 from baselines import prices
 from baselines.budget import Budget, Found, run_interruptible
 from baselines.exact.cp_sat_model import BITS, COARSE_BITS, CpSatModel, build, memory_may_bind, packing, serial_s
-from baselines.fitting import nearest_to_fitting
-from baselines.no_fit import none_fits, not_found
+from baselines.fitting import nearest_to_fitting, none_fits, not_found
 from env.bounds.bounds import lower_bound
 from env.plan import Plan
 from env.problem import Problem

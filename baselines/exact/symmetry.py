@@ -8,7 +8,7 @@ import numpy as np
 
 from env.objectives import THROUGHPUT
 from env.problem import Problem
-from env.simulation.charges import Charges
+from env.simulation.loads import Charges
 from env.units import Units
 from graphs.opgraph import IntArray
 

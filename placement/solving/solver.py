@@ -13,7 +13,7 @@ import baselines
 from baselines.budget import NO_LIMITS, Budget, Limits
 from baselines.portfolio import PortfolioOutcome, searched
 from env.bounds.bounds import lower_bound
-from env.bounds.memory_advice import what_would_help
+from env.bounds.memory import what_would_help
 from env.cluster import Cluster
 from env.objectives import THROUGHPUT
 from env.plan import Plan
