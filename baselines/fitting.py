@@ -16,8 +16,7 @@ from baselines.budget import Budget
 from env.objectives import THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.loads import loads
-from env.simulation.scoring import Scorer
+from env.simulation.scoring import Scorer, loads
 from env.units import Units
 from graphs.errors import InfeasibleError, NotFoundError
 from graphs.formatting import format_bytes

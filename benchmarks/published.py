@@ -27,7 +27,7 @@ from env.objectives import LATENCY, THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
 from env.published import neurips_cluster
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from graphs.readers.published import read_neurips, read_pipedream
 from placement.results.result import Result
 from placement.solving.methods import AUTO

@@ -29,7 +29,7 @@ def exact(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -
 
 
 def exact_is_tractable(problem: Problem) -> bool:
-    """Whether the whole problem is small enough for `exact` to be worth its time."""
+    """True if the whole problem is small enough for `exact` to be worth its time."""
     if problem.objective == THROUGHPUT:
         from baselines.exact.milp import tractable as milp_is_tractable
 

@@ -15,7 +15,7 @@ from baselines.fitting import nearest_to_fitting, none_fits, not_found
 from env.objectives import THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from graphs.errors import MismatchError
 from graphs.opgraph import FloatArray, IntArray
 
@@ -82,7 +82,7 @@ def _fitting(problem: Problem, found: Found) -> Found:
 
 
 def tractable(problem: Problem) -> bool:
-    """Whether the model is small enough to be tried: at most `MOST_TERMS` coefficients, give or take."""
+    """True if the model is small enough to be tried: at most `MOST_TERMS` coefficients, give or take."""
     return _terms(problem) <= MOST_TERMS
 
 

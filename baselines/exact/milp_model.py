@@ -10,7 +10,7 @@ from baselines.exact.milp_transfers import DEVICE, MilpRows, Terms, Transfers, n
 from baselines.exact.symmetry import canonical, interchangeable, unit_sequence
 from env.plan import Plan
 from env.problem import BoolArray, Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from env.units import Units
 from graphs.opgraph import FloatArray, IntArray
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from env.problem import Problem
-from env.simulation.loads import Charges
+from env.simulation.scoring import Charges
 from graphs.opgraph import IntArray
 
 Terms = list[tuple[int, float]]  # (column, coefficient) pairs

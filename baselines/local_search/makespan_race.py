@@ -69,7 +69,7 @@ class Race:
         self._kept = max(threads, math.ceil(_KEPT * self._runs))
 
     def is_worth(self, number: int, budget: Budget) -> bool:
-        """Whether the graph is one whose annealings end far apart, and the budget is enough for a race."""
+        """True if the graph is one whose annealings end far apart, and the budget is enough for a race."""
         evaluations = (self._length << number) * (self._runs + _LONGER * self._kept)
         seconds = evaluations * self._simulated * prices.EVALUATION_S / self._threads
         is_short = evaluations <= MOST_SHARE * budget.evaluations_left() and seconds <= MOST_SHARE * budget.left_s()

@@ -9,7 +9,7 @@ import numpy as np
 
 from baselines.pipelines.contraction import Quotient, allowed_parts, rows
 from env.problem import Problem
-from env.simulation.loads import Charges
+from env.simulation.scoring import Charges
 from graphs.opgraph import FloatArray, IntArray
 
 
@@ -53,7 +53,7 @@ class Classes:
 
     @cached_property
     def are_alike(self) -> bool:
-        """Whether all routes into (and out of) a class cost the same, so that it does not matter where a tensor is."""
+        """True if all routes into (and out of) a class cost the same, so that it does not matter where a tensor is."""
         n = self.problem.cluster.n_devices
         for per_pair, inwards in zip(self._pairs, (True, False), strict=True):
             for members in self.devices:
@@ -64,7 +64,7 @@ class Classes:
 
     @property
     def are_exact(self) -> bool:
-        """Whether a slice costs a device just what its ops and their tensors say, wherever the others are."""
+        """True if a slice costs a device just what its ops and their tensors say, wherever the others are."""
         return self.are_alike and self.problem.cluster.is_blocking
 
     @cached_property

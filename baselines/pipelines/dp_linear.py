@@ -22,7 +22,7 @@ from baselines.pipelines.chains import (
 from baselines.pipelines.contraction import Quotient, contract, linear_order, renumbered, segments, without_idle_ends
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from env.units import Units
 from graphs.opgraph import IntArray
 
@@ -43,7 +43,7 @@ def dp_linear(problem: Problem, seed: int) -> Plan:
     kept together and how training graphs are contiguous.
 
     A run's cost is exact for blocking communication where all routes into a class cost the same (as in the paper;
-    unlike kinds of devices, pins and memory included): what `env.simulation.loads` says, whatever the rest of the cut.
+    unlike kinds of devices, pins and memory included), whatever the rest of the cut.
     Overlapped, it is the largest of its computing, of receiving each outside tensor once, and of sending once each
     tensor that is needed elsewhere. That is exact with two devices, and with one exclusive link to and from every
     device where no tensor is needed on three. It is too low where a device sends a tensor to several others or links
@@ -101,7 +101,7 @@ def linear_orders(problem: Problem) -> tuple[Quotient, Quotient]:
 
 
 def _memory_binds(problem: Problem) -> bool:
-    """Whether the whole graph is too large for the smallest device."""
+    """True if the whole graph is too large for the smallest device."""
     graph = problem.graph
     total = graph.kept_bytes.sum() + graph.transfer_bytes.sum() + graph.workspace_bytes.max()
     return bool(total > problem.capacity_bytes.min())

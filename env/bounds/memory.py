@@ -31,7 +31,7 @@ def memory_reason(problem: Problem) -> str | None:
 
 
 def is_too_large_for_one(problem: Problem) -> bool:
-    """Whether provably no order of a step fits on one device: what is kept and the tensors of one op do not."""
+    """True if provably no order of a step fits on one device: what is kept and the tensors of one op do not."""
     needed = problem.graph.kept_bytes.sum() + problem.working_bytes.max(initial=0)
     return bool(needed > problem.capacity_bytes.max())
 

@@ -51,7 +51,7 @@ class MemoryRoom:
         return MemoryRoom(work, kept / total, problem.capacity_bytes[first] / total)
 
     def may_raise(self, area_s: float) -> bool:
-        """Whether memory may make the area of all ops larger than ``area_s``.
+        """True if memory may make the area of all ops larger than ``area_s``.
 
         It cannot where every device holds everything, nor where the same share of each op on each device, by their
         speeds, fits and takes no longer.
@@ -66,7 +66,7 @@ class MemoryRoom:
         return bool((share > self.capacity).any() or 1.0 / (speed * size).sum() > area_s * (1 + _CLOSE))
 
     def slows_paths(self) -> bool:
-        """Whether memory may keep ops from their fastest devices: not all fit there."""
+        """True if memory may keep ops from their fastest devices: not all fit there."""
         seconds, size = self.work.seconds, self.work.size
         if len(size) > _CLASSES or (seconds == seconds[:, :1]).all():
             return False

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from env.jit import entry, inlined
 from env.simulation import kernel
-from env.simulation.loads import Charges
+from env.simulation.scoring import Charges
 from graphs.errors import MismatchError
 
 if TYPE_CHECKING:

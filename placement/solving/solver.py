@@ -18,8 +18,7 @@ from env.cluster import Cluster
 from env.objectives import THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.loads import loads
-from env.simulation.scoring import Scorer
+from env.simulation.scoring import Scorer, loads
 from env.simulation.simulator import Schedule, Score
 from env.simulation.steady_memory import steady_memory
 from env.simulation.timeline import overflow_reason

@@ -22,8 +22,7 @@ from env.objectives import THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
 from env.published import neurips_cluster
-from env.simulation.loads import loads
-from env.simulation.scoring import Scorer
+from env.simulation.scoring import Scorer, loads
 from graphs.errors import InfeasibleError
 from graphs.generators import fork_join, layered
 from graphs.opgraph import IntArray, Op, OpGraph, Phase, Tensor

@@ -21,7 +21,7 @@ from env.bounds.bounds import lower_bound
 from env.cluster import BLOCKING, COMMUNICATIONS, Cluster, Device, Link, both_ways
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from env.units import Units
 from graphs.errors import MismatchError
 from graphs.generators import layered
