@@ -33,8 +33,10 @@ from baselines.local_search.makespan_state import (
     wide,
 )
 from env.jit import inlined, inner
-from env.simulation.kernel import LONGEST_PATH, Arrays, Output, Sizes, StepState, loop, memory, prepare
+from env.simulation.kernel import LONGEST_PATH, loop, prepare
+from env.simulation.memory_kernel import memory
 from env.simulation.pieces import next_random, scrambled
+from env.simulation.step_records import Arrays, Output, StepSizes, StepState
 
 
 @inner
@@ -103,7 +105,7 @@ def undo(g: Arrays, s: MakespanState, n_kinds: int) -> None:
 
 
 @inner
-def set_times(g: Arrays, s: MakespanState, w: StepState, out: Output, size: Sizes) -> None:
+def set_times(g: Arrays, s: MakespanState, w: StepState, out: Output, size: StepSizes) -> None:
     """Prepare the simulation of the trial's placement; ``trial_tail`` are its longest remaining paths."""
     prepare(g, w, out, s.device, size)
     for i in range(size.n):
@@ -112,7 +114,7 @@ def set_times(g: Arrays, s: MakespanState, w: StepState, out: Output, size: Size
 
 @inner
 def simulate(
-    g: Arrays, u: Movable, s: MakespanState, w: StepState, out: Output, size: Sizes, limit: float
+    g: Arrays, u: Movable, s: MakespanState, w: StepState, out: Output, size: StepSizes, limit: float
 ) -> tuple[float, int]:
     """Step time and number of transfers of the prepared trial; infinite beyond the limit or where it does not fit."""
     if not s.counts[BY_TAIL]:
@@ -131,7 +133,7 @@ def simulate(
 
 
 @inner
-def _find_waits(g: Arrays, s: MakespanState, w: StepState, out: Output, size: Sizes, n_transfers: int) -> None:
+def _find_waits(g: Arrays, s: MakespanState, w: StepState, out: Output, size: StepSizes, n_transfers: int) -> None:
     """Fill ``before``, ``transfer_edge`` and ``transfer_behind`` of the schedule just simulated."""
     for i in range(size.n):
         s.started[out.op_rank[i]] = i
@@ -164,7 +166,7 @@ def _find_waits(g: Arrays, s: MakespanState, w: StepState, out: Output, size: Si
 
 
 @inner
-def _trace(g: Arrays, s: MakespanState, w: StepState, out: Output, size: Sizes) -> None:
+def _trace(g: Arrays, s: MakespanState, w: StepState, out: Output, size: StepSizes) -> None:
     """Walk from the last op back to the start of the step, over whatever each op or transfer waited for."""
     n, m, e = size.n, size.m, size.e
     # The op that ends last, of equals the first.
@@ -208,7 +210,7 @@ def _trace(g: Arrays, s: MakespanState, w: StepState, out: Output, size: Sizes) 
 
 @inner
 def accept(
-    g: Arrays, s: MakespanState, w: StepState, out: Output, size: Sizes, n_transfers: int, step_s: float
+    g: Arrays, s: MakespanState, w: StepState, out: Output, size: StepSizes, n_transfers: int, step_s: float
 ) -> None:
     """The trial just simulated becomes the accepted schedule."""
     for i in range(size.n):

@@ -39,8 +39,9 @@ from baselines.local_search.makespan_state import (
     wide,
 )
 from env.jit import entry, inlined, inner
-from env.simulation.kernel import Arrays, Output, Sizes, StepState, new_output, new_state, sizes_of
+from env.simulation.memory_kernel import new_output, new_state, sizes_of
 from env.simulation.pieces import pointers
+from env.simulation.step_records import Arrays, Output, StepSizes, StepState
 
 # Kinds of moves
 GROUP, SEGMENT, CUT, GATHER, SWAP, RAISE, LOWER, RANDOM, REKEY, NUDGE = range(10)
@@ -84,7 +85,7 @@ def _pick_ball(g: Arrays, u: Movable, s: MakespanState, i: int) -> None:
     """Pick a random connected set of units around an op whose unit is picked, all on its device."""
     own = s.device[i]
     low = s.counts[PICKED] - 1
-    # Sizes double: small balls and large ones are tried as often.
+    # StepSizes double: small balls and large ones are tried as often.
     size = 1 << (1 + below(s, _BALLS))
     # Three draws for each unit, since many lead back to what is picked; a small component ends it.
     for _ in range(3 * size):
@@ -117,7 +118,7 @@ def _pick_group(g: Arrays, u: Movable, s: MakespanState, i: int, level: int, dev
 
 
 @inner
-def _move_picked(g: Arrays, u: Movable, s: MakespanState, size: Sizes, first: int, d: int) -> None:
+def _move_picked(g: Arrays, u: Movable, s: MakespanState, size: StepSizes, first: int, d: int) -> None:
     for k in range(first, s.counts[PICKED]):
         unit = wide(s.picked[k])
         if u.allowed[unit * size.n_devices + d] == 1:
@@ -141,7 +142,7 @@ def _target(g: Arrays, u: Movable, s: MakespanState, n_devices: int, i: int) -> 
 
 
 @inner
-def _move_segment(g: Arrays, u: Movable, s: MakespanState, size: Sizes) -> None:
+def _move_segment(g: Arrays, u: Movable, s: MakespanState, size: StepSizes) -> None:
     """A stretch of the critical path on one device goes where the path came from or goes on, or elsewhere."""
     # From a point of the path to both sides, as far as the same device goes and chance allows.
     low = high = below(s, s.counts[PATH])
@@ -167,7 +168,7 @@ def _move_segment(g: Arrays, u: Movable, s: MakespanState, size: Sizes) -> None:
 
 
 @inner
-def _gather(g: Arrays, u: Movable, s: MakespanState, size: Sizes, level: int) -> None:
+def _gather(g: Arrays, u: Movable, s: MakespanState, size: StepSizes, level: int) -> None:
     """All consumers of a tensor on the critical path go to one device."""
     # Where the producer is no transfer is needed; where one consumer is, one is enough for all.
     edge = s.hot_edge[below(s, s.counts[HOT])]
@@ -181,7 +182,7 @@ def _gather(g: Arrays, u: Movable, s: MakespanState, size: Sizes, level: int) ->
 
 
 @inner
-def _swap(g: Arrays, u: Movable, s: MakespanState, size: Sizes, level: int) -> None:
+def _swap(g: Arrays, u: Movable, s: MakespanState, size: StepSizes, level: int) -> None:
     """A critical group changes places with one that runs elsewhere at about the same time."""
     i = _critical(s)
     own = wide(s.device[i])
@@ -243,7 +244,7 @@ def _reorder(g: Arrays, s: MakespanState, n: int, kind: int) -> None:
 
 
 @inner
-def _move(g: Arrays, u: Movable, s: MakespanState, size: Sizes, kind: int) -> None:
+def _move(g: Arrays, u: Movable, s: MakespanState, size: StepSizes, kind: int) -> None:
     """Change the trial's placement or keys."""
     # -1 is a unit on its own.
     level = below(s, u.counts[1] + 1) - 1
@@ -293,7 +294,7 @@ def _worth(s: MakespanState, k: int) -> float:
 
 
 @inlined
-def _begin(g: Arrays, u: Movable, s: MakespanState, w: StepState, out: Output, size: Sizes) -> float:
+def _begin(g: Arrays, u: Movable, s: MakespanState, w: StepState, out: Output, size: StepSizes) -> float:
     """Accept ``s.device`` and ``s.key``; returns the step time, infinite if that does not fit."""
     for d in range(size.n_devices):
         s.work_s[d] = 0.0
@@ -307,7 +308,7 @@ def _begin(g: Arrays, u: Movable, s: MakespanState, w: StepState, out: Output, s
 
 
 @inlined
-def _propose(g: Arrays, u: Movable, s: MakespanState, w: StepState, out: Output, size: Sizes) -> int:
+def _propose(g: Arrays, u: Movable, s: MakespanState, w: StepState, out: Output, size: StepSizes) -> int:
     """Change the placement or keys; returns the kind of move."""
     clear_logs(s)
     kind = wide(0)
@@ -329,7 +330,7 @@ def _propose(g: Arrays, u: Movable, s: MakespanState, w: StepState, out: Output,
 
 @inlined
 def _judge(
-    g: Arrays, u: Movable, s: MakespanState, w: StepState, out: Output, size: Sizes, kind: int, limit: float
+    g: Arrays, u: Movable, s: MakespanState, w: StepState, out: Output, size: StepSizes, kind: int, limit: float
 ) -> None:
     """Keep what was proposed if it fits and the step then takes at most ``limit``."""
     step_s, x = simulate(g, u, s, w, out, size, limit)
@@ -352,7 +353,7 @@ def _anneal_in(
     state: MakespanState,
     scratch: StepState,
     output: Output,
-    size: Sizes,
+    size: StepSizes,
     begin: bool,
     evaluations: int,
 ) -> bool:

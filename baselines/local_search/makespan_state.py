@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from baselines.local_search.groups import groupings
 from env.problem import Problem
-from env.simulation.kernel import Arrays
-from env.simulation.simulator import arrays_of
+from env.simulation.step_records import Arrays, arrays_of
 from env.units import Units
 from graphs.arrays import pointers
 from graphs.opgraph import FloatArray, IntArray
