@@ -1,4 +1,4 @@
-"""Loads in plain Python (docs/score.md, "Throughput"): a slow second opinion that shares no code with `env.simulation`."""
+"""Loads in plain Python (docs/score.md, "Throughput"): a second opinion that shares no code with `env.simulation`."""
 
 from __future__ import annotations
 
