@@ -13,7 +13,7 @@ from graphs.entry_points import lazy
 
 if TYPE_CHECKING:
     from baselines.budget import Budget, Found, Search
-    from baselines.exact.exact import exact_is_tractable, milp_contiguous
+    from baselines.exact.exact import exact_is_tractable
     from baselines.registry import ENTRIES, METHODS, SEARCHES, STARTS
     from env.plan import Method, Plan
 
@@ -28,7 +28,6 @@ __all__ = [
     "Plan",
     "Search",
     "exact_is_tractable",
-    "milp_contiguous",
 ]
 
 __getattr__, __dir__ = lazy(
@@ -37,6 +36,6 @@ __getattr__, __dir__ = lazy(
         "baselines.registry": "ENTRIES METHODS SEARCHES STARTS",
         "baselines.budget": "Budget Found Search",
         "env.plan": "Method Plan",
-        "baselines.exact.exact": "exact_is_tractable milp_contiguous",
+        "baselines.exact.exact": "exact_is_tractable",
     },
 )

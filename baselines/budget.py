@@ -33,11 +33,11 @@ class WallLimit:
         return max(0.0, self.seconds - (time.monotonic() - self._began_s))
 
     def is_over(self) -> bool:
-        """Whether no time is left; that is noted."""
+        """True if no time is left; sets `has_ended` then."""
         return not self.has_time_for(0.0)
 
     def has_time_for(self, seconds: float) -> bool:
-        """Whether more than so many seconds are left; that they are not is noted."""
+        """True if more than this many seconds are left; sets `has_ended` if not."""
         has_time = self.left_s() > seconds
         self.has_ended |= not has_time
         return has_time
@@ -76,16 +76,16 @@ class Budget:
         return max(0.0, self.evaluations - self.spent)
 
     def spend(self, evaluations: int, seconds: float = 0.0) -> None:
-        """Count evaluations, and the seconds of work that they are worth."""
+        """Count evaluations and seconds of work."""
         self.spent += evaluations
         self.worked_s += seconds
 
     def over(self) -> bool:
-        """Whether the search must end now."""
+        """True if the search must end now."""
         return self.interrupted or self.left_s() <= 0 or self.evaluations_left() <= 0
 
     def was_cut(self) -> bool:
-        """Whether Ctrl-C or the clock has ended it early."""
+        """True if Ctrl-C or the clock has ended it early."""
         return self.interrupted or self.limit.has_ended
 
     def part(self, fraction: float) -> Budget:
@@ -104,7 +104,7 @@ class Budget:
         self.interrupted |= part.interrupted
 
     def reached(self, objective_s: float) -> bool:
-        """Whether this objective is proven optimal, but for rounding."""
+        """True if this objective is proven optimal, but for rounding."""
         return objective_s <= self.target_s * (1 + 1e-9)
 
 
@@ -138,7 +138,7 @@ class Limits:
     limit_s: float | None = None
 
     def budget(self, default_s: float) -> Budget:
-        """The budget that begins now; with neither seconds of work nor evaluations given, so many seconds."""
+        """A budget that begins now; ``default_s`` seconds where neither seconds nor evaluations are set."""
         seconds = self.budget_s
         if seconds is None:
             seconds = default_s if self.evaluations is None else math.inf if self.evaluations else 0.0

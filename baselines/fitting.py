@@ -1,10 +1,10 @@
-"""A placement that fits, where memory is so tight that no heuristic finds one."""
+"""Placements that fit, where memory is tight or they are few enough to try all; errors where nothing was found."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,17 +13,75 @@ import numpy as np
 
 from baselines import prices
 from baselines.budget import Budget
-from baselines.enumeration import MOST_PLACEMENTS
-from baselines.no_fit import not_found
 from env.objectives import THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import Scorer, loads
 from env.units import Units
+from graphs.errors import InfeasibleError, NotFoundError
+from graphs.formatting import format_bytes
 from graphs.opgraph import IntArray
 
 if TYPE_CHECKING:
     from env.simulation.simulator import Simulator
+
+
+def all_failed(reasons: Mapping[str, InfeasibleError]) -> NotFoundError:
+    """The error of methods (at least one) that all failed: it is no proof, and does not read like one.
+
+    Args:
+        reasons: by method, in the order in which a sentence is preferred where several were equally near.
+    """
+    near = {name: error.missing_bytes for name, error in reasons.items() if error.missing_bytes is not None}
+    name = min(near, key=lambda method: near[method]) if near else next(iter(reasons))
+    short = f" by {format_bytes(near[name])}" if near else ""
+    if len(reasons) == 1:
+        return NotFoundError(f"The heuristic {name} failed{short}: {reasons[name]}", near.get(name))
+    return NotFoundError(
+        f"All {len(reasons)} heuristics tried failed, the nearest, {name},{short}: {reasons[name]}",
+        near.get(name),
+    )
+
+
+def not_found(problem: Problem) -> NotFoundError:
+    """The error for a search that has ended without a placement."""
+    return NotFoundError(
+        f"no placement of graph {problem.graph.name!r} that fits cluster {problem.cluster.name!r} was found, which "
+        "does not prove that there is none."
+    )
+
+
+def none_fits(problem: Problem) -> InfeasibleError:
+    """The error for what an exact solver has proved."""
+    return InfeasibleError(
+        f"no placement of graph {problem.graph.name!r} fits the memory and the pins of cluster "
+        f"{problem.cluster.name!r}: an exact search has proved it."
+    )
+
+
+MOST_PLACEMENTS = 4096  # so many take a fraction of a second
+
+
+def best_of_few(problem: Problem, budget: Budget) -> Plan | None:
+    """Score every placement under the default priority; an evaluation each.
+
+    Returns:
+        the best that fits; None if none does, or if there are more than `MOST_PLACEMENTS` or than the budget allows.
+    """
+    choices = [np.flatnonzero(row).tolist() for row in Units.of(problem).allowed]
+    if math.prod(map(len, choices)) > min(MOST_PLACEMENTS, budget.evaluations_left()):
+        return None
+    scorer, best, best_s = Scorer(problem), None, math.inf
+    for placed in itertools.product(*choices):
+        if budget.over():
+            break
+        plan = Plan(np.array(placed, dtype=np.int64)[problem.unit_of])
+        value_s = scorer.value(plan)
+        budget.spend(1, prices.placement_s(problem))
+        if value_s < best_s:
+            best, best_s = plan, value_s
+    return best
+
 
 _AT_ONCE = 256
 _BATCH = 32  # neighbours scored at once

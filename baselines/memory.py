@@ -18,7 +18,7 @@ from baselines.meter import charge
 from env.objectives import THROUGHPUT
 from env.plan import Plan
 from env.problem import BoolArray, Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from env.units import Units
 from graphs.errors import InfeasibleError
 from graphs.formatting import exact_bytes

@@ -47,7 +47,7 @@ class Meter:
         self._is_stopped = True
 
     def is_stopped(self) -> bool:
-        """Whether a loop has to end, however much work is left."""
+        """True if a loop has to end, however much work is left."""
         return self._is_stopped or self.limit.is_over()
 
     @contextmanager

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from baselines import prices
 from baselines.budget import Budget, Search
+from baselines.fitting import all_failed, not_found
 from baselines.meter import Meter, OutOfTimeError, charge
-from baselines.no_fit import all_failed, not_found
 from baselines.registry import STARTS
 from env.objectives import LATENCY, THROUGHPUT
 from env.plan import Method, Plan

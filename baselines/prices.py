@@ -17,10 +17,10 @@ CORES = 2  # that share what is done side by side
 
 HEURISTIC_S = 1e-5  # for each op: a quick heuristic
 RELAXATION_S = 3e-4  # for each costly arc: the linear programme of m_sct
-VISIT_S, IDEAL_S = 6e-8, 3e-6  # a slice that dp_contiguous looks at, and an ideal that it finds
+VISIT_S = 6e-8  # a slice that dp_linear looks at
 STAGE_S, STAGES_S = 1.5e-9, 2e-5  # a stage that pipedream compares, and a call that compares many
 
-INSTANT_S = 8.5e-8  # an instant of a schedule that annealing simulates anew
+INSTANT_S = 7.5e-8  # an instant of a schedule that annealing simulates, with what goes before the first
 EVALUATION_S = 1.5e-8  # the same ahead of it, for each op and edge of the graph, about: most evaluations end early
 LOAD_S, LOAD_DEVICE_S = 1.6e-6, 1.6e-8  # a change of loads, and for each device or link
 PLACEMENT_S, SIMULATED_S = 1e-4, 1e-7  # a placement scored from Python, and for each of its ops and edges

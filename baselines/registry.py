@@ -68,12 +68,10 @@ HEURISTICS: Mapping[str, MethodEntry] = {
     "pipedream": MethodEntry("baselines.pipelines.pipedream:pipedream"),
     "pipedream_hierarchical": MethodEntry("baselines.pipelines.pipedream:pipedream_hierarchical"),
     "dp_linear": MethodEntry("baselines.pipelines.dp_linear:dp_linear", starts={THROUGHPUT: 3}),
-    "dp_contiguous": MethodEntry("baselines.pipelines.dp_contiguous:dp_contiguous"),
 }
 IMPROVERS: Mapping[str, MethodEntry] = {
     "local_search": MethodEntry("baselines.local_search.local_search:local_search"),
     "exact": MethodEntry("baselines.exact.exact:exact"),
-    "milp_contiguous": MethodEntry("baselines.exact.exact:milp_contiguous", (THROUGHPUT,)),
 }
 ENTRIES: Mapping[str, MethodEntry] = {**HEURISTICS, **IMPROVERS}
 METHODS: Mapping[str, Method] = Imported({name: entry.function for name, entry in HEURISTICS.items()})

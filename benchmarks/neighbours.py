@@ -8,8 +8,8 @@ is equal to the last bit has to compute those anew, so that it is at most 1 / ch
 where an op costs both the same. "Later" are the ops that start no earlier than the first difference: what a scorer has
 to do that goes on from a snapshot.
 
-The last column is local search, which goes on from snapshots and gives a trial up once it is certain to be refused:
-placements scored for each second of the processor, over those of the simulator, in the same run.
+The last column is local search, which gives a trial up once it is certain to be refused: placements scored for each
+second of the processor, over those of the simulator, in the same run.
 """
 
 from __future__ import annotations

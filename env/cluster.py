@@ -293,7 +293,7 @@ class Cluster:
 
     @property
     def is_blocking(self) -> bool:
-        """Whether devices stop computing to communicate."""
+        """True if devices stop computing to communicate."""
         return self.communication == BLOCKING
 
     @cached_property

@@ -156,7 +156,7 @@ class Link:
 
     @property
     def is_free(self) -> bool:
-        """Whether its ends share one memory (no latency, infinite bandwidth): routes do not list it."""
+        """True if its ends share one memory (no latency, infinite bandwidth): routes do not list it."""
         return self.latency_s == 0 and math.isinf(self.bandwidth_bytes_per_s)
 
 

@@ -117,7 +117,7 @@ class Fabric:
             raise ClusterError("the fabric has no protocols; expected one at least, under [[fabric.protocols]].")
 
     def knows(self, kind: str, ranks_of_host: int) -> bool:
-        """Whether it has figures for a kind of collective among that many ranks of each host."""
+        """True if there are figures for a kind of collective among that many ranks of each host."""
         return bool(self._usable(kind, ranks_of_host))
 
     def seconds(

@@ -74,7 +74,7 @@ class LinkPaths:
         return self._fastest(source, target, False).get(target)
 
     def reaches_all(self, devices: Sequence[str]) -> bool:
-        """Whether there is a path from each device to each other one, over whatever lies between."""
+        """True if there is a path from each device to each other one, over whatever lies between."""
         return all(set(devices) <= _reached(devices[0], onward) for onward in (self._next_places(), self._backwards()))
 
     def reached(self, source: str) -> set[str]:

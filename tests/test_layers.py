@@ -41,10 +41,10 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "baselines": (
-        "prices layers no_fit network_levels kernel_records",
+        "prices layers network_levels kernel_records",
         "budget path_kernel",
         "meter registry",
-        "enumeration paths memory memory_orders fitting portfolio",
+        "paths memory fitting portfolio",
         "placers local_search",
         "list_schedulers pipelines",
         "exact",

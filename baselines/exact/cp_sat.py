@@ -11,8 +11,7 @@ import numpy as np
 from baselines import prices
 from baselines.budget import Budget, Found, run_interruptible
 from baselines.exact.cp_sat_model import BITS, COARSE_BITS, CpSatModel, build, memory_may_bind, packing, serial_s
-from baselines.fitting import nearest_to_fitting
-from baselines.no_fit import none_fits, not_found
+from baselines.fitting import nearest_to_fitting, none_fits, not_found
 from env.bounds.bounds import lower_bound
 from env.plan import Plan
 from env.problem import Problem
@@ -92,7 +91,7 @@ class _Search:
 
     @property
     def has_plan(self) -> bool:
-        """Whether any is known."""
+        """True if some plan is known."""
         return bool(self._plans)
 
     def check_room(self, seed: int, part: Budget) -> None:
@@ -115,14 +114,14 @@ class _Search:
         return best, self._value_s(best)
 
     def is_worth_it(self) -> bool:
-        """Whether there is time, anything to gain, and a model that can be built."""
+        """True if there is time, something to gain, and a model small enough to build."""
         best_s = self.best()[1]
         if self._budget.over() or self._budget.reached(best_s) or best_s == 0:
             return False
         return _intervals(self._problem) <= MOST_INTERVALS
 
     def run(self, seed: int, bits: int, part: Budget) -> None:
-        """Solve the model in units so fine, within a part of the budget.
+        """Solve the model in units of ``2 ** -bits`` of all durations, within a part of the budget.
 
         Raises:
             InfeasibleError: the solver has proved that no placement fits.
@@ -190,7 +189,7 @@ class _Search:
 
 
 def tractable(problem: Problem) -> bool:
-    """Whether a proof is likely enough: at most `PROVABLE_INTERVALS` op and transfer intervals."""
+    """True if a proof is likely enough: at most `PROVABLE_INTERVALS` op and transfer intervals."""
     return _intervals(problem) <= PROVABLE_INTERVALS
 
 

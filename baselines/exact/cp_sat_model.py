@@ -107,7 +107,7 @@ class CpSatModel:
     on_link: dict[int, list[tuple[Any, int, Any]]] = field(default_factory=lambda: defaultdict(list))
 
     def literal(self, op: int, device: int) -> Any:
-        """Whether an op is on a device; None where it may not be."""
+        """The variable that is true if an op is on a device; None where it may not be."""
         return self.where[self.scaled.problem.unit_of[op]].get(device)
 
 
@@ -371,7 +371,7 @@ def serial_s(problem: Problem) -> float:
 
 
 def memory_may_bind(problem: Problem) -> bool:
-    """Whether some placement might not fit: everything on the smallest device would be too much.
+    """True if some placement might not fit: everything on the smallest device would be too much.
 
     Devices on one memory may run ops at the same time and receive a tensor once each: there it always might.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baselines.budget import Budget, Found
-from baselines.enumeration import best_of_few
+from baselines.fitting import best_of_few
 from env.objectives import THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
@@ -29,7 +29,7 @@ def exact(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -
 
 
 def exact_is_tractable(problem: Problem) -> bool:
-    """Whether the whole problem is small enough for `exact` to be worth its time."""
+    """True if the whole problem is small enough for `exact` to be worth its time."""
     if problem.objective == THROUGHPUT:
         from baselines.exact.milp import tractable as milp_is_tractable
 
@@ -37,14 +37,3 @@ def exact_is_tractable(problem: Problem) -> bool:
     from baselines.exact.cp_sat import tractable as cp_sat_is_tractable
 
     return cp_sat_is_tractable(problem)
-
-
-def milp_contiguous(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:
-    """The best placement whose every device runs a contiguous set of ops, with a bound for those only.
-
-    See `baselines.exact.milp`. The bound says nothing about placements that are not contiguous, so it is not passed on.
-    """
-    from baselines.exact.milp import milp
-
-    found = milp(problem, seed, starts, budget, contiguous=True)
-    return Found(found.plan, 0.0, found.evaluations)

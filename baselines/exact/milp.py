@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,14 +11,12 @@ from baselines import prices
 from baselines.budget import Budget, Found, run_interruptible
 from baselines.exact.milp_model import MilpModel, build_model
 from baselines.exact.symmetry import interchangeable
-from baselines.fitting import nearest_to_fitting
-from baselines.no_fit import none_fits, not_found
-from baselines.pipelines.contraction import Quotient, contract
+from baselines.fitting import nearest_to_fitting, none_fits, not_found
 from env.objectives import THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.loads import loads
-from graphs.errors import InfeasibleError, MismatchError
+from env.simulation.scoring import loads
+from graphs.errors import MismatchError
 from graphs.opgraph import FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -30,7 +27,7 @@ _START_SHARE = 0.3  # of the budget, to find a plan that fits where none is know
 _SAFETY = 5e-10  # HiGHS proves bounds up to its tolerances, a few 1e-10 in the units of the model
 
 
-def milp(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget, contiguous: bool = False) -> Found:
+def milp(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget) -> Found:
     """The best placement by branch and bound, with a bound, for the objective throughput.
 
     Source: J. Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020,
@@ -46,13 +43,9 @@ def milp(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget, co
         seed: of HiGHS' random choices.
         starts: the search begins with the best; without any it looks for one itself.
         budget: its evaluations are nodes of the branch and bound.
-        contiguous: only placements whose forward pass never leaves a device and comes back (what must then stay
-            together: `baselines.pipelines.contraction.contract`). Only such starts count; plan and bound are of such
-            placements.
 
     Returns:
         The plan and what is proved; the bound is 0 where there was no time or the model is too large (`tractable`).
-        Without any contiguous placement found the best start comes back, with a note.
 
     Raises:
         MismatchError: another objective.
@@ -66,21 +59,7 @@ def milp(problem: Problem, seed: int, starts: Sequence[Plan], budget: Budget, co
     starts = starts or [_start(problem, seed, budget)]
     values = [_value_s(problem, plan.device) for plan in starts]
     best = starts[int(np.argmin(values))]
-    if not contiguous:
-        return _fitting(problem, _solve(problem, seed, best, best if min(values) < np.inf else None, None, budget))
-    quotient = contract(problem)
-    try:
-        whole = Problem(replace(problem.graph, colocation=quotient.of_op), problem.cluster, problem.objective)
-    except InfeasibleError:
-        note = "no contiguous placement exists: parts of it must run on different devices."
-        return _fitting(problem, Found(replace(best, note=note)))
-    candidates = [*starts, *(Plan(np.full(problem.graph.n_ops, d)) for d in range(problem.cluster.n_devices))]
-    convex = [plan for plan in candidates if is_convex(quotient, plan.device) and _is_allowed(problem, plan.device)]
-    begin = min(convex, key=lambda plan: _value_s(problem, plan.device), default=None)
-    if begin is not None and _value_s(problem, begin.device) == np.inf:
-        begin = None
-    fallback = begin or replace(best, note="no contiguous placement was found.")
-    return _fitting(problem, _solve(whole, seed, fallback, begin, _unit_pairs(whole, quotient), budget))
+    return _fitting(problem, _solve(problem, seed, best, best if min(values) < np.inf else None, budget))
 
 
 def _start(problem: Problem, seed: int, budget: Budget) -> Plan:
@@ -103,51 +82,22 @@ def _fitting(problem: Problem, found: Found) -> Found:
 
 
 def tractable(problem: Problem) -> bool:
-    """Whether the model is small enough to be tried: at most `MOST_TERMS` coefficients, give or take."""
+    """True if the model is small enough to be tried: at most `MOST_TERMS` coefficients, give or take."""
     return _terms(problem) <= MOST_TERMS
 
 
-def is_convex(quotient: Quotient, device: IntArray) -> bool:
-    """Whether each part is on one device and no path leaves a device and comes back; ``device`` int64 [n]."""
-    placed = np.full(quotient.count, -1, dtype=np.int64)
-    placed[quotient.of_op] = device
-    if not np.array_equal(placed[quotient.of_op], device):
-        return False
-    after: list[list[int]] = [[] for _ in range(quotient.count)]
-    waits = np.bincount(quotient.edges[1], minlength=quotient.count).tolist()
-    for u, v in quotient.edges.T.tolist():
-        after[u].append(v)
-    ready = [u for u, number in enumerate(waits) if number == 0]
-    bit = [1 << d for d in placed.tolist()]
-    seen, left = [0] * quotient.count, [0] * quotient.count  # devices on the way here, and those left: sets of bits
-    for u in ready:  # grows while it is read: a topological order
-        if left[u] & bit[u]:
-            return False
-        left[u] |= seen[u] & ~bit[u]
-        seen[u] |= bit[u]
-        for v in after[u]:
-            seen[v] |= seen[u]
-            left[v] |= left[u]
-            waits[v] -= 1
-            if waits[v] == 0:
-                ready.append(v)
-    return True
-
-
-def _solve(
-    problem: Problem, seed: int, fallback: Plan, begin: Plan | None, precedence: IntArray | None, budget: Budget
-) -> Found:
+def _solve(problem: Problem, seed: int, fallback: Plan, begin: Plan | None, budget: Budget) -> Found:
     """Branch and bound from ``begin``, a solution of the model if there is one.
 
     Raises:
-        InfeasibleError: the model of all placements has no solution.
+        InfeasibleError: the model has no solution.
     """
     limit_s = np.inf if begin is None else loads(problem, begin).value_s
     import highspy
 
     if budget.over() or budget.reached(limit_s) or not tractable(problem):
         return Found(fallback)
-    model = build_model(problem, fallback.device, limit_s, precedence)
+    model = build_model(problem, fallback.device, limit_s)
     plan, value_s, bound_s, nodes, proves = fallback, limit_s, 0.0, 0, True
     while not (budget.over() or budget.reached(value_s)):
         solver, looks = _solver(model, seed, budget, warm=begin is not None)
@@ -156,7 +106,7 @@ def _solve(
         nodes += max(0, int(info.mip_node_count))
         budget.spend(max(1, int(info.mip_node_count)), len(looks) * _look_s(model))
         nothing_left = solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible
-        if nothing_left and begin is None and precedence is None and proves:
+        if nothing_left and begin is None and proves:
             raise none_fits(problem)  # what was excluded was looked at before, and does not fit either
         if proves:
             bound_s = value_s if nothing_left else float(info.mip_dual_bound) / model.scale
@@ -243,17 +193,6 @@ def _terms(problem: Problem) -> int:
     of_pairs = 6 if problem.cluster.is_blocking else n_devices + 2
     rows = 10 * int((cut & alone).sum()) + of_pairs * int((cut & ~alone).sum())
     return n_devices * (2 * problem.n_units + rows)
-
-
-def _unit_pairs(problem: Problem, quotient: Quotient) -> IntArray:
-    """int64 [2, p]: the quotient's edges between the units of a problem whose units are the parts."""
-    unit = np.empty(quotient.count, dtype=np.int64)
-    unit[quotient.of_op] = problem.unit_of
-    return unit[quotient.edges]
-
-
-def _is_allowed(problem: Problem, device: IntArray) -> bool:
-    return bool(problem.allowed[np.arange(len(device)), device].all())
 
 
 def _value_s(problem: Problem, device: IntArray) -> float:

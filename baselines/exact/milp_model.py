@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from baselines.exact.milp_rows import MilpRows, Terms
-from baselines.exact.milp_transfers import DEVICE, Transfers, nets_of
+from baselines.exact.milp_transfers import DEVICE, MilpRows, Terms, Transfers, nets_of
 from baselines.exact.symmetry import canonical, interchangeable, unit_sequence
 from env.plan import Plan
 from env.problem import BoolArray, Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from env.units import Units
 from graphs.opgraph import FloatArray, IntArray
 
@@ -69,7 +68,7 @@ class MilpModel:
         )
 
 
-def build_model(problem: Problem, start: IntArray, limit_s: float, precedence: IntArray | None = None) -> MilpModel:
+def build_model(problem: Problem, start: IntArray, limit_s: float) -> MilpModel:
     """The model of a problem around a placement.
 
     Args:
@@ -77,12 +76,10 @@ def build_model(problem: Problem, start: IntArray, limit_s: float, precedence: I
         start: int64 [n], a feasible placement.
         limit_s: only placements of at most this value are of interest: devices on which a single unit takes longer are
             left out. At least the value of ``start``, if that is a solution of the model.
-        precedence: int64 [2, p], pairs of units along which each device must hold a convex set: no path may leave a
-            device and come back. None: no such condition.
 
     O(U D + r) for r rows: for a tensor of one consumer one for each device and link, else up to D (D + consumers).
     """
-    return _Builder(problem, start, limit_s).build(precedence)
+    return _Builder(problem, start, limit_s).build()
 
 
 class _Builder:
@@ -98,11 +95,9 @@ class _Builder:
         self._x = self._unit_columns(useful)
         self._transfers = Transfers(problem, self._rows, self._x, self._start)
 
-    def build(self, precedence: IntArray | None) -> MilpModel:
+    def build(self) -> MilpModel:
         for net in nets_of(self._problem):
             self._transfers.add(net)
-        if precedence is not None:
-            self._convex(precedence)
         load = self._limits()
         self._break_symmetry()
         rows = self._rows
@@ -168,24 +163,6 @@ class _Builder:
                 rows.add([(working, 1.0), (int(self._x[u, d]), -float(working_set[u]))], lower=0.0)
         rows.add(held, [(working, 1.0)], upper=capacity * scale)
 
-    # -- contiguity and symmetry ------------------------------------------------------------------------------------
-
-    def _convex(self, precedence: IntArray) -> None:
-        """No path leaves a device and comes back.
-
-        A column for each unit and device is 1 if the device runs the unit or one that it precedes; where a pair leaves
-        the device it must be 0.
-        """
-        rows, on = self._rows, self._transfers.on
-        for d in range(self._problem.cluster.n_devices):
-            ahead = _upstream(self._start == d, precedence)
-            later = {u: rows.add_column(ahead[u]) for u in np.unique(precedence).tolist()}
-            for u, column in later.items():
-                rows.add([(column, 1.0)], on(u, [d], -1.0), lower=0.0)
-            for u, v in precedence.T.tolist():
-                rows.add([(later[u], 1.0), (later[v], -1.0)], lower=0.0)
-                rows.add([(later[v], 1.0)], on(u, [d]), on(v, [d], -1.0), upper=1.0)
-
     def _break_symmetry(self) -> None:
         """Equal devices are opened in order: the i-th longest unit runs on one of the first i of them.
 
@@ -195,11 +172,3 @@ class _Builder:
             for i, unit in enumerate(unit_sequence(self._units)[: len(members)].tolist()):
                 for column, _ in self._transfers.on(unit, members[i + 1 :]):
                     self._rows.upper[column] = 0.0
-
-
-def _upstream(chosen: BoolArray, precedence: IntArray) -> BoolArray:
-    """bool [U]: the chosen units and all that precede them."""
-    result, count = chosen.copy(), -1
-    while count < (count := int(result.sum())):
-        result[precedence[0][result[precedence[1]]]] = True
-    return result

@@ -1,4 +1,4 @@
-"""Loads of tensors that move, as columns and rows of the mixed-integer programme."""
+"""Columns and rows of the mixed-integer programme, and the loads of tensors that move among them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,41 @@ from functools import cached_property
 
 import numpy as np
 
-from baselines.exact.milp_rows import MilpRows, Terms
 from env.problem import Problem
-from env.simulation.charges import Charges
+from env.simulation.scoring import Charges
 from graphs.opgraph import IntArray
 
+Terms = list[tuple[int, float]]  # (column, coefficient) pairs
 DEVICE, LINK = "device", "link"
 Resource = tuple[str, int]  # whose time is loaded
+
+
+@dataclass
+class MilpRows:
+    """Columns between 0 and ``upper`` with a value in the solution to start from; rows in CSR form."""
+
+    upper: list[float] = field(default_factory=list)
+    warm: list[float] = field(default_factory=list)
+    row_lower: list[float] = field(default_factory=list)
+    row_upper: list[float] = field(default_factory=list)
+    row_ptr: list[int] = field(default_factory=lambda: [0])
+    column: list[int] = field(default_factory=list)
+    value: list[float] = field(default_factory=list)
+
+    def add_column(self, warm: float, upper: float = 1.0) -> int:
+        """Its number."""
+        self.upper.append(upper)
+        self.warm.append(float(warm))
+        return len(self.warm) - 1
+
+    def add(self, *terms: Terms, lower: float = -np.inf, upper: float = np.inf) -> None:
+        """A row: ``lower <= sum of all terms <= upper``; no column twice."""
+        for column, value in (term for part in terms for term in part):
+            self.column.append(column)
+            self.value.append(value)
+        self.row_ptr.append(len(self.column))
+        self.row_lower.append(lower)
+        self.row_upper.append(upper)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from env.objectives import THROUGHPUT
 from env.problem import Problem
-from env.simulation.charges import Charges
+from env.simulation.scoring import Charges
 from env.units import Units
 from graphs.opgraph import IntArray
 
@@ -52,7 +52,7 @@ def _exchangeable(problem: Problem, a: int, b: int) -> bool:
 
 
 def _links_follow(problem: Problem, renamed: IntArray) -> bool:
-    """Whether links can be renamed one to one such that every route becomes the route of the renamed devices."""
+    """True if links can be renamed one to one such that every route becomes the route of the renamed devices."""
     cluster = problem.cluster
     image: dict[int, int] = {}
     for (source, target), route in cluster.routes.items():

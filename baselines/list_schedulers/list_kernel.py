@@ -202,7 +202,7 @@ def optimistic_cost(
 
 @inner
 def usable(rank: int, device: int, placing: Placing) -> bool:
-    """Whether an op can still be placed on the device: not placed yet, its group free or there, and room for it."""
+    """True if an op can still be placed on the device: not placed yet, its group free or there, and room for it."""
     op = placing.op_of[rank]
     unit = placing.unit_of[op]
     if placing.op_device[op] >= 0:

@@ -1,6 +1,6 @@
 """Compiled loop of `load_search`: propose a change, see what it does to the loads, keep it or not.
 
-The loads of `env.simulation.loads` are kept up to date move by move. Names as in `baselines.local_search.load_state`.
+The loads of `env.simulation.scoring` are kept up to date move by move. Names as in `baselines.local_search.load_state`.
 """
 
 # Letters

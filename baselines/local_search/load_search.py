@@ -14,7 +14,7 @@ from baselines.budget import Budget, Found
 from baselines.local_search.load_state import LoadInstance, LoadState, charge, instance_of, new_state
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.loads import Loads, loads
+from env.simulation.scoring import Loads, loads
 from env.units import Units
 from graphs.opgraph import IntArray
 
@@ -48,7 +48,7 @@ def load_search(problem: Problem, seed: int, starts: Sequence[Plan], budget: Bud
     tensors.
 
     Source: S. Kirkpatrick, C. D. Gelatt, M. P. Vecchi, "Optimization by Simulated Annealing", Science 220 (1983),
-    doi:10.1126/science.220.4598.671; the loads are those of `env.simulation.loads`.
+    doi:10.1126/science.220.4598.671; the loads are those of `env.simulation.scoring`.
     """
     scored = [(loads(problem, Plan(plan.device)), plan) for plan in starts]
     ranked = sorted(scored, key=lambda pair: (not pair[0].feasible, pair[0].value_s))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env.problem import BoolArray, Problem
-from env.simulation.charges import Charges
+from env.simulation.scoring import Charges
 from env.units import Units
 from graphs.arrays import pointers
 from graphs.opgraph import FloatArray, IntArray

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baselines.budget import Budget, Found
-from baselines.enumeration import best_of_few
-from baselines.fitting import fitting
+from baselines.fitting import best_of_few, fitting
 from env.objectives import THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem

@@ -1,341 +1,227 @@
-"""The event loop of `baselines.local_search.makespan_search`: what a change does to the step time.
+"""Trials of `baselines.local_search.makespan_search`: changes of a schedule, simulated, and accepted or taken back.
 
-Why not `env.simulation.kernel`: a search scores changes of one schedule and rejects most of them, so that this loop,
-which gives the same times (docs/score.md) to the last bit, can leave out most of the work.
-
-* It stops as soon as an op starts so late that its longest remaining path, or the work left on its device, ends beyond
-  what would be accepted.
-* It starts at the last of a few snapshots of the accepted schedule that the change cannot have touched.
-* Longest remaining paths are updated upwards from what changed. Memory is looked at only where the time is accepted,
-  and exactly only where the sum of everything ever on a device exceeds its memory.
-
-Names: *edge*, *pair* as in `env.simulation.kernel`; *key*, what devices choose their next op by, higher first; *tail*,
-the longest remaining path; *unit*, ops that share a device; *group*, units that are moved together; *trial*, a change
-and what it leads to, as opposed to the *accepted* or current schedule. Functions take ``g``, a `MakespanInstance`, and
-``s``, a `MakespanState`, of bare pointers (`env.simulation.pieces.pointers`), and sizes. The trial's half of doubled
-arrays begins at ``n_o``, ``e_o``, ``x_o``.
+Names: *key*, what devices choose their next op by, higher first; *tail*, the longest remaining path; *unit*, ops that
+share a device; *trial*, a change and what it leads to, as opposed to the *accepted* or current schedule. A trial is
+simulated by the loop of `env.simulation.kernel`, which gives it up as soon as an op, or the work left on a device, must
+end beyond what would be accepted. Memory is looked at only where the time is accepted.
 """
 
-# Letters
-# g   the problem, a `MakespanInstance` of bare pointers; s, the chain, a `MakespanState` likewise
-# n, m, e   numbers of ops, tensors and edges; n_devices, n_links, n_units likewise
-# i, j   ops; c, a consumer; p, a producer; t, a tensor; d, b, devices; u, a unit
-# x   a transfer, in order of request; k, at   positions in a list
-# n_o, e_o, x_o   where the trial's half of what is doubled begins, by op, edge and transfer
-# base   where a device's part of the queues begins; row, a snapshot
+# Letters, all of them records of bare pointers
+# g   the graph, an `Arrays`; u, units and groups, a `Movable`; s, the chain, a `MakespanState`
+# w, out   scratch and outcome of the simulator, a `StepState` and an `Output`
+# n, m, e   numbers of ops, tensors and edges
+# i   an op; t, a tensor; d, a device; x, a transfer, in order of request; k, a position
 
 from __future__ import annotations
 
+import numpy as np
+
 from baselines.local_search.makespan_state import (
+    BEST,
     BY_TAIL,
-    CURRENT,
+    HOT,
     INF,
     INSTANTS,
+    LOGGED,
+    LOGGED_KEYS,
+    NOW,
+    PATH,
+    PICKED,
     SLACK,
-    SNAPSHOTS,
-    MakespanInstance,
     MakespanState,
+    Movable,
     wide,
 )
 from env.jit import inlined, inner
-from env.simulation.pieces import edge_s, pop, push
-from graphs.opgraph import FloatArray
+from env.simulation.kernel import LONGEST_PATH, loop, prepare
+from env.simulation.memory_kernel import memory
+from env.simulation.pieces import next_random, scrambled
+from env.simulation.step_records import Arrays, Output, StepSizes, StepState
+
+
+@inner
+def uniform(s: MakespanState) -> float:
+    """In [0, 1), of 52 bits, so that its product with a whole number k is never rounded up to k."""
+    s.random[0] = next_random(s.random[0])
+    return np.float64(scrambled(s.random[0]) >> np.uint64(12)) * 2.0**-52
+
+
+@inner
+def below(s: MakespanState, k: int) -> int:
+    """Any of 0 .. k - 1."""
+    return wide(uniform(s) * k)
 
 
 @inlined
-def _add(s: MakespanState, key: FloatArray, d: int, i: int, now: float) -> None:
-    ready_s = s.ready_s[i]
-    if ready_s <= now:
-        push(s.ready, s.base[d], s.n_ready[d], key, 1.0, i)
-        s.n_ready[d] += 1
-    else:
-        push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, i)
-        s.n_future[d] += 1
-    # A running device keeps its `next_s`, the end of its op: until then it looks at no queue.
-    if s.running[d] < 0 and ready_s < s.next_s[d]:
-        s.next_s[d] = ready_s
+def maker(g: Arrays, edge: int) -> int:
+    """The op that makes the tensor of an edge."""
+    return wide(g.tensor_producer[g.edge_tensor[edge]])
+
+
+@inner
+def place(g: Arrays, s: MakespanState, n_kinds: int, i: int, d: int) -> None:
+    """Move op ``i`` to device ``d``."""
+    old = s.device[i]
+    if old == d:
+        return
+    # An op may be logged twice; `undo` goes backwards, and the oldest entry wins.
+    s.log_op[s.counts[LOGGED]] = i
+    s.log_device[s.counts[LOGGED]] = old
+    s.counts[LOGGED] += 1
+    _move(g, s, n_kinds, i, d)
 
 
 @inlined
-def _lay_out(s: MakespanState, n: int, n_devices: int) -> None:
-    """Starts of each device's queues."""
-    for d in range(n_devices + 1):
-        s.base[d] = 0
-    # A device's queues hold as many ops as are placed there: count them, then sum up.
-    for i in range(n):
-        s.base[s.device[i] + 1] += 1
-    for d in range(n_devices):
-        s.base[d + 1] += s.base[d]
+def _move(g: Arrays, s: MakespanState, n_kinds: int, i: int, d: int) -> None:
+    s.work_s[s.device[i]] -= g.kind_s[wide(i) * n_kinds + g.kind_of[s.device[i]]]
+    s.device[i] = d
+    s.work_s[d] += g.kind_s[wide(i) * n_kinds + g.kind_of[d]]
+
+
+@inner
+def set_key(s: MakespanState, i: int, key: float) -> None:
+    """Change the key of op ``i``."""
+    if key != s.key[i]:
+        s.log_key_op[s.counts[LOGGED_KEYS]] = i
+        s.log_key[s.counts[LOGGED_KEYS]] = s.key[i]
+        s.counts[LOGGED_KEYS] += 1
+        s.key[i] = key
 
 
 @inlined
-def _begin(g: MakespanInstance, s: MakespanState, key: FloatArray, n: int, n_devices: int, n_links: int) -> None:
-    """The state before the first event."""
-    for d in range(n_devices):
-        s.n_ready[d] = s.n_future[d] = 0
-        s.running[d] = s.last_op[d] = s.sent[d] = -1
-        s.next_s[d] = INF
-        s.left_s[d] = s.work[d]
-    for link in range(n_links):
-        s.link_free[link] = 0.0
-        s.link_last[link] = -1
-    for i in range(n):
-        s.missing[i] = g.input_ptr[i + 1] - g.input_ptr[i]
-        s.ready_s[i] = 0.0
-    # Only now: what is added may have to look at other ops' ready times, which all must be reset.
-    for i in range(n):
-        if s.missing[i] == 0:
-            _add(s, key, s.device[i], i, 0.0)
+def clear_logs(s: MakespanState) -> None:
+    """Begin a trial: nothing is changed yet."""
+    s.counts[LOGGED] = s.counts[LOGGED_KEYS] = s.counts[PICKED] = 0
 
 
-@inlined
-def _save(s: MakespanState, row: int, n: int, n_devices: int, n_links: int, now: float, n_started: int, x: int) -> None:
-    s.snap_now[row] = now
-    s.snap_started[row] = n_started
-    s.snap_transfers[row] = x
-    # Numbers of a row are laid out one kind behind the other, so that a snapshot is a few plain copies.
-    at = row * n
-    for i in range(n):
-        s.snap_missing[at + i] = s.missing[i]
-        s.snap_ready_s[at + i] = s.ready_s[i]
-    ints = row * (5 * n_devices + n_links)
-    floats = row * (2 * n_devices + n_links)
-    for d in range(n_devices):
-        # Heaps are saved as they lie. Each op is in one queue at most, so n places are enough for all of them.
-        for k in range(s.n_ready[d]):
-            s.snap_queue[at] = s.ready[s.base[d] + k]
-            at += 1
-        for k in range(s.n_future[d]):
-            s.snap_queue[at] = s.future[s.base[d] + k]
-            at += 1
-        s.snap_ints[ints + 5 * d] = s.n_ready[d]
-        s.snap_ints[ints + 5 * d + 1] = s.n_future[d]
-        s.snap_ints[ints + 5 * d + 2] = s.running[d]
-        s.snap_ints[ints + 5 * d + 3] = s.last_op[d]
-        s.snap_ints[ints + 5 * d + 4] = s.sent[d]
-        s.snap_floats[floats + 2 * d] = s.next_s[d]
-        # Less the sum of all work: the trial that starts from here may have moved ops that have not started.
-        s.snap_floats[floats + 2 * d + 1] = s.left_s[d] - s.work[d]
-    for link in range(n_links):
-        s.snap_ints[ints + 5 * n_devices + link] = s.link_last[link]
-        s.snap_floats[floats + 2 * n_devices + link] = s.link_free[link]
+@inner
+def undo(g: Arrays, s: MakespanState, n_kinds: int) -> None:
+    """Take the trial's changes back, the last one first."""
+    # Work is undone by arithmetic, and so but for rounding, which SLACK allows for.
+    for k in range(s.counts[LOGGED] - 1, -1, -1):
+        _move(g, s, n_kinds, s.log_op[k], s.log_device[k])
+    for k in range(s.counts[LOGGED_KEYS] - 1, -1, -1):
+        s.key[s.log_key_op[k]] = s.log_key[k]
 
 
-@inlined
-def _restore(s: MakespanState, row: int, n: int, n_devices: int, n_links: int) -> None:
-    at = row * n
-    for i in range(n):
-        s.missing[i] = s.snap_missing[at + i]
-        s.ready_s[i] = s.snap_ready_s[at + i]
-    ints = row * (5 * n_devices + n_links)
-    floats = row * (2 * n_devices + n_links)
-    for d in range(n_devices):
-        s.n_ready[d] = s.snap_ints[ints + 5 * d]
-        s.n_future[d] = s.snap_ints[ints + 5 * d + 1]
-        s.running[d] = s.snap_ints[ints + 5 * d + 2]
-        s.last_op[d] = s.snap_ints[ints + 5 * d + 3]
-        s.sent[d] = s.snap_ints[ints + 5 * d + 4]
-        s.next_s[d] = s.snap_floats[floats + 2 * d]
-        # See `_save`; `work` is the trial's already.
-        s.left_s[d] = s.snap_floats[floats + 2 * d + 1] + s.work[d]
-        for k in range(s.n_ready[d]):
-            s.ready[s.base[d] + k] = s.snap_queue[at]
-            at += 1
-        for k in range(s.n_future[d]):
-            s.future[s.base[d] + k] = s.snap_queue[at]
-            at += 1
-    for link in range(n_links):
-        s.link_last[link] = s.snap_ints[ints + 5 * n_devices + link]
-        s.link_free[link] = s.snap_floats[floats + 2 * n_devices + link]
-
-
-@inlined
-def _end_op(
-    g: MakespanInstance,
-    s: MakespanState,
-    key: FloatArray,
-    n_devices: int,
-    d: int,
-    now: float,
-    x: int,
-    n_o: int,
-    e_o: int,
-    x_o: int,
-    limit: float,
-) -> int:
-    """The op on ``d`` ends. Returns the number of transfers so far, or -1 if the step will end after the limit."""
-    i = s.running[d]
-    s.running[d] = -1
-    late = False
-    for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
-        c = g.consumer[e]
-        b = s.device[c]
-        end = now
-        if b == d:
-            # Handed over in place, with no transfer.
-            s.edge_transfer[e_o + e] = -1
-        else:
-            earlier = s.sent[b]
-            t = g.edge_tensor[e]
-            # Edges of an op are sorted by tensor, so that only the last transfer to a device can be of the same.
-            if earlier >= 0 and g.edge_tensor[s.transfer_edge[x_o + earlier]] == t:
-                end = s.transfer_end[x_o + earlier]
-                s.edge_transfer[e_o + e] = earlier
-            else:
-                pair = d * n_devices + b
-                start = now
-                # The transfer waits for the last link to become free, from which the critical path goes on.
-                behind = -1
-                for k in range(g.route_ptr[pair], g.route_ptr[pair + 1]):
-                    link = g.route_link[k]
-                    if s.link_free[link] > start:
-                        start = s.link_free[link]
-                        behind = s.link_last[link]
-                end = start + edge_s(g, e, pair)
-                for k in range(g.route_ptr[pair], g.route_ptr[pair + 1]):
-                    s.link_free[g.route_link[k]] = end
-                    s.link_last[g.route_link[k]] = x
-                s.transfer_edge[x_o + x] = e
-                s.transfer_target[x_o + x] = b
-                s.transfer_start[x_o + x] = start
-                s.transfer_end[x_o + x] = end
-                s.transfer_behind[x_o + x] = behind
-                s.edge_transfer[e_o + e] = x
-                s.sent[b] = x
-                x += 1
-        if end > s.ready_s[c]:
-            s.ready_s[c] = end
-        # Collected, and looked at once after the loop: a branch for every edge would cost more than it saves.
-        late |= end + s.tail[c] > limit
-        s.missing[c] -= 1
-        if s.missing[c] == 0:
-            _add(s, key, b, c, now)
-    return -1 if late else x
-
-
-@inlined
-def _dispatch(
-    g: MakespanInstance,
-    s: MakespanState,
-    key: FloatArray,
-    n_devices: int,
-    d: int,
-    now: float,
-    n_started: int,
-    n_o: int,
-    limit: float,
-) -> int:
-    """The idle device ``d`` starts its best ready op. Returns the number of starts, or -1: beyond the limit."""
-    # Ops that have become ready in the meantime go from one heap to the other.
-    base = s.base[d]
-    while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
-        i = pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
-        s.n_future[d] -= 1
-        push(s.ready, base, s.n_ready[d], key, 1.0, i)
-        s.n_ready[d] += 1
-    if s.n_ready[d] == 0:
-        s.next_s[d] = s.ready_s[s.future[base]] if s.n_future[d] > 0 else INF
-        return n_started
-    i = pop(s.ready, base, s.n_ready[d], key, 1.0)
-    s.n_ready[d] -= 1
-    # The op starts now. Its tail cannot end sooner than that allows, nor can the work left on its device.
-    if now + s.tail[i] > limit or now + s.left_s[d] > limit:
-        return -1
-    seconds = g.op_s[wide(i) * n_devices + d]
-    s.left_s[d] -= seconds
-    s.running[d] = i
-    s.next_s[d] = now + seconds
-    s.start_s[n_o + i] = now
-    s.end_s[n_o + i] = now + seconds
-    s.rank[n_o + i] = n_started
-    s.before[n_o + i] = s.last_op[d]
-    s.last_op[d] = i
-    return n_started + 1
-
-
-@inlined
-def _resume(s: MakespanState, row: int, n: int, n_devices: int, n_links: int, e: int) -> None:
-    """Go back to a snapshot of the accepted schedule; its transfers are needed where ``sent`` refers to them."""
-    _restore(s, row, n, n_devices, n_links)
-    # The loop still reads only transfers in ``sent`` of those before the snapshot; `merge_prefix` adds the rest.
-    old, new = s.counts[CURRENT] * (e + 1), (1 - s.counts[CURRENT]) * (e + 1)
-    for d in range(n_devices):
-        x = s.sent[d]
-        if x >= 0:
-            s.transfer_edge[new + x] = s.transfer_edge[old + x]
-            s.transfer_end[new + x] = s.transfer_end[old + x]
-
-
-@inlined
-def _next(s: MakespanState, n_devices: int) -> tuple[float, int, int]:
-    """``(instant of the next event, first device, end of the devices)`` that may have one then."""
-    least = INF
-    at = 0
-    ties = 0
-    for d in range(n_devices):
-        next_s = s.next_s[d]
-        if next_s < least:
-            least = next_s
-            at = d
-            ties = 1
-        elif next_s == least:
-            ties += 1
-    # Usually one device has something to do. If several have, all ends come before any start.
-    return least, at if ties == 1 else 0, at + 1 if ties == 1 else n_devices
+@inner
+def set_times(g: Arrays, s: MakespanState, w: StepState, out: Output, size: StepSizes) -> None:
+    """Prepare the simulation of the trial's placement; ``trial_tail`` are its longest remaining paths."""
+    prepare(g, w, out, s.device, size)
+    for i in range(size.n):
+        s.trial_tail[i] = w.priority[i]
 
 
 @inner
 def simulate(
-    g: MakespanInstance, s: MakespanState, n: int, e: int, n_devices: int, n_links: int, first: int, limit: float
-) -> float:
-    """Run the trial from snapshot ``first`` (-1: from the start); returns its step time, infinite beyond ``limit``."""
-    # Pointers, so that a choice between two arrays costs nothing in the loop.
-    key = s.tail if s.counts[BY_TAIL] else s.key
-    trial = 1 - s.counts[CURRENT]
-    n_o, e_o, x_o = trial * n, trial * e, trial * (e + 1)
-    # Bounds are sums in another sequence than times; the last comparison, below, is exact.
-    bound = limit * SLACK
-    now, n_started, x = 0.0, wide(0), wide(0)
-    _lay_out(s, n, n_devices)
-    if first < 0:
-        _begin(g, s, key, n, n_devices, n_links)
-    else:
-        row = s.snap_row[first]
-        now, n_started, x = s.snap_now[row], wide(s.snap_started[row]), wide(s.snap_transfers[row])
-        _resume(s, row, n, n_devices, n_links, e)
-    snap = first + 1
-    # The trial's later snapshots are not taken yet. One of rows 2 k and 2 k + 1 belongs to the accepted schedule, the
-    # other to the trial: 4 k + 1 less the one is the other.
-    for k in range(snap, SNAPSHOTS):
-        s.snap_now[4 * k + 1 - s.snap_row[k]] = INF
-    # Snapshots are due at equal shares of the starts.
-    due = (snap + 1) * n // (SNAPSHOTS + 1)
-    while True:
-        s.counts[INSTANTS] += 1
-        least, at, last = _next(s, n_devices)
-        if least == INF:
-            break
-        # Between instants only: at one, some of its events would be in the snapshot and some not.
-        if n_started >= due and least > now and snap < SNAPSHOTS:
-            _save(s, 4 * snap + 1 - s.snap_row[snap], n, n_devices, n_links, now, n_started, x)
-            while snap < SNAPSHOTS and n_started >= due:
-                snap += 1
-                due = (snap + 1) * n // (SNAPSHOTS + 1)
-        # All ends of an instant come before any start (docs/score.md).
-        now = least
-        ended = False
-        for d in range(at, last):
-            if s.running[d] >= 0 and s.next_s[d] == now:
-                x = _end_op(g, s, key, n_devices, d, now, x, n_o, e_o, x_o, bound)
-                if x < 0:
-                    return INF
-                s.next_s[d] = now
-                ended = True
-        # A transfer that takes no time may have woken any other device.
-        for d in range(0 if ended else at, n_devices if ended else last):
-            if s.running[d] < 0 and s.next_s[d] <= now:
-                n_started = _dispatch(g, s, key, n_devices, d, now, n_started, n_o, bound)
-                if n_started < 0:
-                    return INF
-    s.n_transfers[trial] = x
-    return now if now <= limit else INF
+    g: Arrays, u: Movable, s: MakespanState, w: StepState, out: Output, size: StepSizes, limit: float
+) -> tuple[float, int]:
+    """Step time and number of transfers of the prepared trial; infinite beyond the limit or where it does not fit."""
+    if not s.counts[BY_TAIL]:
+        for i in range(size.n):
+            w.priority[i] = s.key[i]
+    # The last comparison is exact.
+    step_s, x, instants = loop(g, w, out, s.device, LONGEST_PATH, size, s.trial_tail, s.work_s, limit * SLACK)
+    s.counts[INSTANTS] += instants
+    if step_s > limit or step_s == INF:
+        return INF, x
+    memory(g, w, out, s.device, size, x, step_s)
+    for d in range(size.n_devices):
+        if out.peak_bytes[d] > u.capacity_bytes[d]:
+            return INF, x
+    return step_s, x
+
+
+@inner
+def _find_waits(g: Arrays, s: MakespanState, w: StepState, out: Output, size: StepSizes, n_transfers: int) -> None:
+    """Fill ``before``, ``transfer_edge`` and ``transfer_behind`` of the schedule just simulated."""
+    for i in range(size.n):
+        s.started[out.op_rank[i]] = i
+    for d in range(size.n_devices):
+        s.last_op[d] = -1
+    for k in range(size.n):
+        i = s.started[k]
+        s.before[i] = s.last_op[s.device[i]]
+        s.last_op[s.device[i]] = i
+    # Backwards, so that the first edge of each transfer stays.
+    for edge in range(size.e - 1, -1, -1):
+        if w.copy_of[edge] >= size.m:
+            s.transfer_edge[w.copy_of[edge] - size.m] = edge
+    for link in range(size.n_links + 2):
+        w.link_free[link] = 0.0
+        s.link_last[link] = -1
+    # Once more in order of request: a transfer waits for the last link of its route to become free.
+    for x in range(n_transfers):
+        start = out.op_end[g.tensor_producer[out.transfer_tensor[x]]]
+        behind = -1
+        first = wide(out.transfer_pair[x]) * size.n_hops
+        for k in range(first, first + size.n_hops):
+            if w.link_free[g.route[k]] > start:
+                start = w.link_free[g.route[k]]
+                behind = s.link_last[g.route[k]]
+        for k in range(first, first + size.n_hops):
+            w.link_free[g.route_held[k]] = out.transfer_end[x]
+            s.link_last[g.route_held[k]] = x
+        s.transfer_behind[x] = behind
+
+
+@inner
+def _trace(g: Arrays, s: MakespanState, w: StepState, out: Output, size: StepSizes) -> None:
+    """Walk from the last op back to the start of the step, over whatever each op or transfer waited for."""
+    n, m, e = size.n, size.m, size.e
+    # The op that ends last, of equals the first.
+    i = 0
+    for k in range(n):
+        if out.op_end[k] > out.op_end[i]:
+            i = k
+    length, hot = 0, 0
+    while i >= 0 and length < n:
+        s.path_op[length] = i
+        cause = -1
+        # It started as soon as its inputs were there: the last of them is the cause, otherwise its device was busy.
+        if s.arrived_s[i] >= s.start_s[i]:
+            for k in range(g.input_ptr[i], g.input_ptr[i + 1]):
+                edge = g.input_edge[k]
+                x = w.copy_of[edge] - m
+                arrival = out.op_end[maker(g, edge)] if x < 0 else out.transfer_end[x]
+                if arrival >= s.arrived_s[i]:
+                    cause = edge
+        before = s.before[i]
+        if cause >= 0 and before >= 0 and out.op_end[before] >= s.start_s[i] and uniform(s) < 0.5:
+            cause = -1  # both were waited for
+        if cause < 0:
+            i = before
+        else:
+            x = w.copy_of[cause] - m
+            i = maker(g, cause)
+            # A transfer that waited for a link is held up by the one before it there, and so on back to one that
+            # did not.
+            while x >= 0:
+                edge = s.transfer_edge[x]
+                if hot < n + e:
+                    s.hot_edge[hot] = edge
+                    hot += 1
+                i = maker(g, edge)
+                x = s.transfer_behind[x]
+        length += 1
+    s.counts[PATH] = length
+    s.counts[HOT] = hot
+
+
+@inner
+def accept(
+    g: Arrays, s: MakespanState, w: StepState, out: Output, size: StepSizes, n_transfers: int, step_s: float
+) -> None:
+    """The trial just simulated becomes the accepted schedule."""
+    for i in range(size.n):
+        s.tail[i] = s.trial_tail[i]
+        s.start_s[i] = out.op_start[i]
+        s.arrived_s[i] = w.ready_s[i]
+    s.values[NOW] = step_s
+    _find_waits(g, s, w, out, size, n_transfers)
+    _trace(g, s, w, out, size)
+    if step_s < s.values[BEST]:
+        s.values[BEST] = step_s
+        for i in range(size.n):
+            s.best_device[i] = s.device[i]
+            s.best_key[i] = s.tail[i] if s.counts[BY_TAIL] else s.key[i]

@@ -55,7 +55,7 @@ class Race:
         """
         self._problem, self._threads = problem, threads
         self._seed, self._starts = seed, starts[:_STARTS]
-        self._simulated = len(instance.unit_of) + len(instance.consumer)
+        self._simulated = instance.simulated
         self._length = MOST_SIMULATED // self._simulated
         units = Units.of(problem)
         self._whole = _Level(units, instance)
@@ -69,7 +69,7 @@ class Race:
         self._kept = max(threads, math.ceil(_KEPT * self._runs))
 
     def is_worth(self, number: int, budget: Budget) -> bool:
-        """Whether the graph is one whose annealings end far apart, and the budget is enough for a race."""
+        """True if the graph is one whose annealings end far apart, and the budget is enough for a race."""
         evaluations = (self._length << number) * (self._runs + _LONGER * self._kept)
         seconds = evaluations * self._simulated * prices.EVALUATION_S / self._threads
         is_short = evaluations <= MOST_SHARE * budget.evaluations_left() and seconds <= MOST_SHARE * budget.left_s()
@@ -133,7 +133,11 @@ class _Level:
     @cached_property
     def instance(self) -> MakespanInstance:
         """Made where a race begins: it takes as long as the groupings of the problem."""
-        return self.whole if self.units.n_units == len(self.whole.unit_ptr) - 1 else grouped(self.whole, self.units)
+        return (
+            self.whole
+            if self.units.n_units == len(self.whole.movable.unit_ptr) - 1
+            else grouped(self.whole, self.units)
+        )
 
     def rough(self, plan: Plan) -> Plan:
         """Each group where most of the work of its ops is."""

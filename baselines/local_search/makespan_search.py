@@ -100,7 +100,7 @@ def _anneal(chains: list[Chain], budget: Budget, race: Race) -> None:
 
     The next cycle depends on the last ones, not on the budget, so that a larger budget finds nothing worse.
     """
-    in_round = max(1, ROUND // (len(chains[0].instance.unit_of) + len(chains[0].instance.consumer)))
+    in_round = max(1, ROUND // chains[0].instance.simulated)
     length, races, next_race = FIRST_CYCLE * in_round, itertools.count(), 0.0
     with ChainPool(len(chains), budget, in_round) as pool:
         for cycle in itertools.count():

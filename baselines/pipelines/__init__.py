@@ -1,1 +1,1 @@
-"""Pipelines: contiguous splits of a graph into stages, by PipeDream's partitioners and exact dynamic programmes."""
+"""Pipelines: contiguous splits of a graph into stages, by PipeDream's partitioners and a dynamic programme."""

@@ -1,7 +1,4 @@
-"""`Atoms`: a graph as a contiguous split sees it, and what each of its slices costs on each class of devices.
-
-Shared by the two dynamic programmes over slices (`baselines.pipelines.dp_contiguous`, `baselines.pipelines.dp_linear`).
-"""
+"""`Atoms`: a graph as a contiguous split sees it, and what each of its slices costs on each class of devices."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import numpy as np
 
 from baselines.pipelines.contraction import Quotient, allowed_parts, rows
 from env.problem import Problem
-from env.simulation.charges import Charges
+from env.simulation.scoring import Charges
 from graphs.opgraph import FloatArray, IntArray
 
 
@@ -56,7 +53,7 @@ class Classes:
 
     @cached_property
     def are_alike(self) -> bool:
-        """Whether all routes into (and out of) a class cost the same, so that it does not matter where a tensor is."""
+        """True if all routes into (and out of) a class cost the same, so that it does not matter where a tensor is."""
         n = self.problem.cluster.n_devices
         for per_pair, inwards in zip(self._pairs, (True, False), strict=True):
             for members in self.devices:
@@ -67,7 +64,7 @@ class Classes:
 
     @property
     def are_exact(self) -> bool:
-        """Whether a slice costs a device just what its ops and their tensors say, wherever the others are."""
+        """True if a slice costs a device just what its ops and their tensors say, wherever the others are."""
         return self.are_alike and self.problem.cluster.is_blocking
 
     @cached_property
@@ -131,7 +128,6 @@ class Atoms:
     Attributes:
         classes: the devices.
         of_op: int64 [n], atom of each op.
-        before: ``(ptr [N + 1], atoms)``, the atoms that must be in every ideal that holds this one; all lower.
         op_s: float64 [N, C], seconds of an atom's ops; infinite where one of them may not run.
         net_producer: int64 [M].
         net_readers: ``(ptr [M + 1], atoms)``, increasing, without the producer.
@@ -141,7 +137,6 @@ class Atoms:
 
     classes: Classes
     of_op: IntArray
-    before: tuple[IntArray, IntArray]
     op_s: FloatArray
     net_producer: IntArray
     net_readers: tuple[IntArray, IntArray]
@@ -205,7 +200,6 @@ def atoms_of(quotient: Quotient, classes: Classes) -> Atoms:
     return Atoms(
         classes=classes,
         of_op=part,
-        before=rows(quotient.edges[1], quotient.edges[0], count),
         op_s=op_s,
         net_producer=np.array([net[0] for net in nets], dtype=np.int64),
         net_readers=(ptr, np.array([atom for net in nets for atom in net[1:]], dtype=np.int64)),

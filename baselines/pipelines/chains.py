@@ -1,9 +1,10 @@
-"""Chains of slices: the best way to cut ideals of atoms into one slice per device."""
+"""Chains of slices: the best way to cut a row of atoms into one slice per device, and which device each gets."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,38 +13,15 @@ from baselines import prices
 from baselines.memory import Allowance
 from baselines.meter import OutOfTimeError, charge, stopped_in_time, work_left_s
 from baselines.pipelines.atoms import Atoms
-from baselines.pipelines.contraction import rows
+from env.problem import Problem
 from env.units import Units
-from graphs.arrays import pointers, sums
+from graphs.arrays import sums
 from graphs.errors import InfeasibleError
 from graphs.formatting import exact_bytes
 from graphs.opgraph import FloatArray, IntArray
 
 if TYPE_CHECKING:
-    from baselines.pipelines import ideal_kernel
-    from baselines.pipelines.lattice_kernel import Bits, Narrow
-
-_MOST_VALUES = 2**23  # of a table of ideals by states: 64 MB, and 40 MB to find the way back
-
-
-@dataclass(frozen=True, eq=False)
-class Lattice:
-    """Ideals of atoms and what can be taken from each (I ideals, x steps); `ideal_kernel` says more.
-
-    Attributes:
-        ptr: int64 [I + 1].
-        atom, smaller: int32 [x], the atom each step takes and the ideal it leaves.
-        members: uint64 [I, words], one bit per atom.
-    """
-
-    ptr: IntArray
-    atom: Narrow
-    smaller: Narrow
-    members: Bits
-
-    @property
-    def count(self) -> int:
-        return len(self.members)
+    from baselines.pipelines import row_kernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,52 +32,20 @@ class Memory:
     top_bytes: IntArray
 
 
-class OverBudgetError(Exception):
-    """A search of chains would look at more slices than it may."""
-
-
-@dataclass
-class Visits:
-    """Number of slices that may still be looked at."""
-
-    left: int
-
-
 @dataclass(frozen=True, eq=False)
 class SliceChain:
-    """A split: its largest load as the slices see it, the class of each slice from the first on, and its atoms."""
+    """A cut: its largest load as the slices see it; class, first atom and end of each slice, from the first on."""
 
     value_s: float
-    slices: tuple[tuple[int, IntArray], ...]
+    slices: tuple[tuple[int, int, int], ...]
 
     def device(self, atoms: Atoms) -> IntArray:
         """int64 [n]: slices of a class to its devices in cluster order."""
         of_atom = np.empty(atoms.count, dtype=np.int64)
         free = [iter(members.tolist()) for members in atoms.classes.devices]
-        for c, members in self.slices:
-            of_atom[members] = next(free[c])
+        for c, start, end in self.slices:
+            of_atom[start:end] = next(free[c])
         return of_atom[atoms.of_op]
-
-
-@dataclass(frozen=True, eq=False)
-class ClassCounts:
-    """Numbers of devices used of each class: S combinations, mixed radix."""
-
-    count: IntArray  # [C], devices that may be used
-
-    @cached_property
-    def stride(self) -> IntArray:
-        """int64 [C]: how far apart states are that differ by one device of a class."""
-        return np.concatenate([[1], np.cumprod(self.count[:-1] + 1)]).astype(np.int64)
-
-    @property
-    def total(self) -> int:
-        return int(np.prod(self.count + 1))
-
-    @cached_property
-    def used(self) -> IntArray:
-        """int64 [S, C]."""
-        return np.arange(self.total)[:, None] // self.stride % (self.count + 1)
 
 
 def charged(atoms: Atoms, units: Units, allowance: Allowance) -> Memory:
@@ -111,103 +57,69 @@ def charged(atoms: Atoms, units: Units, allowance: Allowance) -> Memory:
     return Memory(sums(atoms.of_op, per_op, atoms.count), _largest(atoms, top))
 
 
-def prefixes(count: int) -> Lattice:
-    """The ideals of one linear order."""
-    below = np.arange(count + 1)[:, None] > np.arange(((count + 63) >> 6) * 64)[None, :]
-    members = np.packbits(below, axis=1, bitorder="little").view(np.uint64)
-    step = np.arange(count, dtype=np.int32)
-    return Lattice(np.concatenate([[0], np.arange(count + 1)]).astype(np.int64), step, step, members)
-
-
-def ideals(atoms: Atoms, most: int) -> Lattice | None:
-    """All ideals, None if there are more than `most`, or more than 16 steps between them for each of these."""
-    from baselines.pipelines import lattice_kernel
-
-    before_ptr, before = atoms.before
-    after = rows(before, np.repeat(np.arange(atoms.count), np.diff(before_ptr)), atoms.count)
-    count, members, smaller, atom, larger = lattice_kernel.all_ideals(atoms.before, after, most, 16 * most)
-    if not count:
-        return None
-    order = np.lexsort((atom, larger))  # found upwards, looked up from above
-    ptr = pointers(larger, count)
-    return Lattice(ptr, atom[order], smaller[order], members)
-
-
-def best_chain(
-    atoms: Atoms, lattice: Lattice, memory: Memory, count: IntArray, limit_s: float, visits: Visits, part: float
-) -> SliceChain | None:
-    """The chain of slices with the least largest load below a limit; None if there is none.
+def best_chain(atoms: Atoms, memory: Memory, count: IntArray, limit_s: float) -> SliceChain | None:
+    """The cut of a row of atoms with the least largest load below a limit; None if there is none.
 
     Args:
         count: int64 [C], how many devices of each class may be used.
-        visits: of which `part` may be spent on this.
 
     Raises:
-        OverBudgetError: that does not suffice, or the table of ideals by states is too large.
         OutOfTimeError: no work is left.
     """
-    from baselines.pipelines import ideal_kernel
+    from baselines.pipelines import row_kernel
 
     if np.isinf(atoms.least_s).any():  # no device may run all ops of some atom
         return None
-    states = ClassCounts(count)
-    if states.total * lattice.count > _MOST_VALUES:
-        raise OverBudgetError
-    size, n_ideals = (lattice.count, states.total), lattice.count
-    table = ideal_kernel.Table(
-        best_s=np.full(size, np.inf),
-        least_s=np.full(n_ideals, np.inf),
-        smaller=np.zeros(size, np.int32),
-        last=np.zeros(size, np.int8),
+    # States are numbers of devices used of each class, in mixed radix.
+    n, n_states = atoms.count, int(np.prod(count + 1))
+    stride = np.concatenate([[1], np.cumprod(count[:-1] + 1)]).astype(np.int64)
+    used = np.arange(n_states)[:, None] // stride % (count + 1)
+    table = row_kernel.Table(
+        best_s=np.full((n + 1, n_states), np.inf),
+        least_s=np.full(n + 1, np.inf),
+        start=np.zeros((n + 1, n_states), np.int32),
+        last=np.zeros((n + 1, n_states), np.int8),
     )
-    rows = _rows(atoms, lattice, memory, states)
-    affordable, wanted = work_left_s() / prices.VISIT_S, int(part * visits.left)
-    allotted = int(min(wanted, affordable))
+    allotted = int(min((n + 1) ** 2, work_left_s() / prices.VISIT_S))  # all slices there are, and more
     left = np.array([allotted])
-    blocking = atoms.classes.problem.cluster.is_blocking
+    rows, blocking = _rows(atoms, memory, stride, used), atoms.classes.problem.cluster.is_blocking
     with stopped_in_time(lambda: left.fill(-1)):
-        status = ideal_kernel.best_chains(rows, table, blocking, limit_s, left)
-    looked_at = allotted - max(0, int(left[0]))
-    visits.left -= looked_at
-    charge(prices.VISIT_S * looked_at)
-    if status == ideal_kernel.GAVE_UP:
-        raise OutOfTimeError if allotted < wanted else OverBudgetError
-    if status == ideal_kernel.NO_FIT:
+        is_done = row_kernel.best_cuts(rows, table, blocking, limit_s, left)
+    charge(prices.VISIT_S * (allotted - max(0, int(left[0]))))
+    if not is_done:
+        raise OutOfTimeError
+    if table.least_s[n] == np.inf:
         return None
-    at, state = n_ideals - 1, int(table.best_s[-1].argmin())
-    value_s, slices = float(table.best_s[at, state]), []
-    while at:
-        below, c = int(table.smaller[at, state]), int(table.last[at, state])
-        slices.append((c, _members(lattice.members[at] ^ lattice.members[below])))
-        at, state = below, state - int(states.stride[c])
+    end, state = n, int(table.best_s[n].argmin())
+    value_s, slices = float(table.best_s[end, state]), []
+    while end:
+        start, c = int(table.start[end, state]), int(table.last[end, state])
+        slices.append((c, start, end))
+        end, state = start, state - int(stride[c])
     return SliceChain(value_s, tuple(reversed(slices)))
 
 
-def _rows(atoms: Atoms, lattice: Lattice, memory: Memory, states: ClassCounts) -> ideal_kernel.Rows:
-    from baselines.pipelines import ideal_kernel
+def _rows(atoms: Atoms, memory: Memory, stride: IntArray, used: IntArray) -> row_kernel.Rows:
+    from baselines.pipelines import row_kernel
 
     net_ptr, net_at = atoms.nets_of
-    reader_ptr, reader = atoms.net_readers
-    return ideal_kernel.Rows(
-        ptr=lattice.ptr,
-        step_atom=lattice.atom,
-        step_ideal=lattice.smaller,
-        sets=lattice.members,
+    ptr, reader = atoms.net_readers
+    return row_kernel.Rows(
         op_s=atoms.op_s,
         net_ptr=net_ptr,
         net_at=net_at,
         producer=atoms.net_producer,
-        reader_ptr=reader_ptr,
-        reader=reader,
+        readers=np.diff(ptr),
+        last_reader=reader[ptr[1:] - 1],
         enter_s=atoms.enter_s,
         leave_s=atoms.leave_s,
         own_bytes=memory.own_bytes,
         top_bytes=memory.top_bytes,
         capacity=atoms.classes.capacity_bytes,
-        stride=states.stride,
-        used=states.used,
-        work_s=_work(atoms, lattice),
-        reach=states.used @ shares(atoms),
+        stride=stride,
+        used=used,
+        work_s=np.concatenate([[0.0], np.cumsum(atoms.least_s)]),
+        reach=used @ shares(atoms),
     )
 
 
@@ -263,23 +175,62 @@ def no_chain(atoms: Atoms, memory: Memory) -> InfeasibleError:
     )
 
 
-def _work(atoms: Atoms, lattice: Lattice) -> FloatArray:
-    """float64 [I]: seconds of each ideal's atoms, each where it is fastest."""
-    work_s = np.zeros(lattice.count)
-    for word in range(lattice.members.shape[1]):
-        bits = np.unpackbits(
-            np.ascontiguousarray(lattice.members[:, word : word + 1]).view(np.uint8), axis=1, bitorder="little"
-        )
-        part = atoms.least_s[word * 64 : word * 64 + 64]
-        work_s += bits[:, : len(part)] @ part
-    return work_s
-
-
-def _members(words: Bits) -> IntArray:
-    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-
-
 def _largest(atoms: Atoms, per_op: IntArray) -> IntArray:
     result = np.zeros(atoms.count, dtype=np.int64)
     np.maximum.at(result, atoms.of_op, per_op)
+    return result
+
+
+# -- Which device each slice gets -----------------------------------------------------------------------------
+
+
+def arranged(problem: Problem, device: IntArray, classes: Iterable[IntArray]) -> IntArray:
+    """The same parts, int64 [n], swapped between the devices of each class as long as the busiest link gains by it.
+
+    Only overlapped communication has links to relieve. Each swap takes O(D^2 * links), whatever the graph.
+    """
+    n_devices = problem.cluster.n_devices
+    exclusive = np.array([link.exclusive for link in problem.cluster.links], dtype=np.bool_)
+    if problem.cluster.is_blocking or not exclusive.any():
+        return device
+    traffic, on_link = _traffic(problem, device), _on_link(problem)[:, exclusive]
+    per_unit = np.stack([problem.latency_s, 1 / problem.bandwidth_bytes_per_s, problem.hops.astype(np.float64)])
+
+    def busiest_s(place: IntArray) -> float:
+        there = per_unit[:, place[:, None], place[None, :]]
+        route = (place[:, None] * n_devices + place[None, :]).reshape(-1)
+        return float(((traffic * there).sum(axis=0).reshape(-1) @ on_link[route]).max())
+
+    place = np.arange(n_devices)  # where each part goes, by where it is now
+    pairs = [pair for members in classes for pair in itertools.combinations(members.tolist(), 2)]
+    best_s, improved = busiest_s(place), True
+    while improved:
+        improved = False
+        for a, b in pairs:
+            swapped = place.copy()
+            swapped[[a, b]] = place[[b, a]]
+            value_s = busiest_s(swapped)
+            if value_s < best_s * (1 - 1e-9):
+                best_s, place, improved = value_s, swapped, True
+    return place[device]
+
+
+def _traffic(problem: Problem, device: IntArray) -> FloatArray:
+    """float64 [3, D, D]: transfers, bytes and measured seconds per link, from device to device."""
+    graph, n = problem.graph, problem.cluster.n_devices
+    producer, consumer, tensor = graph.edge_list
+    remote = device[producer] != device[consumer]
+    moved, target = np.divmod(np.unique(tensor[remote] * n + device[consumer[remote]]), n)
+    pair = device[graph.tensor_producer[moved]] * n + target
+    measured = graph.tensor_transfer_s[moved]
+    modelled = np.isnan(measured)
+    amounts = modelled, graph.tensor_bytes[moved] * modelled, np.where(modelled, 0.0, measured)
+    return np.stack([np.bincount(pair, amount, n * n).reshape(n, n) for amount in amounts])
+
+
+def _on_link(problem: Problem) -> FloatArray:
+    """float64 [D * D, links]: 1 where a link is part of a route."""
+    ptr, links = problem.route
+    result = np.zeros((len(ptr) - 1, len(problem.cluster.links)))
+    result[np.repeat(np.arange(len(ptr) - 1), np.diff(ptr)), links] = 1.0
     return result

@@ -199,47 +199,6 @@ def segments(problem: Problem, quotient: Quotient, count: int) -> Quotient:
     return replace(coarse, notes=(*coarse.notes, note))
 
 
-def without_light_parts(problem: Problem, quotient: Quotient, most_s: float) -> Quotient:
-    """Join parts of an ordered quotient that take at most `most_s` to the first part that depends on them.
-
-    A part that nothing depends on joins the last that it depends on. Pins permitting, whatever that adds up to. Neither
-    can close a cycle, and the order stays a linear order. O(n + e).
-    """
-    work_s = np.bincount(quotient.of_op, problem.mean_op_s, quotient.count).tolist()
-    allowed = allowed_parts(problem, quotient)
-    into = list(range(quotient.count))
-    after: list[set[int]] = [set() for _ in into]
-    for a, b in quotient.edges.T.tolist():
-        after[a].add(b)
-
-    def join(part: int, other: int) -> None:
-        common = allowed[part] & allowed[other]
-        if common.any():
-            into[part] = other
-            allowed[other] = common
-            work_s[other] += work_s[part]
-
-    for part in range(quotient.count):
-        if after[part] and work_s[part] <= most_s:
-            first = min(after[part])
-            join(part, first)
-            if into[part] == first:
-                after[first] |= after[part] - {first}
-    for part in reversed(range(quotient.count)):  # into[part] > part was decided above
-        into[part] = into[into[part]]
-    ends = [part for part in range(quotient.count) if into[part] == part and not after[part] and work_s[part] <= most_s]
-    last = np.full(quotient.count, -1, dtype=np.int64)
-    root = np.array(into, dtype=np.int64)
-    a, b = root[quotient.edges]
-    np.maximum.at(last, b[a != b], a[a != b])
-    for part in ends:
-        if last[part] >= 0:
-            join(part, int(last[part]))
-    root = np.array(into, dtype=np.int64)
-    _, label = np.unique(root[root], return_inverse=True)
-    return quotient.merged(label.reshape(-1).astype(np.int64))
-
-
 def rows(row: IntArray, value: IntArray, count: int) -> tuple[IntArray, IntArray]:
     """Values by row, as ``(ptr [count + 1], values)``; increasing within a row."""
     order = np.lexsort((value, row))

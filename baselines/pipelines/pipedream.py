@@ -21,7 +21,7 @@ from baselines.pipelines.pipedream_partition import (
 )
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from env.units import Units
 from graphs.formatting import format_bytes, format_seconds
 from graphs.kept import trained_bytes

@@ -124,7 +124,7 @@ def partition_hierarchical(
 
 
 def fits(layers: LayerProfile, found: Partition, memory_bytes: float) -> bool:
-    """Whether every replica has room for its weights and its mini-batches in flight."""
+    """True if every replica has room for its weights and its mini-batches in flight."""
     left = found.machines
     for stage in found.stages:
         inside = slice(stage.first, stage.last + 1)

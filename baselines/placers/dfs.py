@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from baselines.paths import importance
-from baselines.placers.greedy import place_by_product
+from baselines.placers.mite import place_by_product
 from env.plan import Plan
 from env.problem import Problem
 from env.units import Units

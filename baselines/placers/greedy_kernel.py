@@ -32,7 +32,7 @@ def transfer(tensor: int, source: int, target: int, wire: Wire) -> float:
 
 @inner
 def fits(unit: int, device: int, room: Room) -> bool:
-    """Whether the unit may run on the device and has room beside what is there; `baselines.memory.Allowance`."""
+    """True if the unit may run on the device and has room beside what is there; `baselines.memory.Allowance`."""
     needed = room.unit_bytes[unit] + max(room.largest_bytes[device], room.working_bytes[unit])
     return bool(room.allowed[unit, device] and room.used_bytes[device] + needed <= room.capacity_bytes[device])
 

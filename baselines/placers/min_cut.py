@@ -175,7 +175,7 @@ def _bisection(edges: UnitGraph, weight: FloatArray, share: float, unbalance: fl
 
 
 def _fits(units: Units, allowance: Allowance, device: IntArray) -> bool:
-    """Whether every part fits, int64 [U]."""
+    """True if every part fits, int64 [U]."""
     n_devices = units.problem.cluster.n_devices
     used = np.zeros(n_devices, dtype=np.int64)
     largest = np.zeros(n_devices, dtype=np.int64)

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from baselines.memory_orders import least_memory_order
+from baselines.placers.single_device import least_memory_order
 from baselines.strategies.allowed import check_allowed, check_flush, joins_micro_batches, remarks, waits_backwards
 from baselines.strategies.costs import pipeline_costs
 from baselines.strategies.devices import leaving_hosts, recomputed

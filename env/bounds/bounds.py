@@ -14,8 +14,7 @@ import numpy as np
 from env.bounds.area import WorkByClass
 from env.bounds.heads import Pairs
 from env.bounds.memory import memory_reason
-from env.bounds.memory_area import MemoryRoom
-from env.bounds.memory_path import slowed_path_s
+from env.bounds.memory_area import MemoryRoom, slowed_path_s
 from env.objectives import THROUGHPUT
 from env.problem import BoolArray, Problem
 from graphs.opgraph import FloatArray

@@ -328,7 +328,7 @@ class _FixedStep(_Step):
         return len(startable)
 
     def _blocked(self, pair: tuple[int, int]) -> bool:
-        """Whether an earlier transfer over one of its exclusive links has not ended."""
+        """True if an earlier transfer over one of its exclusive links has not ended."""
         earlier = self.not_ended[: self.not_ended.index(pair)]
         return any(self._exclusive(pair) & self._exclusive(other) for other in earlier)
 

@@ -1,7 +1,4 @@
-"""Loads in plain Python: docs/score.md ("Throughput"), slow, for checking `env.simulation`.
-
-It shares no code with them.
-"""
+"""Loads in plain Python (docs/score.md, "Throughput"): a second opinion that shares no code with `env.simulation`."""
 
 from __future__ import annotations
 

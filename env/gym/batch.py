@@ -1,4 +1,7 @@
-"""`EnvBatch`: k environments of one kind that are stepped together. A single environment is a batch of one row."""
+"""`EnvBatch`: k environments of one kind that are stepped together, and their keywords as one record, `EnvOptions`.
+
+A single environment is a batch of one row.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
 from env.gym.observations import Observation, stack, static_space
-from env.gym.options import SHARED, EnvOptions
 from env.gym.rewards import Outcome, reward_of
 from env.gym.task import Impossible, Task, make_tasks
 from env.plan import Plan
@@ -24,6 +26,39 @@ from graphs.opgraph import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from env.gym.named import Clusters, Graphs
+    from env.gym.rewards import Reward
+    from env.gym.task import Order, UnitSpec
+
+
+SHARED = ("graph", "cluster", "reward", "scorer", "units")  # every environment takes these
+
+
+@dataclass(frozen=True, eq=False)
+class EnvOptions:
+    """The keywords of ``gymnasium.make``, but for ``render_mode``; docs/environments.md explains them.
+
+    Attributes:
+        graph, cluster: one or several, each an object, a name or a file; every pair is a task.
+        reward: a name, or a function of `env.gym.rewards.Outcome`.
+        scorer: a name, or a function that makes a `env.gym.batch.BatchScorer` for a problem.
+        units: as in `env.gym.task.make_tasks`.
+        with_order: Group only; the action holds an order of the ops, too.
+        order: Sequential only; as in `env.gym.task.make_tasks`.
+        shaping: Sequential only; None or ``"bound"``.
+        start: Improve only; ``"single_device"``, ``"random"``, or int [n], device numbers of the ops.
+        max_steps: Improve only; of an episode, None for two a unit.
+    """
+
+    graph: Graphs
+    cluster: Clusters
+    reward: str | Reward = "sqrt_time"
+    scorer: str | ScorerFactory = "simulate"
+    units: UnitSpec = None
+    with_order: bool = False
+    order: Order = "topological"
+    shaping: str | None = None
+    start: str | Sequence[int] | IntArray = "single_device"
+    max_steps: int | None = None
 
 
 class BatchScorer(Protocol):

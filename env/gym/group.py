@@ -9,9 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from env.gym.base import PlacementEnv
-from env.gym.batch import EnvBatch, Step
+from env.gym.batch import EnvBatch, EnvOptions, Step
 from env.gym.observations import Observation
-from env.gym.options import EnvOptions
 from env.problem import BoolArray
 from graphs.opgraph import FloatArray, IntArray
 

@@ -9,9 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from env.gym.base import PlacementEnv
-from env.gym.batch import EnvBatch, Step
+from env.gym.batch import EnvBatch, EnvOptions, Step
 from env.gym.observations import Observation
-from env.gym.options import EnvOptions
 from env.gym.task import Task
 from env.gym.task_kernel import CLIP
 from env.problem import BoolArray

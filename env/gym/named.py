@@ -75,7 +75,7 @@ def cluster_named(name: str) -> Cluster:
 
 
 def _is_topology(path: str) -> bool:
-    """Whether a file has a matrix of ``nvidia-smi topo -m``; not where it cannot be read."""
+    """True if a file has a matrix of ``nvidia-smi topo -m``; not where it cannot be read."""
     from env.presets.topology import is_topology
 
     with suppress(OSError), open(path, "rb") as file:

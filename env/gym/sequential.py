@@ -10,9 +10,8 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike
 
 from env.gym.base import PlacementEnv
-from env.gym.batch import EnvBatch, Step
+from env.gym.batch import EnvBatch, EnvOptions, Step
 from env.gym.observations import UNIT_FEATURES, Observation, tick_s
-from env.gym.options import EnvOptions
 from env.gym.rewards import Outcome
 from env.gym.task import Task
 from env.gym.task_kernel import (

@@ -6,187 +6,41 @@ producer and by ``m + transfer`` at a receiver; a *pair* ``a * D + b`` is an ord
 Why it is fast. Links serve first come, first served, so a transfer's start and end are known when it is requested, and
 an op's ready time is known when its last input is requested: only ends of ops are events, one number per device, and no
 event queue exists. The loop is limited by mispredicted branches, so a local hand-over is written as a transfer over a
-link that is always free, and every route is padded to the same number of links. Memory over time is summed up
-afterwards, in buckets of time; only buckets that may hold the peak are sorted.
+link that is always free, and every route is padded to the same number of links.
 """
 
 # Letters
-# g, s, out   graph, state and output, of bare pointers; n, m   numbers of ops and tensors; x, of transfers so far
+# g, s, out   graph, state and output, of bare pointers; x   transfers so far
 # i   an op; c, a consumer; t, a tensor; e, an edge; d, b, devices; k, a position
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from env.jit import allocating, entry, inlined, inner, parallel_entry, prange
-from env.simulation.pieces import MOST_PER_SECOND, clear_buckets, edge_s, note_change, peak_within, pointers, pop, push
+from env.jit import entry, inlined, inner, parallel_entry, prange
+from env.simulation.memory_kernel import memory, new_output, new_state, sizes_of
+from env.simulation.pieces import edge_s, pointers, pop, push
+from env.simulation.step_records import Arrays, Index, Output, StepSizes, StepState
 
 if TYPE_CHECKING:
     from graphs.opgraph import FloatArray, IntArray
 
 LONGEST_PATH, FIFO, MSR, EXPLICIT = 0, 1, 2, 3
 INF = np.inf
-Index = NDArray[np.int32]
-
-
-class Arrays(NamedTuple):
-    """A `Problem` for the kernel: n ops, m tensors, e edges, D devices of K kinds, L links, H in the longest route."""
-
-    kind_s: FloatArray  # [n, K], seconds of each op on each kind of device
-    kind_of: Index  # [D]
-    owner: Index  # [D], device in whose memory each works
-    edge_ptr: Index  # [n + 1], edges an op feeds
-    consumer: Index  # [e]
-    edge_tensor: Index  # [e]
-    input_ptr: Index  # [n + 1]
-    input_edge: Index  # [e], edges grouped by consumer
-    edge_bytes: FloatArray  # [e], 0 where the transfer time is measured
-    edge_latency: FloatArray  # [e], 0 where the transfer time is measured, else 1
-    edge_measured_s: FloatArray  # [e], per link of the route; 0 where modelled
-    topological: Index  # [n]
-    tensor_bytes: IntArray  # [m], sent
-    memory_bytes: IntArray  # [m], held by the producer's device: 0 in place
-    tensor_producer: IntArray  # [m]
-    kept_bytes: IntArray  # [n], from the beginning
-    workspace_bytes: IntArray  # [n]
-    output_bytes: IntArray  # [n], sum over the op's tensors, and what comes with its start to stay
-    latency_s: FloatArray  # [D, D]
-    bandwidth: FloatArray  # [D, D]
-    hops: FloatArray  # [D, D], links of the route
-    route: Index  # [D, D, H], links to wait for, padded by repeating; L (always free) where there is none
-    route_held: Index  # [D, D, H], links to occupy likewise; L + 1 (never waited for) where there is none
-    route_ptr: IntArray  # [D * D + 1], routes without padding
-    route_link: IntArray  # [...]
-
-
-class StepState(NamedTuple):
-    """Scratch of one simulation."""
-
-    priority: FloatArray  # [n], higher first
-    edge_s: FloatArray  # [e], transfer time of each edge, 0 on one device
-    arrival_s: FloatArray  # [e], when the tensor is (or will be) on its consumer's device; infinite until requested
-    op_s: FloatArray  # [n], time of each op where it is placed
-    missing: Index  # [n], inputs not requested yet
-    ready_s: FloatArray  # [n], arrival of the last input requested so far
-    copy_of: Index  # [e], the copy each edge reads
-    base: Index  # [D + 1], where a device's ops begin in the next two
-    ready: Index  # [n], heap by priority (under MSR a list) of the ops that may start
-    future: Index  # [n], heap by ready time of those whose inputs are all on their way
-    n_ready: Index  # [D]
-    n_future: Index  # [D]
-    running: Index  # [D], op or -1
-    next_s: FloatArray  # [D], end of the running op, or, idle, when the next op may be ready
-    never: FloatArray  # [D], infinite while an op runs, else 0
-    pair_bytes: FloatArray  # [D * D]
-    link_free: FloatArray  # [L + 2], when the last transfer requested so far leaves each link
-    sent: Index  # [D + 1], last transfer to each device, so that a tensor is sent only once
-    free_s: FloatArray  # [m + e], last use of each copy
-    bucket_in: IntArray  # [D * buckets], bytes allocated
-    bucket_out: IntArray  # [D * buckets], bytes freed
-    bucket_head: Index  # [D * buckets], last change of memory in the bucket, or -1
-    change_s: FloatArray  # [2 n + m + 2 e], instants of changes of memory
-    change_bytes: IntArray  # [2 n + m + 2 e]
-    change_next: Index  # [2 n + m + 2 e], previous change of the same bucket, or -1
-    sorted_change: Index  # [2 n + m + 2 e]
-
-
-class Output(NamedTuple):
-    """Arrays that `run` leaves behind (x: up to e transfers, in order of request)."""
-
-    busy_s: FloatArray  # [D]
-    peak_bytes: IntArray  # [D]
-    link_bytes: FloatArray  # [L]
-    op_start: FloatArray  # [n]
-    op_end: FloatArray  # [n]
-    op_rank: Index  # [n], place in the sequence of starts
-    transfer_tensor: Index  # [e + 1]
-    transfer_pair: Index  # [e + 1]
-    transfer_start: FloatArray  # [e + 1]
-    transfer_end: FloatArray  # [e + 1]
 
 
 @inner
-def buckets_for(n: int, n_devices: int) -> int:
-    """Buckets of time per device for the memory sum: a few changes of memory in each."""
-    return max(16, n // n_devices)
-
-
-@allocating
-def new_state(n: int, m: int, e: int, n_devices: int, n_links: int) -> StepState:
-    """Memory for `run`; reusable."""
-    changes = 2 * n + m + 2 * e
-    buckets = n_devices * buckets_for(n, n_devices)
-    return StepState(
-        priority=np.empty(n),
-        edge_s=np.empty(e),
-        arrival_s=np.empty(e),
-        op_s=np.empty(n),
-        missing=np.empty(n, np.int32),
-        ready_s=np.empty(n),
-        copy_of=np.empty(e, np.int32),
-        base=np.empty(n_devices + 1, np.int32),
-        ready=np.empty(n, np.int32),
-        future=np.empty(n, np.int32),
-        n_ready=np.empty(n_devices, np.int32),
-        n_future=np.empty(n_devices, np.int32),
-        running=np.empty(n_devices, np.int32),
-        next_s=np.empty(n_devices),
-        never=np.empty(n_devices),
-        pair_bytes=np.empty(n_devices * n_devices),
-        link_free=np.empty(n_links + 2),
-        sent=np.empty(n_devices + 1, np.int32),
-        free_s=np.empty(m + e),
-        bucket_in=np.empty(buckets, np.int64),
-        bucket_out=np.empty(buckets, np.int64),
-        bucket_head=np.empty(buckets, np.int32),
-        change_s=np.empty(changes),
-        change_bytes=np.empty(changes, np.int64),
-        change_next=np.empty(changes, np.int32),
-        sorted_change=np.empty(changes, np.int32),
-    )
-
-
-@allocating
-def new_output(n: int, e: int, n_devices: int, n_links: int) -> Output:
-    """Memory for the results of `run`; reusable."""
-    return Output(
-        busy_s=np.empty(n_devices),
-        peak_bytes=np.empty(n_devices, np.int64),
-        link_bytes=np.empty(n_links),
-        op_start=np.empty(n),
-        op_end=np.empty(n),
-        op_rank=np.empty(n, np.int32),
-        transfer_tensor=np.empty(e + 1, np.int32),
-        transfer_pair=np.empty(e + 1, np.int32),
-        transfer_start=np.empty(e + 1),
-        transfer_end=np.empty(e + 1),
-    )
-
-
-@inner
-def _prepare(
-    g: Arrays,
-    s: StepState,
-    out: Output,
-    device: Index,
-    mode: int,
-    order: FloatArray,
-    n: int,
-    n_edges: int,
-    n_kinds: int,
-    n_devices: int,
-    n_links: int,
-) -> None:
-    """Reset the scratch; fill op and transfer times and the priorities that are known beforehand."""
+def prepare(g: Arrays, s: StepState, out: Output, device: Index, size: StepSizes) -> None:
+    """Reset the scratch; fill op and transfer times, and the priorities with the longest remaining paths."""
+    n_devices = size.n_devices
     for d in range(n_devices + 1):
         s.base[d] = 0
-        s.sent[d] = n_edges
-    out.transfer_tensor[n_edges] = -1
-    # Consumers first, so that priorities, longest paths to the end, can be summed up on the way.
-    for k in range(n - 1, -1, -1):
+        s.sent[d] = size.e
+    out.transfer_tensor[size.e] = -1
+    # Consumers first, so that longest paths to the end can be summed up on the way.
+    for k in range(size.n - 1, -1, -1):
         i = g.topological[k]
         d = device[i]
         longest = 0.0
@@ -198,17 +52,11 @@ def _prepare(
             s.arrival_s[e] = INF
             rest = seconds + s.priority[c]
             longest = rest if rest > longest else longest
-        s.op_s[i] = g.kind_s[i * n_kinds + g.kind_of[d]]
+        s.op_s[i] = g.kind_s[i * size.n_kinds + g.kind_of[d]]
         s.priority[i] = s.op_s[i] + longest
         s.missing[i] = g.input_ptr[i + 1] - g.input_ptr[i]
         s.ready_s[i] = 0.0
         s.base[d + 1] += 1
-    if mode == EXPLICIT:
-        for i in range(n):
-            s.priority[i] = -order[i]
-    elif mode == FIFO:
-        for i in range(n):
-            s.priority[i] = 0.0
     for d in range(n_devices):
         s.base[d + 1] += s.base[d]
         s.n_ready[d] = s.n_future[d] = 0
@@ -218,12 +66,8 @@ def _prepare(
         out.busy_s[d] = 0.0
     for pair in range(n_devices * n_devices):
         s.pair_bytes[pair] = 0.0
-    for link in range(n_links + 2):
+    for link in range(size.n_links + 2):
         s.link_free[link] = 0.0
-    # After everything is reset: queues compare an op with others.
-    for i in range(n):
-        if s.missing[i] == 0:
-            _add(s, mode, device[i], i, 0.0)
 
 
 @inlined
@@ -257,21 +101,24 @@ def _end_op(
     out: Output,
     device: Index,
     mode: int,
-    m: int,
-    n_devices: int,
-    n_hops: int,
+    size: StepSizes,
     d: int,
     now: float,
     x: int,
-) -> tuple[int, bool]:
+    tail: FloatArray,
+    limit: float,
+) -> tuple[int, bool, bool]:
     """The op on ``d`` ends and its tensors are requested where they are needed.
 
-    Returns the number of transfers so far, and whether some other device can start something at this same instant.
+    Returns the number of transfers so far, whether some other device can start something at this same instant, and
+    whether the step will end after the limit.
     """
+    n_devices, n_hops, m = size.n_devices, size.n_hops, size.m
     i = s.running[d]
     s.running[d] = -1
     s.never[d] = 0.0
     woke = False
+    late = False
     for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
         c = g.consumer[e]
         t = g.edge_tensor[e]
@@ -302,11 +149,12 @@ def _end_op(
             x += 1 if remote else 0
         s.arrival_s[e] = end
         s.ready_s[c] = end if end > s.ready_s[c] else s.ready_s[c]
+        late = late | (end + tail[c] > limit)
         s.missing[c] -= 1
         if s.missing[c] == 0:
             _add(s, mode, b, c, now)
             woke = woke | (remote & (s.ready_s[c] <= now))
-    return x, woke
+    return x, woke, late
 
 
 @inlined
@@ -343,9 +191,22 @@ def _take_msr(g: Arrays, s: StepState, device: Index, d: int, now: float) -> int
 
 @inlined
 def _dispatch(
-    g: Arrays, s: StepState, out: Output, device: Index, mode: int, d: int, now: float, n_started: int
+    g: Arrays,
+    s: StepState,
+    out: Output,
+    device: Index,
+    mode: int,
+    d: int,
+    now: float,
+    n_started: int,
+    tail: FloatArray,
+    work_s: FloatArray,
+    limit: float,
 ) -> int:
-    """The idle device ``d`` starts its best ready op, or learns when there may be one; returns the number of starts."""
+    """The idle device ``d`` starts its best ready op, or learns when there may be one.
+
+    Returns the number of starts, or -1 if the step will end after the limit.
+    """
     base = s.base[d]
     while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
         i = pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
@@ -356,6 +217,9 @@ def _dispatch(
         return n_started
     best = _take_msr(g, s, device, d, now) if mode == MSR else pop(s.ready, base, s.n_ready[d], s.priority, 1.0)
     s.n_ready[d] -= 1
+    # Its longest remaining path cannot end sooner than from now on, nor can the work left on its device.
+    if now + tail[best] > limit or now + (work_s[d] - out.busy_s[d]) > limit:
+        return -1
     end = now + s.op_s[best]
     s.running[d] = best
     s.next_s[d] = end
@@ -367,21 +231,37 @@ def _dispatch(
     return n_started + 1
 
 
-@inner
-def _loop(
+@inlined
+def loop(
     g: Arrays,
     s: StepState,
     out: Output,
     device: Index,
     mode: int,
-    m: int,
-    n_devices: int,
-    n_hops: int,
-) -> tuple[float, int]:
+    size: StepSizes,
+    tail: FloatArray,
+    work_s: FloatArray,
+    limit: float,
+) -> tuple[float, int, int]:
+    """Run a prepared step: ``(step time, number of transfers, number of instants)``; infinite if it is given up.
+
+    Args:
+        tail, work_s: float64 [n] and [D], longest remaining paths, and work of each device. They are sums in another
+            sequence than times, so that the limit needs a little slack.
+        limit: seconds; a step that must take longer is given up. Infinite: compiled as if there were none.
+    """
+    n_devices = size.n_devices
+    # After everything is reset and given its priority: queues compare an op with others.
+    for i in range(size.n):
+        if s.missing[i] == 0:
+            _add(s, mode, device[i], i, 0.0)
     n_transfers = 0
     n_started = 0
+    instants = 0
+    step_s = -1.0
     now = 0.0
-    while True:
+    while step_s < 0.0:
+        instants += 1
         least = INF
         first = 0
         ties = 0
@@ -392,7 +272,8 @@ def _loop(
             least = next_s if next_s < least else least
         # Nothing runs and nothing will: the step is over.
         if least == INF:
-            return now, n_transfers
+            step_s = now
+            break
         now = least
         # Usually one device has something to do now. If several have, all ends come before any start.
         last = first + 1
@@ -403,7 +284,9 @@ def _loop(
         woke = mode == MSR
         for d in range(first, last):
             if s.running[d] >= 0 and s.next_s[d] == now:
-                n_transfers, others = _end_op(g, s, out, device, mode, m, n_devices, n_hops, d, now, n_transfers)
+                n_transfers, others, late = _end_op(g, s, out, device, mode, size, d, now, n_transfers, tail, limit)
+                if late:
+                    step_s = INF
                 woke = woke or others
                 s.next_s[d] = now
         # A transfer that takes no time has made an op ready on a device that was not looked at.
@@ -412,138 +295,16 @@ def _loop(
             last = n_devices
         for d in range(first, last):
             if s.running[d] < 0 and s.next_s[d] <= now:
-                n_started = _dispatch(g, s, out, device, mode, d, now, n_started)
-
-
-@inlined
-def _note_changes(
-    g: Arrays,
-    s: StepState,
-    out: Output,
-    device: Index,
-    n: int,
-    n_edges: int,
-    m: int,
-    n_devices: int,
-    n_transfers: int,
-    buckets: int,
-    per_second: float,
-) -> None:
-    """Fill the buckets of the devices whose memory it is with every allocation and free of the step."""
-    clear_buckets(s, n_devices * buckets)
-    # A tensor is held until its producer has ended, it has been sent everywhere, and all on its device have read it.
-    for t in range(m):
-        s.free_s[t] = out.op_end[g.tensor_producer[t]]
-    for x in range(n_transfers):
-        t = out.transfer_tensor[x]
-        s.free_s[m + x] = out.transfer_end[x]
-        s.free_s[t] = max(s.free_s[t], out.transfer_end[x])
-    for e in range(n_edges):
-        end = out.op_end[g.consumer[e]]
-        copy = s.copy_of[e]
-        s.free_s[copy] = end if end > s.free_s[copy] else s.free_s[copy]
-    k = 0
-    for i in range(n):
-        d = g.owner[device[i]]
-        added = g.workspace_bytes[i] + g.output_bytes[i]
-        if added > 0:
-            k = note_change(s, d * buckets, buckets, per_second, out.op_start[i], added, k)
-        if g.workspace_bytes[i] > 0:
-            k = note_change(s, d * buckets, buckets, per_second, out.op_end[i], -g.workspace_bytes[i], k)
-    for x in range(n_transfers):
-        t = out.transfer_tensor[x]
-        d = g.owner[out.transfer_pair[x] % n_devices]
-        size = g.tensor_bytes[t]
-        # Within one memory nothing is copied: who reads it there reads the tensor itself.
-        if d == g.owner[device[g.tensor_producer[t]]]:
-            s.free_s[t] = max(s.free_s[t], s.free_s[m + x])
-        elif size > 0:
-            k = note_change(s, d * buckets, buckets, per_second, out.transfer_start[x], size, k)
-            k = note_change(s, d * buckets, buckets, per_second, s.free_s[m + x], -size, k)
-    for t in range(m):
-        if g.memory_bytes[t] > 0:
-            d = g.owner[device[g.tensor_producer[t]]]
-            k = note_change(s, d * buckets, buckets, per_second, s.free_s[t], -g.memory_bytes[t], k)
-
-
-@inner
-def _memory(
-    g: Arrays,
-    s: StepState,
-    out: Output,
-    device: Index,
-    n: int,
-    n_edges: int,
-    m: int,
-    n_devices: int,
-    n_transfers: int,
-    step_s: float,
-) -> None:
-    """Fill ``out.peak_bytes``."""
-    for d in range(n_devices):
-        out.peak_bytes[d] = 0
-    for i in range(n):
-        out.peak_bytes[g.owner[device[i]]] += g.kept_bytes[i]
-    if step_s == 0.0:  # nothing has time to be there but what stays
-        for i in range(n):
-            out.peak_bytes[g.owner[device[i]]] += g.output_bytes[i]
-        for t in range(m):
-            out.peak_bytes[g.owner[device[g.tensor_producer[t]]]] -= g.memory_bytes[t]
-        return
-    buckets = buckets_for(n, n_devices)
-    per_second = min(buckets / step_s, MOST_PER_SECOND)
-    _note_changes(g, s, out, device, n, n_edges, m, n_devices, n_transfers, buckets, per_second)
-    for d in range(n_devices):
-        kept = out.peak_bytes[d]
-        peak = kept
-        now = kept
-        # First pass: the ends of buckets, a lower bound that leaves few buckets to the second.
-        for bucket in range(d * buckets, (d + 1) * buckets):
-            now += s.bucket_in[bucket] - s.bucket_out[bucket]
-            peak = max(peak, now)
-        now = kept
-        for bucket in range(d * buckets, (d + 1) * buckets):
-            if now + s.bucket_in[bucket] > peak:
-                peak = peak_within(s, bucket, now, peak)
-            now += s.bucket_in[bucket] - s.bucket_out[bucket]
-        out.peak_bytes[d] = peak
-
-
-@inner
-def _memory_in(graph: Arrays, state: StepState, output: Output, device: Index, n_transfers: int, step_s: float) -> None:
-    n, n_devices = len(graph.kind_s), len(graph.owner)
-    m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
-    g = pointers(graph)
-    s = pointers(state)
-    out = pointers(output)
-    _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s)
-
-
-@entry
-def memory_of(graph: Arrays, output: Output, device: Index, copy_of: Index, n_transfers: int, step_s: float) -> None:
-    """Fill ``output.peak_bytes`` from the times in ``output``, which `sequence_kernel` finds its own way.
-
-    Args:
-        graph, output: `Arrays` and `Output`.
-        device: int32 [n].
-        copy_of: int32 [e], as in `StepState`; copy ``m + x`` is the x-th transfer of ``output``.
-    """
-    n, n_devices = len(graph.kind_s), len(graph.owner)
-    state = new_state(n, len(graph.tensor_bytes), len(graph.consumer), n_devices, len(output.link_bytes))
-    for e in range(len(copy_of)):  # an assignment of arrays checks shapes, which takes two seconds to compile
-        state.copy_of[e] = copy_of[e]
-    # A call of its own: numba would free `state` here before the pointers to it are used.
-    _memory_in(graph, state, output, device, n_transfers, step_s)
+                n_started = _dispatch(g, s, out, device, mode, d, now, n_started, tail, work_s, limit)
+                if n_started < 0:
+                    step_s = INF
+                    n_started = 0
+    return step_s, n_transfers, instants
 
 
 @inner
 def run(
-    graph: Arrays,
-    state: StepState,
-    output: Output,
-    device: Index,
-    mode: int,
-    order: FloatArray,
+    graph: Arrays, state: StepState, output: Output, device: Index, size: StepSizes, mode: int, order: FloatArray
 ) -> tuple[float, int, float]:
     """Simulate one step. Returns ``(step time s, number of transfers, bytes transferred)``; the rest is in ``output``.
 
@@ -553,16 +314,20 @@ def run(
         mode: LONGEST_PATH, FIFO, MSR or EXPLICIT.
         order: float64 [n], lower first; read in EXPLICIT mode only.
     """
-    (n, n_kinds), n_devices = graph.kind_s.shape, len(graph.owner)
-    m, n_edges, n_links = len(graph.tensor_bytes), len(graph.consumer), len(output.link_bytes)
-    n_hops = graph.route.shape[2]
+    n_devices = size.n_devices
     g = pointers(graph)
     s = pointers(state)
     out = pointers(output)
-    _prepare(g, s, out, device, mode, order, n, n_edges, n_kinds, n_devices, n_links)
-    step_s, n_transfers = _loop(g, s, out, device, mode, m, n_devices, n_hops)
-    _memory(g, s, out, device, n, n_edges, m, n_devices, n_transfers, step_s)
-    for link in range(n_links):
+    prepare(g, s, out, device, size)
+    if mode == EXPLICIT:
+        for i in range(size.n):
+            s.priority[i] = -order[i]
+    elif mode == FIFO:
+        for i in range(size.n):
+            s.priority[i] = 0.0
+    step_s, n_transfers, _ = loop(g, s, out, device, mode, size, s.priority, out.busy_s, INF)
+    memory(g, s, out, device, size, n_transfers, step_s)
+    for link in range(size.n_links):
         out.link_bytes[link] = 0.0
     moved = 0.0
     for pair in range(n_devices * n_devices):
@@ -575,17 +340,12 @@ def run(
 
 @entry
 def run_one(
-    graph: Arrays,
-    n_links: int,
-    device: Index,
-    mode: int,
-    order: FloatArray,
+    graph: Arrays, n_links: int, device: Index, mode: int, order: FloatArray
 ) -> tuple[float, int, float, Output]:
     """`run` with memory of its own: ``(step time s, number of transfers, bytes transferred, Output)``."""
-    n, n_devices = len(graph.kind_s), len(graph.owner)
-    m, n_edges = len(graph.tensor_bytes), len(graph.consumer)
-    state, output = new_state(n, m, n_edges, n_devices, n_links), new_output(n, n_edges, n_devices, n_links)
-    step_s, n_transfers, moved = run(graph, state, output, device, mode, order)
+    size = sizes_of(graph, n_links)
+    state, output = new_state(size), new_output(size)
+    step_s, n_transfers, moved = run(graph, state, output, device, size, mode, order)
     return step_s, n_transfers, moved, output
 
 
@@ -605,15 +365,15 @@ def run_batch(
 
     ``orders`` is float64 [k, n] in EXPLICIT mode, else any [1, ...].
     """
-    k, n = devices.shape
-    m, n_edges, n_links, n_devices = len(g.tensor_bytes), len(g.consumer), link_bytes.shape[1], len(g.owner)
+    k = len(devices)
     chunks = min(k, 64)
     for chunk in prange(chunks):
-        s = new_state(n, m, n_edges, n_devices, n_links)
-        out = new_output(n, n_edges, n_devices, n_links)
+        size = sizes_of(g, link_bytes.shape[1])  # here, since numba hands no record on to its threads
+        s = new_state(size)
+        out = new_output(size)
         for row in range(chunk, k, chunks):
             order = orders[row if mode == EXPLICIT else 0]
-            step_time_s[row], _, bytes_moved[row] = run(g, s, out, devices[row], mode, order)
+            step_time_s[row], _, bytes_moved[row] = run(g, s, out, devices[row], size, mode, order)
             busy_s[row] = out.busy_s
             peak_bytes[row] = out.peak_bytes
             link_bytes[row] = out.link_bytes

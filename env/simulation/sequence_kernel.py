@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env.jit import entry, inlined
-from env.simulation import kernel
-from env.simulation.charges import Charges
+from env.simulation.memory_kernel import memory_of
+from env.simulation.scoring import Charges
+from env.simulation.step_records import Arrays, Index, Output
 from graphs.errors import MismatchError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _WAITS_SHOWN = 6  # of a deadlock, in its message
 
 
-def run(problem: Problem, arrays: kernel.Arrays, plan: Plan) -> tuple[float, int, int, kernel.Output]:
+def run(problem: Problem, arrays: Arrays, plan: Plan) -> tuple[float, int, int, Output]:
     """Simulate one step: ``(step time s, number of transfers, bytes transferred, Output)``.
 
     Args:
@@ -71,7 +72,7 @@ def run(problem: Problem, arrays: kernel.Arrays, plan: Plan) -> tuple[float, int
     place = np.arange(problem.graph.n_tensors + x, dtype=np.int32)
     place[problem.graph.n_tensors + by_start] = problem.graph.n_tensors + np.arange(x)
     step_s = float(output.op_end.max())
-    kernel.memory_of(arrays, output, device, place[sequence.copy_of], x, step_s)
+    memory_of(arrays, output, device, place[sequence.copy_of], x, step_s)
     moved = int(problem.graph.tensor_bytes[sequence.tensor].sum())
     return step_s, x, moved, output
 
@@ -86,7 +87,7 @@ class _Sequence:
         op_sequence: int64 [n], ops by device, each device's in its order.
     """
 
-    def __init__(self, problem: Problem, device: kernel.Index, order: FloatArray, transfer_order: IntArray) -> None:
+    def __init__(self, problem: Problem, device: Index, order: FloatArray, transfer_order: IntArray) -> None:
         graph, n_devices = problem.graph, problem.cluster.n_devices
         self.problem, self.device = problem, device
         self.tensor, self.target = _pairs(problem, transfer_order)
@@ -97,7 +98,7 @@ class _Sequence:
         # Device by device, each in its order; equal numbers by op.
         self.op_sequence = np.lexsort((order, device))
 
-    def _copies(self, given: IntArray) -> kernel.Index:
+    def _copies(self, given: IntArray) -> Index:
         """`copy_of`, with a refusal of anything but the transfers that are needed; ``given`` is tensor * D + target."""
         producer, consumer, tensor = self.problem.graph.edge_list
         remote = self.device[producer] != self.device[consumer]
@@ -129,9 +130,7 @@ class _Sequence:
         result[before[same]] = after[same]
         return result
 
-    def output(
-        self, start_s: FloatArray, end_s: FloatArray, rank: IntArray, by_start: NDArray[np.intp]
-    ) -> kernel.Output:
+    def output(self, start_s: FloatArray, end_s: FloatArray, rank: IntArray, by_start: NDArray[np.intp]) -> Output:
         """The run's outcome, all but the peaks; ``rank`` [n] is any order in which ops may enable each other."""
         problem, n = self.problem, len(self.device)
         n_devices, n_links = problem.cluster.n_devices, len(problem.cluster.links)
@@ -140,7 +139,7 @@ class _Sequence:
         op_rank[np.lexsort((rank, start_s[:n]))] = np.arange(n)
         pair_bytes = np.bincount(self.pair, problem.graph.tensor_bytes[self.tensor], n_devices * n_devices)
         route_ptr, route_link = problem.route
-        return kernel.Output(
+        return Output(
             busy_s=np.bincount(self.device, problem.seconds_of(self.device), n_devices).astype(np.float64),
             peak_bytes=np.empty(n_devices, np.int64),
             link_bytes=np.bincount(route_link, np.repeat(pair_bytes, np.diff(route_ptr)), n_links).astype(np.float64),
@@ -153,7 +152,7 @@ class _Sequence:
             transfer_end=end_s[n:][by_start],
         )
 
-    def deadlock(self, done: kernel.Index) -> str:
+    def deadlock(self, done: Index) -> str:
         """One sentence: which ops and transfers wait for each other; ``done`` are the nodes that could start."""
         stuck = np.ones(len(self.device) + len(self.tensor), dtype=np.bool_)
         stuck[done] = False
@@ -218,7 +217,7 @@ def _pairs(problem: Problem, transfer_order: IntArray) -> tuple[IntArray, IntArr
 
 
 @inlined
-def _release(k: int, end: float, start_s: FloatArray, waits: kernel.Index, done: kernel.Index, n_done: int) -> int:
+def _release(k: int, end: float, start_s: FloatArray, waits: Index, done: Index, n_done: int) -> int:
     """One thing that ``k`` waits for ends; returns the new number of nodes that could start."""
     start_s[k] = end if end > start_s[k] else start_s[k]
     waits[k] -= 1
@@ -230,20 +229,20 @@ def _release(k: int, end: float, start_s: FloatArray, waits: kernel.Index, done:
 
 @entry
 def longest_path(
-    edge_ptr: kernel.Index,
-    consumer: kernel.Index,
+    edge_ptr: Index,
+    consumer: Index,
     consumer_ptr: IntArray,
-    copy_of: kernel.Index,
+    copy_of: Index,
     tensor: IntArray,
     next_op: IntArray,
-    route: kernel.Index,
+    route: Index,
     n_links: int,
     seconds: FloatArray,
-) -> tuple[FloatArray, kernel.Index]:
+) -> tuple[FloatArray, Index]:
     """Start of every node (op, or n + transfer), and the nodes in a topological order: fewer than all in a deadlock.
 
     Args:
-        edge_ptr, consumer: as in `kernel.Arrays`.
+        edge_ptr, consumer: as in `Arrays`.
         consumer_ptr: int64 [m + 1], edges of each tensor.
         copy_of: int32 [e], tensor or m + transfer that each edge reads.
         tensor: int64 [x], of each transfer in sequence.

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from env.plan import Plan, Priority
 from env.problem import Problem
 from env.simulation import kernel, sequence_kernel
+from env.simulation.step_records import Index, Output, arrays_of
 from graphs.arrays import frozen, sums
 from graphs.errors import MismatchError
 from graphs.opgraph import FloatArray, IntArray
@@ -96,7 +97,7 @@ class Simulator:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._arrays = _arrays(problem)
+        self._arrays = arrays_of(problem)
 
     def resized(self, kind_s: FloatArray, tensor_bytes: IntArray) -> Simulator:
         """A simulator of the same graph with other figures, which nobody checks; its `problem` is still the first.
@@ -165,7 +166,7 @@ class Simulator:
         feasible = np.all(peak <= self.problem.capacity_bytes, axis=1)
         return BatchScores(time_s, busy_s, peak, links, moved, feasible)
 
-    def _run(self, plan: Plan, priority: Priority | str) -> tuple[Score, kernel.Output, int]:
+    def _run(self, plan: Plan, priority: Priority | str) -> tuple[Score, Output, int]:
         placed = self._checked(plan.device, 1)
         mode, explicit = self._mode(priority, plan.order, placed.shape)
         if plan.transfer_order is None:
@@ -176,7 +177,7 @@ class Simulator:
         feasible = bool((out.peak_bytes <= self.problem.capacity_bytes).all())
         return Score(time_s, out.busy_s, out.peak_bytes, out.link_bytes, int(moved), feasible), out, count
 
-    def _checked(self, device: ArrayLike, dimensions: int) -> kernel.Index:
+    def _checked(self, device: ArrayLike, dimensions: int) -> Index:
         placed = np.asarray(device)
         n, n_devices = self.problem.graph.n_ops, self.problem.cluster.n_devices
         if placed.ndim != dimensions or placed.shape[-1] != n or (placed.size and placed.dtype.kind not in "iu"):
@@ -202,59 +203,3 @@ class Simulator:
                 f"{explicit.shape}."
             )
         return kernel.EXPLICIT, explicit
-
-
-def _arrays(problem: Problem) -> kernel.Arrays:
-    graph = problem.graph
-    edge_tensor = graph.edge_list[2]
-    measured_s = graph.tensor_transfer_s[edge_tensor]
-    modelled = np.isnan(measured_s)
-    route_ptr, route_link = problem.route
-    waited, held = _padded_routes(problem)
-    return kernel.Arrays(
-        kind_s=problem.kind_s,
-        kind_of=problem.kind_of.astype(np.int32),
-        owner=problem.memory_owner.astype(np.int32),
-        edge_ptr=graph.consumer_ptr[graph.output_ptr].astype(np.int32),
-        consumer=graph.consumers.astype(np.int32),
-        edge_tensor=edge_tensor.astype(np.int32),
-        input_ptr=graph.inputs[0].astype(np.int32),
-        input_edge=np.lexsort((edge_tensor, graph.consumers)).astype(np.int32),
-        edge_bytes=np.where(modelled, graph.tensor_bytes[edge_tensor], 0).astype(np.float64),
-        edge_latency=modelled.astype(np.float64),
-        edge_measured_s=np.where(modelled, 0.0, measured_s),
-        topological=graph.topological_order.astype(np.int32),
-        tensor_bytes=graph.tensor_bytes,
-        memory_bytes=graph.tensor_memory_bytes,
-        tensor_producer=graph.tensor_producer,
-        kept_bytes=graph.standing_bytes,
-        workspace_bytes=graph.workspace_bytes,
-        output_bytes=graph.output_bytes + graph.coming_bytes,
-        latency_s=problem.latency_s,
-        bandwidth=problem.bandwidth_bytes_per_s,
-        hops=problem.hops.reshape(-1).astype(np.float64),
-        route=waited,
-        route_held=held,
-        route_ptr=route_ptr,
-        route_link=route_link,
-    )
-
-
-def _padded_routes(problem: Problem) -> tuple[kernel.Index, kernel.Index]:
-    """``(route, route_held)`` of `kernel.Arrays`: all of one length, so that the loop over them never mispredicts."""
-    links, n_devices = problem.cluster.links, problem.cluster.n_devices
-    ptr, route_link = problem.route
-    pair = np.repeat(np.arange(n_devices * n_devices), np.diff(ptr))
-    waits = np.array([link.exclusive for link in links], dtype=np.bool_)[route_link]
-    pair, link = pair[waits], route_link[waits]
-    count = np.bincount(pair, minlength=n_devices * n_devices)
-    longest = max(1, int(count.max()))
-    waited = np.full((n_devices * n_devices, longest), len(links), np.int32)
-    held = waited + np.int32(1)
-    some = np.flatnonzero(count)
-    last = link[np.cumsum(count)[some] - 1]
-    waited[some] = held[some] = last[:, None]
-    place = np.arange(len(pair)) - (np.cumsum(count) - count)[pair]
-    waited[pair, place] = held[pair, place] = link
-    shape = (n_devices, n_devices, longest)
-    return waited.reshape(shape), held.reshape(shape)

@@ -44,7 +44,7 @@ class Steady:
 
     @property
     def fits(self) -> bool:
-        """Whether no device holds more than its memory."""
+        """True if no device holds more than its memory."""
         return bool((self.held_bytes <= self.problem.capacity_bytes).all())
 
     @property

@@ -28,7 +28,7 @@ from placement.solving.methods import AUTO, HEURISTICS, REFINED, SEARCHES, heuri
 from placement.solving.warmup import small_step, two_ops
 
 _BOUNDS, _SIMULATOR, _SEQUENCES, _LOCAL = "bounds", "simulator", "fixed sequences", "local_search"
-_APART = (_LOCAL, "dp_contiguous")  # about half of all compiling
+_APART = (_LOCAL,)  # about half of all compiling
 
 
 def compile_for(problem: Problem, methods: Sequence[str], search: bool = True) -> None:

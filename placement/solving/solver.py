@@ -13,13 +13,12 @@ import baselines
 from baselines.budget import NO_LIMITS, Budget, Limits
 from baselines.portfolio import PortfolioOutcome, searched
 from env.bounds.bounds import lower_bound
-from env.bounds.memory_advice import what_would_help
+from env.bounds.memory import what_would_help
 from env.cluster import Cluster
 from env.objectives import THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.loads import loads
-from env.simulation.scoring import Scorer
+from env.simulation.scoring import Scorer, loads
 from env.simulation.simulator import Schedule, Score
 from env.simulation.steady_memory import steady_memory
 from env.simulation.timeline import overflow_reason

@@ -72,7 +72,7 @@ def test_a_compiled_loop_is_stopped_from_outside() -> None:
         assert stopped.wait(60)
 
 
-@pytest.mark.parametrize("name", ["dp_linear", "dp_contiguous", "pipedream", "pipedream_hierarchical", "m_sct"])
+@pytest.mark.parametrize("name", ["dp_linear", "pipedream", "pipedream_hierarchical", "m_sct"])
 def test_slow_heuristics_stop(name: str) -> None:
     problem = Problem(layered(40, seed=0), unlike(4))
     with Meter(0.0).kept(), pytest.raises(OutOfTimeError):
@@ -83,7 +83,7 @@ def test_slow_heuristics_stop(name: str) -> None:
     assert 0 < meter.used_s < 10
 
 
-@pytest.mark.parametrize("name", ["dp_linear", "dp_contiguous", "pipedream", "pipedream_hierarchical", "m_sct"])
+@pytest.mark.parametrize("name", ["dp_linear", "pipedream", "pipedream_hierarchical", "m_sct"])
 def test_slow_heuristics_stop_wherever_their_work_ends(name: str) -> None:
     """However little is left, they find a plan or run out of it."""
     problem, meter = Problem(layered(40, seed=0), unlike(4)), Meter()
@@ -123,7 +123,7 @@ def test_starts_are_methods_and_those_that_always_run_come_first() -> None:
 
 def test_what_auto_leaves_out_is_meant() -> None:
     """A quick heuristic that is not in `STARTS` would run in no `auto` with a budget."""
-    slow_or_for_pipelines = {"m_sct", "pipedream", "pipedream_hierarchical", "dp_linear", "dp_contiguous"}
+    slow_or_for_pipelines = {"m_sct", "pipedream", "pipedream_hierarchical", "dp_linear"}
     assert set(baselines.METHODS) - set(STARTS[LATENCY]) == slow_or_for_pipelines
 
 
@@ -136,7 +136,7 @@ def test_no_time_still_gives_an_answer() -> None:
 def test_auto_begins_with_what_local_search_begins_with_and_wastes_no_time_on_pipelines() -> None:
     problem = Problem(layered(60, seed=0), unlike(3))
     methods = dict(heuristics_for(problem))
-    methods["dp_contiguous"] = lambda *_: pytest.fail("a planner of pipelines ran within the time of a search")
+    methods["dp_linear"] = lambda *_: pytest.fail("a planner of pipelines ran within the time of a search")
     alone, auto = (starts(problem, 0, methods, Budget(seconds=1e4), every=every) for every in (False, True))
     assert [(c.method, c.value_s) for c in auto] == [(c.method, c.value_s) for c in alone]
 
@@ -233,17 +233,16 @@ def test_neither_limit_given_is_the_default_and_one_leaves_the_other_open() -> N
     assert Limits(3.0).budget(7.0).evaluations == math.inf
 
 
-@pytest.mark.parametrize("method", ["auto", "local_search", "exact", "milp_contiguous", "pretrained+local_search"])
+@pytest.mark.parametrize("method", ["auto", "local_search", "exact", "pretrained+local_search"])
 def test_the_same_seconds_find_the_same(method: str) -> None:
     """Seconds are work, so two runs are equal, however long they take; the second one beside a busy thread."""
-    objective = "throughput" if method == "milp_contiguous" else LATENCY
     ended, found = threading.Event(), []
     for is_busy in (False, True):
         ended.clear()
         busy = threading.Thread(target=lambda: [None for _ in iter(ended.is_set, True)])
         if is_busy:
             busy.start()
-        solver = Solver(layered(60, 0), Cluster.preset("4xV100-pcie"), 0, objective, "longest_path")
+        solver = Solver(layered(60, 0), Cluster.preset("4xV100-pcie"), 0, LATENCY, "longest_path")
         result = solved(solver, method, Limits(0.1))
         ended.set()
         found.append((result.placement, result.order, result.evaluations, result.lower_bound_s))

@@ -8,9 +8,8 @@ import pytest
 from tight_problems import best_of_all_s, planted, tight_graph
 
 from baselines.budget import Budget, Limits
-from baselines.enumeration import best_of_few
 from baselines.exact.exact import exact
-from baselines.fitting import fitting, nearest_to_fitting
+from baselines.fitting import best_of_few, fitting, nearest_to_fitting
 from env.objectives import LATENCY, OBJECTIVES, THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem

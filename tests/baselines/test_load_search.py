@@ -24,7 +24,7 @@ from env.objectives import THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
 from env.published import neurips_cluster
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from env.units import Units
 from graphs.generators import REFERENCE_BYTES_PER_S, fork_join, layered
 from graphs.opgraph import Op, OpGraph, Tensor
@@ -82,7 +82,7 @@ def charged_bytes(problem: Problem, device: NDArray[np.int64]) -> list[int]:
 
 
 def check_state(problem: Problem, state: LoadState) -> None:
-    """The state says the same as `env.simulation.loads` of its placement."""
+    """The state says the same as `env.simulation.scoring` of its placement."""
     expected = loads(problem, Plan(state.unit["device"][problem.unit_of]))
     n_devices = problem.cluster.n_devices
     instance = instance_of(Units.of(problem))

@@ -69,7 +69,7 @@ def optimum(problem: Problem) -> float:
 
 @given(st.data())
 def test_every_accepted_state_is_what_the_simulator_says(data: st.DataObject) -> None:
-    """Snapshots, early ends, tails kept up to date and the memory short cut change no time and no verdict."""
+    """Trials that are given up early change no time and no verdict."""
     problem = data.draw(problems(shared=True))
     simulator = Simulator(problem)
     device = data.draw(allowed_placements(problem))
@@ -92,8 +92,8 @@ def test_every_accepted_state_is_what_the_simulator_says(data: st.DataObject) ->
         assert problem.allowed[np.arange(problem.graph.n_ops), state.device].all()
 
 
-def test_large_graphs_restart_from_snapshots_and_stay_exact() -> None:
-    """Enough ops that all snapshots are taken, on links that are waited for."""
+def test_large_graphs_stay_exact() -> None:
+    """On links that are waited for."""
     problem = Problem(layered(400, seed=5), star(4, bytes_per_s=12e9))
     simulator, instance = Simulator(problem), instance_of(problem)
     state = new_state(instance, len(problem.cluster.links), 3)
@@ -101,7 +101,6 @@ def test_large_graphs_restart_from_snapshots_and_stay_exact() -> None:
     state.device[:], state.values[BEST] = device, np.inf
     state.key[:] = -np.arange(400)
     assert anneal(instance, state, 0, begin=True)
-    assert np.isfinite(state.snap_now[state.snap_row]).all()
     state.values[TEMPERATURE], state.values[DECAY] = 1e-3, 1.0
     for _ in range(60):
         anneal(instance, state, 20)

@@ -10,8 +10,7 @@ from strategies import problems
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from baselines.memory_orders import least_memory_order, program_order
-from baselines.placers.single_device import single_device
+from baselines.placers.single_device import least_memory_order, program_order, single_device
 from baselines.strategies.applied import applied
 from env.cluster import Cluster, Device, both_ways
 from env.plan import Plan

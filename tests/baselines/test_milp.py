@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,14 +15,13 @@ from strategies import problems
 
 import baselines.exact.milp as milp_module
 from baselines.budget import Budget
-from baselines.exact.milp import is_convex, milp, tractable
+from baselines.exact.milp import milp, tractable
 from baselines.exact.symmetry import canonical, interchangeable
-from baselines.pipelines.contraction import Quotient, contract
 from env.bounds.bounds import lower_bound
 from env.cluster import BLOCKING, COMMUNICATIONS, Cluster, Device, Link, both_ways
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from env.units import Units
 from graphs.errors import MismatchError
 from graphs.generators import layered
@@ -67,20 +65,6 @@ def all_placements(problem: Problem) -> IntArray:
     return np.array([[row[g] for g in problem.unit_of] for row in itertools.product(*choices)])
 
 
-def returns_to_a_device(quotient: Quotient, placed: IntArray) -> bool:
-    """By definition: some part on a device lies on a path between two parts of another."""
-    graph = nx.DiGraph(quotient.edges.T.tolist())
-    graph.add_nodes_from(range(quotient.count))
-    parts: dict[int, set[int]] = {part: set() for part in range(quotient.count)}
-    for part, d in zip(quotient.of_op.tolist(), placed.tolist(), strict=True):
-        parts[part].add(d)
-    if any(len(devices) > 1 for devices in parts.values()):
-        return True
-    on = {part: devices.pop() for part, devices in parts.items()}
-    closure = nx.transitive_closure_dag(graph)
-    return any(on[u] == on[w] != on[v] for u, v in closure.edges for w in closure.successors(v) if v not in (u, w))
-
-
 @st.composite
 def small_problems(draw: st.DrawFn) -> Problem:
     problem = draw(problems(max_ops=6, max_devices=3, edges=8, shared=True))
@@ -93,7 +77,6 @@ TOLERANCE = 2e-6  # HiGHS takes a row for satisfied that is off by 1e-6 of the l
 
 @given(small_problems(), st.integers(0, 3))
 def test_it_finds_and_proves_the_optimum_of_tiny_problems(problem: Problem, seed: int) -> None:
-    quotient = contract(problem)
     scored = [(loads(problem, Plan(placed)), placed) for placed in all_placements(problem)]
     values = [(score.value_s, placed) for score, placed in scored if score.feasible]
     if not values:
@@ -103,14 +86,6 @@ def test_it_finds_and_proves_the_optimum_of_tiny_problems(problem: Problem, seed
     found = milp(problem, seed, [Plan(worst)], Budget())
     assert value_s(problem, found.plan) == pytest.approx(best_s, rel=TOLERANCE, abs=1e-12)
     assert best_s * (1 - TOLERANCE) <= found.lower_bound_s <= best_s
-    convex = [value for value, placed in values if not returns_to_a_device(quotient, placed)]
-    found = milp(problem, seed, [Plan(worst)], Budget(), contiguous=True)
-    if not convex:
-        assert found.plan.note.startswith("no contiguous placement")
-        return
-    assert is_convex(quotient, found.plan.device)
-    assert value_s(problem, found.plan) == pytest.approx(min(convex), rel=TOLERANCE, abs=1e-12)
-    assert min(convex) * (1 - 1e-9) <= found.lower_bound_s <= min(convex)
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -136,14 +111,6 @@ def test_where_a_tensor_comes_from_matters(communication: str, seed: int) -> Non
     found = milp(problem, 0, [Plan(worst)], Budget())
     assert value_s(problem, found.plan) == pytest.approx(best_s, rel=1e-9)
     assert best_s * (1 - 1e-9) <= found.lower_bound_s <= best_s
-
-
-@given(st.data())
-def test_convexity_is_what_it_says(data: st.DataObject) -> None:
-    problem = data.draw(small_problems())
-    quotient = contract(problem)
-    placed = data.draw(st.sampled_from([tuple(p) for p in all_placements(problem).tolist()]))
-    assert is_convex(quotient, np.array(placed)) != returns_to_a_device(quotient, np.array(placed))
 
 
 @given(small_problems())
@@ -172,16 +139,6 @@ def test_overlapped_communication_costs_devices_nothing() -> None:
     assert value_s(problem, found.plan) == pytest.approx(4.0)
     slow = for_throughput(chain([4.0, 4.0, 4.0], size_bytes=9), star(3, "overlapped"))
     assert value_s(slow, milp(slow, 0, together(slow), Budget()).plan) == pytest.approx(9.0)  # 8 + 4, the link 9
-
-
-def test_contiguity_can_cost() -> None:
-    # 3 + 3 | 4 balances best, but only around the middle op.
-    graph = chain([3.0, 4.0, 3.0], size_bytes=0)
-    problem = for_throughput(graph, star(2))
-    free, contiguous = (milp(problem, 0, together(problem), Budget(), kind) for kind in (False, True))
-    assert value_s(problem, free.plan) == pytest.approx(6.0)
-    assert value_s(problem, contiguous.plan) == pytest.approx(7.0)
-    assert contiguous.lower_bound_s == pytest.approx(7.0)
 
 
 def test_memory_can_forbid_the_best_balance() -> None:
@@ -321,17 +278,3 @@ def test_it_says_which_objective_it_is_for() -> None:
     problem = Problem(chain([1.0, 1.0]), star(2))
     with pytest.raises(MismatchError, match="'latency'"):
         milp(problem, 0, together(problem), Budget())
-
-
-def test_without_a_contiguous_start_it_looks_for_one_itself() -> None:
-    ops = [Op(f"op{i}", flops=1.0, kept_bytes=300) for i in range(4)]
-    graph = OpGraph.build(ops, [Tensor(f"op{i}", 0, (f"op{i + 1}",)) for i in range(3)])
-    problem = for_throughput(graph, star(2, memory_bytes=700))  # two ops fit on a device
-    start = Plan(np.array([0, 1, 0, 1]))
-    found = milp(problem, 0, [start], Budget(), contiguous=True)
-    assert found.plan.device.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
-    ops = [Op(name, flops=1.0, kept_bytes=size) for name, size in (("a", 400), ("b", 500), ("c", 400))]
-    graph = OpGraph.build(ops, [Tensor("a", 0, ("b",)), Tensor("b", 0, ("c",))])
-    crowded = for_throughput(graph, star(2, memory_bytes=850))
-    found = milp(crowded, 0, [Plan(np.array([0, 1, 0]))], Budget(), contiguous=True)
-    assert (found.plan.device.tolist(), found.plan.note) == ([0, 1, 0], "no contiguous placement was found.")

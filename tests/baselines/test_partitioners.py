@@ -19,7 +19,7 @@ from env.cluster import Cluster
 from env.objectives import LATENCY, OBJECTIVES, THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from env.simulation.simulator import Simulator
 from env.units import Units
 from graphs.errors import InfeasibleError

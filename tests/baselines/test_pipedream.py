@@ -26,7 +26,7 @@ from baselines.pipelines.pipedream_partition import (
 )
 from env.objectives import LATENCY, THROUGHPUT
 from env.problem import Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from env.units import Units
 from graphs.opgraph import FloatArray, Op, OpGraph, Tensor
 

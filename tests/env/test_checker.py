@@ -27,7 +27,7 @@ from env.cluster import COMMUNICATIONS, Cluster, Device, both_ways
 from env.objectives import THROUGHPUT
 from env.plan import Plan, Priority
 from env.problem import Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from env.simulation.simulator import Schedule, Simulator
 from graphs.errors import MismatchError, UnknownNameError
 from graphs.opgraph import Op, OpGraph, Tensor

@@ -27,7 +27,7 @@ from env.lanes import with_lanes_of, without_lanes
 from env.objectives import THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from env.simulation.simulator import Score, Simulator
 from env.simulation.timeline import memory_steps
 from graphs.errors import ClusterError, InfeasibleError

@@ -10,9 +10,8 @@ from strategies import problems
 from torch import nn
 
 import placement
-from baselines.no_fit import all_failed
-from env.bounds.memory import memory_reason
-from env.bounds.memory_advice import devices_needed, variants
+from baselines.fitting import all_failed
+from env.bounds.memory import devices_needed, memory_reason, variants
 from env.cluster import Cluster, Device, Link
 from env.problem import Problem
 from graphs.capture import capture

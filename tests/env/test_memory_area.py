@@ -20,7 +20,7 @@ from env.cluster import Cluster, Device, both_ways
 from env.objectives import LATENCY, THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from env.simulation.simulator import Simulator
 from graphs.opgraph import FloatArray, Op, OpGraph, Tensor
 

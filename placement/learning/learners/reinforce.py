@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from placement.learning.learners.registry import Beginning, Recipe
 
 # Made for a steady state: slow, and never the fastest step.
-_NOT_FOR_LATENCY = ("dp_contiguous", "pipedream", "pipedream_hierarchical")
+_NOT_FOR_LATENCY = ("pipedream", "pipedream_hierarchical")
 _PRETRAINED = "pretrained"
 
 

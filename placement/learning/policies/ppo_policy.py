@@ -12,8 +12,8 @@ from sb3_contrib.common.maskable.policies import MaskableMultiInputActorCriticPo
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor
 
+from env.gym.batch import EnvOptions
 from env.gym.observations import UNIT_FEATURES
-from env.gym.options import EnvOptions
 from env.gym.sequential import SequentialBatch
 from env.gym.task import Task
 from env.gym.task_kernel import CLIP, DEVICE_STATE

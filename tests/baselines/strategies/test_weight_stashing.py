@@ -11,7 +11,7 @@ from training_steps import chain_of_stages
 
 from baselines.strategies.applied import applied
 from env import THROUGHPUT, Cluster, Plan, Problem
-from env.simulation.loads import loads
+from env.simulation.scoring import loads
 from graphs import MismatchError, Op, OpGraph, Tensor
 from graphs.errors import StrategyError
 from graphs.transforms.strategy import Strategy

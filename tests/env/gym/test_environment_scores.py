@@ -18,9 +18,9 @@ import placement
 from baselines.paths import importance, upward_rank
 from env.cluster import Cluster, both_ways
 from env.gym.base import PlacementEnv
+from env.gym.batch import EnvOptions
 from env.gym.observations import UNIT_FEATURES
 from env.gym.op_features import OpFeatures
-from env.gym.options import EnvOptions
 from env.gym.rewards import REWARDS, Outcome
 from env.gym.sequential import SequentialBatch
 from env.gym.task import ORDERS, Task, make_tasks

@@ -24,9 +24,9 @@ from zoo_models import LIKE_OTHERS
 
 import placement
 from env.cluster import Cluster
+from env.gym.batch import SHARED
 from env.gym.group import GroupBatch
 from env.gym.improve import ImproveBatch
-from env.gym.options import SHARED
 from env.gym.registration import ENTRY_POINTS
 from env.gym.rewards import REWARDS
 from env.gym.sequential import SequentialBatch

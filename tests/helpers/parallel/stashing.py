@@ -40,7 +40,7 @@ def balanced_stages(graph: OpGraph, op_s: FloatArray, n_stages: int) -> tuple[In
 def asynchronous(graph: OpGraph, cluster: Cluster, n_stages: int) -> tuple[Problem, Plan]:
     """PipeDream's pipeline of stages of about equal time, for the objective throughput.
 
-    Stage s runs on the s-th of the cluster's main devices. `env.simulation.loads.loads` gives the seconds for each
+    Stage s runs on the s-th of the cluster's main devices. `env.simulation.scoring.loads` gives the seconds for each
     mini-batch, and memory in steady state with all versions of the weights.
 
     Raises:
