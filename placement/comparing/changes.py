@@ -159,29 +159,26 @@ def _candidates(
 
 
 def _change(parts: tuple[str, ...], before: Strategy, after: Strategy) -> Change:
-    words = ", ".join(filter(None, (_words(part, before, after) for part in parts)))
-    return Change(parts, before, after, words or f"{before.text} -> {after.text}")
-
-
-# -- words -------------------------------------------------------------------------------------------------------
-
-
-def _words(part: str, before: Strategy, after: Strategy) -> str:
-    """A part before and after, in words; empty where both are the same."""
-    old, new = (_value(part, strategy) for strategy in (before, after))
-    return "" if old == new or not old or not new else f"{part} {old} -> {new}"
+    said = []
+    for part in parts:
+        old, new = (_value(part, strategy) for strategy in (before, after))
+        if old != new and old and new:
+            said.append(f"{part} {old} -> {new}")
+    return Change(parts, before, after, ", ".join(said) or f"{before.text} -> {after.text}")
 
 
 def _value(part: str, strategy: Strategy) -> str:
+    """A part in words; empty where the degrees leave no choice of it."""
     value = parts_of(strategy)[part]
     if value is None:
         return ""
-    if part == DEGREES:
-        return degrees_in_words(strategy)
+    if part == DEGREES:  # "data 4 x tensor 2 x pipeline 2"
+        plain = [rule for rule in strategy.mesh if rule.name not in (GROUPS, "dp")]
+        sizes = {"data": strategy.replicas} | {AXES[rule.name].label.split()[0]: rule.size for rule in plain}
+        sizes["pipeline"] = strategy.stages
+        return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one device"
     if part == GROUPING:
         return f"over {value} of {strategy.replicas} replicas" if value else f"over all {strategy.replicas} replicas"
-    if part == ZERO:
-        return str(value) if value else "none"
     if part in (SEQUENCE, UPDATES):
         return {SEQUENCE: ("off", "on"), UPDATES: ("one by one", "fused")}[part][value]
     if part == CONTEXT:
@@ -190,25 +187,11 @@ def _value(part: str, strategy: Strategy) -> str:
         each = f" with {value[1]} stages a device" if value[1] > 1 else ""
         return f"{value[0]}{each}{' cut at layers' if value[2] else ''}"
     if part in (RECOMPUTE, OFFLOAD):
-        return _modules(value)
+        text = "+".join(value) or "nothing"
+        return text if len(text) <= 60 else f"{'+'.join(value[:2])} and {len(value) - 2} more"
     if part == BUCKET:
         each = f"of {format_bytes(value)}" if value else "of one gradient each"
         return "after the backward pass" if value >= AFTER_ALL else each
-    return str(value if part == MICRO else value[0] or "the quickest")
-
-
-def _modules(patterns: tuple[str, ...]) -> str:
-    if not patterns:
-        return "nothing"
-    text = "+".join(patterns)
-    return text if len(text) <= 60 else f"{'+'.join(patterns[:2])} and {len(patterns) - 2} more"
-
-
-def degrees_in_words(strategy: Strategy) -> str:
-    """``"data 4 x tensor 2 x pipeline 2"``."""
-    found = [("data", strategy.replicas)]
-    found += [
-        (AXES[rule.name].label.split()[0], rule.size) for rule in strategy.mesh if rule.name not in (GROUPS, "dp")
-    ]
-    found.append(("pipeline", strategy.stages))
-    return " x ".join(f"{name} {size}" for name, size in found if size > 1) or "one device"
+    if part == REDUCE:
+        return value[0] or "the quickest"
+    return str(value or "none")  # ZeRO, micro-batches

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from graphs.disk import write_atomically
 from graphs.formatting import counted, format_bytes, format_seconds
 from placement.fitting.sweep import FitSweep
-from placement.report.curves import Across, Curve, evenly, plot
-from placement.report.page import page, repeating
+from placement.report.charts import Across, Curve, evenly, plot
+from placement.report.page import card, page, repeating
 
 if TYPE_CHECKING:
     from placement.fitting.comparison import FitComparison
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 COLOURS = 8  # of the style sheet
 _MOST_POINTS = 200  # of a curve: more are closer than a point is wide
+_NOTE = (
+    "Loss: over the held-out samples; staleness: updates between the reading of weights and the update by their "
+    "gradient, in the mean."
+)
 
 
 def write_fits(found: FitComparison | FitSweep, path: str | PathLike[str]) -> None:
@@ -37,29 +41,29 @@ def render_fits(found: FitComparison | FitSweep) -> str:
     """The page as text."""
     sweep = found.sweep if isinstance(found, FitSweep) else None
     one = replace(found.cases[0], command=found.command) if isinstance(found, FitSweep) else found
-    among = "" if sweep is None else f" over {sweep.kind}"
+    charts = _charts_over_sizes(found) if isinstance(found, FitSweep) else _charts_of_losses(found)
     parts = {
-        "among": among,
-        "graph": escape(one.graph.name),
-        "cluster": escape(one.cluster.name),
-        "advice": escape(found.advice()),
-        "charts": _charts_over_sizes(found) if isinstance(found, FitSweep) else _charts_of_losses(found),
-        "rows": found.table().html(),
-        "notes": "".join(f'<p class="note">{escape(sentence)}</p>' for sentence in found.sentences()),
+        "kind": f"fit{'' if sweep is None else f' over {sweep.kind}'}",
+        "headline": escape(found.advice()),
+        "picture": charts[0],
+        "rows": "Methods",
+        "table": found.table().html(),
+        "notes": _NOTE,
+        "said": "".join(f'<p class="note">{escape(sentence)}</p>' for sentence in found.sentences()),
+        "after": "".join(charts[1:]),
         "facts": _facts(one, sweep),
     }
-    title = f"{one.graph.name}: methods{among or f' on {one.cluster.name}'}"
-    return page("fits.html", title, parts)
+    return page(one.graph.name, one.cluster.name, parts)
 
 
-def _charts_of_losses(found: FitComparison) -> str:
+def _charts_of_losses(found: FitComparison) -> tuple[str, str]:
     over_time = _chart(found, "Loss over time", "time", lambda point: point.seconds, format_seconds)
-    return over_time + _chart(found, "Loss over bytes sent", "bytes sent", lambda point: point.bytes, format_bytes)
+    return over_time, _chart(found, "Loss over bytes sent", "bytes sent", lambda point: point.bytes, format_bytes)
 
 
-def _charts_over_sizes(found: FitSweep) -> str:
+def _charts_over_sizes(found: FitSweep) -> tuple[str, str]:
     times = _over_sizes(found, "Time to the loss", lambda run: run.seconds, format_seconds)
-    return times + _over_sizes(found, "Updates to the loss", lambda run: run.updates, lambda count: f"{count:.3g}")
+    return times, _over_sizes(found, "Updates to the loss", lambda run: run.updates, lambda count: f"{count:.3g}")
 
 
 def _over_sizes(found: FitSweep, title: str, value: Callable[[FitRun], float], show: Callable[[float], str]) -> str:
@@ -70,7 +74,7 @@ def _over_sizes(found: FitSweep, title: str, value: Callable[[FitRun], float], s
     ]
     drawn = plot(curves, Across(found.sweep.kind, [float(size) for size in found.sweep.sizes]), show)
     note = f"Over {found.sweep.kind}; sizes at which a method does not reach it are left out."
-    return f'<section class="card"><h2>{escape(title)}</h2>{drawn}<p class="note">{escape(note)}</p></section>'
+    return card(title, drawn, note)
 
 
 def _chart(
@@ -89,7 +93,7 @@ def _chart(
         if name != "time"
         else f"Seconds of {counted(found.workers, 'worker')} together."
     )
-    return f'<section class="card"><h2>{escape(title)}</h2>{drawn}<p class="note">{escape(note)}</p></section>'
+    return card(title, drawn, note)
 
 
 def _thinned(run: FitRun) -> list[CurvePoint]:

@@ -47,9 +47,7 @@ class ScalingFit:
     @property
     def peak_devices(self) -> float | None:
         """Devices beyond which more are slower; None where there is no such number."""
-        if self.crosstalk <= 0:
-            return None
-        return max(1.0, math.sqrt(max(0.0, 1 - self.serial) / self.crosstalk))
+        return max(1.0, math.sqrt(max(0.0, 1 - self.serial) / self.crosstalk)) if self.crosstalk > 0 else None
 
     @property
     def is_slower(self) -> bool:

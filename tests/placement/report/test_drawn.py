@@ -20,7 +20,7 @@ from placement.report import content
 from placement.report import drawn as limits
 from placement.report.content import drawn_of, page_data, shown_schedules
 from placement.report.drawn import Drawn, link_seconds, together
-from placement.report.html import render_html
+from placement.report.page import render_html
 
 GRAPHS = st.builds(generators.random_dag, st.integers(2, 40), seed=st.integers(0, 100))
 
