@@ -175,11 +175,6 @@ class WhatIf(Grid):
     def answer(self) -> Result | None:
         return None if self.fastest is None else self.fastest.best
 
-    @property
-    def one_device_s(self) -> float | None:
-        found = None if self.fastest is None else self.fastest.comparison
-        return None if found is None else found.single_device_s
-
     def compiled_words(self) -> str:
         found = None if self.fastest is None else self.fastest.comparison
         return "" if found is None else found.compiled_words()
@@ -405,16 +400,17 @@ def what_if(
                 break
     if graph is None or not cases:
         raise ValueError("a sweep of batches needs a batch; got none.")
-    last = cases[-1].cluster
-    return WhatIf(
+    found = WhatIf(
         graph=graph,
-        cluster=last,
+        cluster=cases[-1].cluster,
         versions=next((case.comparison.versions for case in cases if case.comparison is not None), {}),
         objective=objective,
         cases=tuple(cases),
         sweep=sweep,
         interrupted=stop.is_set(),
     )
+    best = None if found.fastest is None else found.fastest.comparison
+    return found if best is None else replace(found, single_device_s=best.single_device_s)
 
 
 @contextmanager

@@ -63,7 +63,6 @@ class Comparison(Grid):
         lower_bound_s: no placement can have a smaller objective: the best bound that any method proved.
         results: best first: feasible ones by objective, ties by fewer devices, then by name; infeasible ones last.
         unsupported: methods that were asked for and do not serve the objective.
-        single_device_s: objective of the best single device, what speed-ups refer to; None if the graph fits on none.
         overall: the fastest of these placements and all strategies, with the best strategy of each family; None where
             strategies were not searched.
     """
@@ -73,7 +72,6 @@ class Comparison(Grid):
     lower_bound_s: float
     results: tuple[Result, ...]
     unsupported: tuple[str, ...]
-    single_device_s: float | None
     overall: Result | None = None
 
     def __repr__(self) -> str:
@@ -90,10 +88,6 @@ class Comparison(Grid):
         return self.overall if self.overall is not None and self.overall.feasible else self.best
 
     @property
-    def one_device_s(self) -> float | None:
-        return self.single_device_s
-
-    @property
     def has_strategies(self) -> bool:
         """Whether strategies could be searched, too: the graph can be split, and its step time counts."""
         return self.objective == LATENCY and any(self.graph.split_rows)
@@ -102,10 +96,6 @@ class Comparison(Grid):
     def ties(self) -> dict[str, str]:
         """For each method that only equals a better ranked one, the name of that one."""
         return ties(self.results)
-
-    def speedup(self, result: Result) -> float | None:
-        """How many times faster than the best single device; None where either is infeasible."""
-        return None if result.answer is None else result.answer.speedup(self.single_device_s)
 
     def headline(self) -> str:
         """The outcome of the methods in a sentence or two; "one device" is the best single device."""

@@ -71,6 +71,7 @@ class Grid(AsJson):
         graph, cluster: as they were given; of several the last.
         objective: what was minimised: ``"latency"``, the makespan of one step, or ``"throughput"``, the largest load.
         seed: of everything random.
+        single_device_s: objective of the best single device, what speed-ups refer to; None if the graph fits on none.
         versions: of Python and the packages that made it.
         command: the command line that made it, or "".
         kind, rows_title: what is compared, a name of `placement.report.page`, and the heading of its table.
@@ -83,6 +84,7 @@ class Grid(AsJson):
     cluster: Cluster
     objective: str = LATENCY
     seed: int = 0
+    single_device_s: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     command: str = field(default="", compare=False)
 
@@ -91,10 +93,9 @@ class Grid(AsJson):
         """The fastest that fits; None where none does."""
         return None
 
-    @property
-    def one_device_s(self) -> float | None:
-        """The objective of the best single device beside the answer; None if that is not known."""
-        return None
+    def speedup(self, result: Result) -> float | None:
+        """How many times faster than the best single device; None where either does not fit."""
+        return None if result.answer is None else result.answer.speedup(self.single_device_s)
 
     @cached_property
     def compiled_s(self) -> float | None:
@@ -141,8 +142,9 @@ class Grid(AsJson):
         who = found.method if found.strategy.is_none else found.strategy.text
         what = "strategy or placement" if found.alternatives or not found.strategy.is_none else "placement"
         shown = [Tile(f"best {measure(self.objective)}", format_seconds(found.answer.objective_s), who)]
-        if (speedup := found.answer.speedup(self.one_device_s)) is not None:
-            shown.append(Tile("speed-up", f"{speedup:.2f}×", f"one device: {format_seconds(self.one_device_s or 0.0)}"))
+        if (speedup := self.speedup(found)) is not None:
+            under = f"one device: {format_seconds(self.single_device_s or 0.0)}"
+            shown.append(Tile("speed-up", f"{speedup:.2f}×", under))
         if found.lower_bound_s > 0:
             shown.append(Tile("lower bound", format_seconds(found.lower_bound_s), f"no {what} can be faster"))
         distance = "at most so far from optimal" if found.answer.gap > NO_GAP else "proven optimal"

@@ -62,7 +62,6 @@ class SeedComparison(Grid):
     Attributes:
         seeds: in the order given.
         runs: every method under every seed.
-        single_device_s: objective of the best single device; None if the graph fits on none.
         lower_bound_s: no placement can have a smaller objective.
     """
 
@@ -71,7 +70,6 @@ class SeedComparison(Grid):
     seeds: tuple[int, ...]
     rows: tuple[SeedRow, ...]
     runs: tuple[SeedRun, ...]
-    single_device_s: float | None
     lower_bound_s: float
 
     def headline(self) -> str:

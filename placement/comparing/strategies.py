@@ -66,26 +66,13 @@ class StrategyComparison(Grid):
     def answer(self) -> Result | None:
         return None if self.best is None else self.best.result
 
-    @property
-    def one_device_s(self) -> float | None:
-        return self.single_device_s
-
-    @property
-    def single_device_s(self) -> float | None:
-        """The step time of the best single device, what speed-ups refer to; None if the graph fits on none."""
-        return None if self.single is None else self.single.objective_s
-
-    def speedup(self, row: StrategyRow) -> float | None:
-        """How many times faster than the best single device; None where either does not fit."""
-        return None if row.result.answer is None else row.result.answer.speedup(self.single_device_s)
-
     def headline(self) -> str:
         """The advice in one sentence, which says what nothing runs."""
         best = self.best
         if best is None or best.result.answer is None:
             return "None of these strategies fits."
         not_run = "nothing runs it: " if best.result.not_run else ""
-        speedup, is_alone = self.speedup(best), len(self.rows) == 1
+        speedup, is_alone = self.speedup(best.result), len(self.rows) == 1
         time = format_seconds(best.result.answer.objective_s)
         first = f"{not_run}{best.strategy.text}{'' if is_alone else ' is the fastest of these'}: {time}"
         if speedup is None:
@@ -270,12 +257,14 @@ def compare_strategies(
         rows.append(replace(row, result=replace(row.result, not_run=not_run)) if not_run else row)
     if refused is not None and all(row.is_refused for row in rows):
         raise refused
+    single = None if isinstance(solver, str) else solver.solve(SINGLE)
     return StrategyComparison(
         graph=graph,
         cluster=cluster,
         seed=seed,
+        single_device_s=None if single is None else single.objective_s,
         rows=tuple(_best_checked(graph, cluster, sorted(rows, key=_rank))),
-        single=None if isinstance(solver, str) else solver.solve(SINGLE),
+        single=single,
         versions=versions(),
         unread=unread,
     )
