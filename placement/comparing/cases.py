@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from threading import Event
 from typing import Any
 
 from env.cluster import Cluster
@@ -35,16 +33,20 @@ class Case:
     Attributes:
         reason: why nothing fits, or None.
         found_on: the cluster that the best placement was found on: this one, or in a sweep one with fewer devices.
-        samples: of the batch; None where nobody said.
         price: of a device-hour, or None.
     """
 
+    graph: OpGraph
     cluster: Cluster
     comparison: Comparison | None
-    reason: str | None
+    reason: str | None = None
     found_on: str = ""
-    samples: int | None = None
     price: float | None = None
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of the batch; None where nobody said."""
+        return self.graph.origin.batch_size
 
     @property
     def devices(self) -> int:
@@ -374,55 +376,60 @@ def what_if(
     """
     if price is not None:
         check_price(price)
-    problems = (
-        ((graphs, one) for one in clusters) if isinstance(graphs, OpGraph) else ((g, clusters[0]) for g in graphs)
-    )
-    seed, cases, known, graph = search.get("seed", 0), list[Case](), dict[str, Result](), None
-    with _rows_so_far(cases) as stop:
-        for done, (graph, cluster) in enumerate(problems):
-            if sweep == BATCH and graph.origin.batch_size is None:
-                raise ValueError(
-                    f"graph {graph.name!r} does not say how many samples it has, which a sweep of batches compares; "
-                    "give it inputs that share their first dimension."
-                )
-            if progress is not None:
-                progress(f"batch {graph.origin.batch_size}" if sweep == BATCH else cluster.name, done)
-            case = case_of(graph, cluster, methods, known=known, objective=objective, **search)
-            if sweep == DEVICES:
-                found = {} if case.comparison is None else _origins(case.comparison, known)
-                if case.best is not None and case.best.strategy.is_none and case.best.method in found:
-                    case = replace(case, found_on=found[case.best.method].cluster.name)
-                known |= found
-                case = _carried(case, next((one for one in reversed(cases) if one.best is not None), None), seed)
+    several = ((graphs, one) for one in clusters) if isinstance(graphs, OpGraph) else ((g, clusters[0]) for g in graphs)
+    cases, is_stopped, tell = list[Case](), False, progress or (lambda *_: None)
+    try:
+        for case in _each(several, methods, sweep, tell, {"objective": objective, **search}):
             cases.append(replace(case, price=price))
             if case.interrupted:
-                stop.set()
+                is_stopped = True
                 break
-    if graph is None or not cases:
+    except KeyboardInterrupt:
+        if not cases:  # there is nothing to show
+            raise
+        is_stopped = True
+    if not cases:
         raise ValueError("a sweep of batches needs a batch; got none.")
-    found = WhatIf(
-        graph=graph,
-        cluster=cases[-1].cluster,
-        versions=next((case.comparison.versions for case in cases if case.comparison is not None), {}),
+    last, found = cases[-1], [case.comparison for case in cases if case.comparison is not None]
+    table = WhatIf(
+        graph=last.graph,
+        cluster=last.cluster,
+        versions=found[0].versions if found else {},
         objective=objective,
         cases=tuple(cases),
         sweep=sweep,
-        interrupted=stop.is_set(),
+        interrupted=is_stopped,
     )
-    best = None if found.fastest is None else found.fastest.comparison
-    return found if best is None else replace(found, single_device_s=best.single_device_s)
+    best = None if table.fastest is None else table.fastest.comparison
+    return table if best is None else replace(table, single_device_s=best.single_device_s)
 
 
-@contextmanager
-def _rows_so_far(cases: Sequence[Case]) -> Iterator[Event]:
-    """Ctrl-C leaves the block with the cases that there are, if there are any; yields what says that it came."""
-    stop = Event()
-    try:
-        yield stop
-    except KeyboardInterrupt:
-        if not cases:
-            raise
-        stop.set()
+def _each(
+    problems: Iterable[tuple[OpGraph, Cluster]],
+    methods: Sequence[str] | None,
+    sweep: str,
+    tell: Callable[[str, int], None],
+    search: dict[str, Any],
+) -> Iterator[Case]:
+    """The cases one after the other; in a sweep of devices each with what was found for fewer."""
+    known: dict[str, Result] = {}
+    before: Case | None = None
+    for done, (graph, cluster) in enumerate(problems):
+        if sweep == BATCH and graph.origin.batch_size is None:
+            raise ValueError(
+                f"graph {graph.name!r} does not say how many samples it has, which a sweep of batches compares; "
+                "give it inputs that share their first dimension."
+            )
+        tell(f"batch {graph.origin.batch_size}" if sweep == BATCH else cluster.name, done)
+        case = case_of(graph, cluster, methods, known=known, **search)
+        if sweep == DEVICES:
+            found = {} if case.comparison is None else _origins(case.comparison, known)
+            if case.best is not None and case.best.strategy.is_none and case.best.method in found:
+                case = replace(case, found_on=found[case.best.method].cluster.name)
+            known |= found
+            case = _carried(case, before, search.get("seed", 0))
+            before = before if case.best is None else case
+        yield case
 
 
 def case_of(graph: OpGraph, cluster: Cluster, methods: Sequence[str] | None, **search: Any) -> Case:
@@ -432,15 +439,14 @@ def case_of(graph: OpGraph, cluster: Cluster, methods: Sequence[str] | None, **s
         methods, search: as of `what_if`.
     """
     search.setdefault("strategies", methods is None)
-    samples = graph.origin.batch_size
     try:
         found = compare(graph, cluster, methods or (AUTO,), **search)
     except InfeasibleError as error:
-        return Case(cluster, None, str(error), samples=samples)
+        return Case(graph, cluster, None, str(error))
     if found.answer is None:
         worst = found.results[0] if found.overall is None else found.overall
-        return Case(cluster, found, worst.reason, samples=samples)
-    return Case(cluster, found, None, cluster.name, samples)
+        return Case(graph, cluster, found, worst.reason)
+    return Case(graph, cluster, found, found_on=cluster.name)
 
 
 def _carried(case: Case, before: Case | None, seed: int) -> Case:
