@@ -133,7 +133,6 @@ class WhatIf(Grid):
     """
 
     kind = "what if"
-    rows_title = "Cases"
 
     cases: tuple[Case, ...]
     sweep: str = ""
@@ -256,6 +255,9 @@ class WhatIf(Grid):
     def label(self, case: Case) -> str:
         """The name of a case among the others."""
         return f"batch {case.samples}" if self.sweep == BATCH else case.cluster.name
+
+    def heading(self) -> str:
+        return {DEVICES: "Numbers of devices", BATCH: "Batches"}.get(self.sweep, "Clusters")
 
     def among(self) -> str:
         name = self.cluster.name

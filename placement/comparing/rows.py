@@ -74,11 +74,10 @@ class Grid(AsJson):
         single_device_s: objective of the best single device, what speed-ups refer to; None if the graph fits on none.
         versions: of Python and the packages that made it.
         command: the command line that made it, or "".
-        kind, rows_title: what is compared, a name of `placement.report.page`, and the heading of its table.
+        kind: what is compared, as `placement.report.page` knows it; "" where it has no page.
     """
 
     kind: ClassVar[str] = ""
-    rows_title: ClassVar[str] = "Methods"
 
     graph: OpGraph
     cluster: Cluster
@@ -117,6 +116,10 @@ class Grid(AsJson):
     def among(self) -> str:
         """The clusters, seeds or sizes that were compared, in a few words."""
         return self.cluster.name
+
+    def heading(self) -> str:
+        """The name of all rows."""
+        return "Methods"
 
     def title(self) -> str:
         """The line above the table."""

@@ -51,7 +51,6 @@ class StrategyComparison(Grid):
     """
 
     kind = "strategies"
-    rows_title = "Strategies"
 
     rows: tuple[StrategyRow, ...]
     single: Result | None
@@ -81,6 +80,9 @@ class StrategyComparison(Grid):
             these = f"{best.strategy.text} is not" if is_alone else "None of these is"
             return f"{not_run}{these} faster than one device, {format_seconds(self.single_device_s or 0.0)}."
         return f"{first}, {speedup:.2f}x one device."
+
+    def heading(self) -> str:
+        return "Strategies"
 
     def title(self) -> str:
         return f"{super().title()}: {self.graph.n_ops:,} ops before rewriting, {self.cluster.n_devices} devices"

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from graphs.formatting import format_bytes, format_seconds
 
-WIDTH, HEIGHT = 460, 280
+WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 62, 18, 26, 34
 MOST_TICKS = 12
 LONGEST_BAR = 3.0  # bars stop at this many times the best; the number is still printed
-_NAMES, _VALUES, _ROW, _ABOVE = 138, 84, 24, 22  # of bars
+_NAMES, _VALUES, _ROW, _ABOVE = 126, 84, 24, 22  # of bars
 _MARGIN = 1.15  # of a logarithmic axis beyond the outermost points
 _Place = Callable[[float], float]
 _Words = Callable[[float], str]
@@ -77,22 +77,20 @@ def bar_chart(bars: Sequence[Bar], label: str, bound_s: float | None = None, sin
     if bound_s is not None:
         size = f'width="{at_x(bound_s) - _NAMES:.1f}" height="{bottom - _ABOVE}"'
         parts.append(f'<rect class="unfit" x="{_NAMES}" y="{_ABOVE}" {size}/>')
-    for number, (bar, end_s) in enumerate(zip(bars, ends, strict=True)):
-        parts += _bar(bar, _ABOVE + _ROW * (number + 0.5), at_x, end_s > limit, bar.seconds == min(times))
-    for kind, name, value, y in (
-        ("bound", "lower bound", bound_s, 14),
-        ("single", "one device", single_s, bottom + 14),
-    ):
+    lines = [("bound", "lower bound", bound_s, 14), ("single", "one device", single_s, bottom + 14)]
+    for kind, name, value, y in lines:
         if value is not None and value <= limit:
             x = at_x(value)
             anchor = "start" if x < _NAMES + 40 else "middle"
             parts.append(f'<path class="{kind}" d="M{x:.1f} {_ABOVE - 4}V{bottom + 2}"/>')
             parts.append(f'<text x="{x:.1f}" y="{y}" style="text-anchor:{anchor}">{name}</text>')
+    for number, (bar, end_s) in enumerate(zip(bars, ends, strict=True)):
+        parts += _bar(bar, _ABOVE + _ROW * (number + 0.5), at_x, end_s > limit, bar.seconds == min(times))
     return svg(parts, label, bottom + 20)
 
 
 def _bar(bar: Bar, y: float, at_x: _Place, is_cut: bool, is_best: bool) -> list[str]:
-    name = f'<text class="left" x="{_NAMES - 8}" y="{y + 4:g}">{escape(shortened(bar.name, 20))}</text>'
+    name = f'<text class="left" x="{_NAMES - 8}" y="{y + 4:g}">{escape(shortened(bar.name, 18))}</text>'
     parts = [f"<g><title>{escape(bar.name)}</title>{name}</g>"]
     if bar.seconds is None:
         return [*parts, f'<text class="beside" x="{_NAMES + 4}" y="{y + 4:g}">does not fit</text>']

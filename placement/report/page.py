@@ -86,7 +86,7 @@ def render_html(found: Grid, command: str | None = None, searched: Result | None
         "do_it": typed("do it", do_it),
         "figures": tiles(found.tiles()),
         "picture": drawn.picture,
-        "rows": found.rows_title,
+        "rows": found.heading(),
         "table": found.table().html(),
         "said": _said(found.said(), [*found.reasons(), *why]),
         "notes": " ".join(f"{escape(_sentence(note))}" for note in found.notes()),
