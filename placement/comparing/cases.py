@@ -17,8 +17,17 @@ from placement.comparing.methods import SAME, Comparison, compare
 from placement.comparing.rows import Column, Grid, Row, RowTable, Said, bar_up_to
 from placement.results.result import Result
 from placement.results.utilisation import format_rate, rate_of
-from placement.sizing.scaling import LEAST_POINTS, BatchFit, ScalingFit, fit_batches, fit_devices
-from placement.sizing.sweeps import BATCH, DEVICES, check_price, cost_of
+from placement.sizing.sweeps import (
+    BATCH,
+    DEVICES,
+    LEAST_POINTS,
+    BatchFit,
+    ScalingFit,
+    check_price,
+    cost_of,
+    fit_batches,
+    fit_devices,
+)
 from placement.solving.methods import AUTO, measure
 from placement.solving.strategy_row import strategy_row
 

@@ -11,8 +11,7 @@ from graphs.errors import FitError, PlacementError
 from graphs.formatting import counted, format_seconds
 from placement.comparing.rows import AsJson, Column, Row, RowTable
 from placement.fitting.comparison import FIGURES, METHOD, FitComparison
-from placement.sizing.scaling import LEAST_POINTS, ScalingFit, fit_devices
-from placement.sizing.sweeps import WORKERS, Sweep
+from placement.sizing.sweeps import LEAST_POINTS, WORKERS, ScalingFit, Sweep, fit_devices
 
 if TYPE_CHECKING:
     from placement.fitting.log import FitRun

@@ -32,7 +32,7 @@ from graphs.opgraph import Op, OpGraph, Phase, Tensor
 from placement.comparing.cases import what_if
 from placement.comparing.methods import Comparison, compare
 from placement.comparing.rows import format_percent
-from placement.report import content, drawn, schedule_of, write_html, write_trace
+from placement.report import content, schedule_of, write_html, write_trace
 from placement.report.content import MAX_MEMORY_STEPS, _modules, _steps, drawn_of, page_data, shown_schedules
 from placement.report.layout import layered_layout, levels
 from placement.report.page import render_html
@@ -537,7 +537,7 @@ class TestBrowser:
         self, comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name, value in {"MAX_OPS": 50, "MAX_BARS": 40, "MAX_TRANSFERS": 5, "MAX_DEVICES": 2}.items():
-            monkeypatch.setattr(drawn, name, value)
+            monkeypatch.setattr(content, name, value)
         monkeypatch.setattr(content, "MAX_SCHEDULED_OPS", 150)
         seen, console = _browse(render_html(comparison), tmp_path)
         assert console == []
