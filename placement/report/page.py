@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
@@ -22,13 +21,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from env.problem import Problem
 from graphs.disk import write_atomically
 from graphs.formatting import format_seconds
-from placement.report.charts import Across, Bar, Curve, Point, bar_chart, plot, time_and_memory
+from placement.report.charts import Across, Bar, Curve, bar_chart, plot, time_and_memory
 from placement.report.content import drawn_of, page_data, shown_schedules
-from placement.report.strategy_drawings import alternatives_cards, strategy_card
+from placement.report.strategy_drawings import alternatives_cards, points_of, strategy_card
 from placement.results.advice import advice
+from placement.results.alternatives import PLACEMENT, listed
 from placement.results.utilisation import format_rate
 from placement.sizing.sweeps import BATCH
 from placement.solving.methods import measure
+from placement.solving.one_device import as_alternative
 
 if TYPE_CHECKING:
     from placement.comparing.cases import Case, WhatIf
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 MOST_SECTIONS = 8  # strategies with a timeline of their own
 SCRIPTS = ("base.js", "methods.js", "timeline.js", "pointing.js", "load.js", "graph.js")
 _NOTHING_LOADED = "default-src 'none'; style-src 'unsafe-inline'"
-_SCRIPT = re.compile("<script>(.*?)</script>", re.DOTALL)
 _SECTIONS = ("kind", "beside", "do_it", "figures", "picture", "said", "notes", "before", "after", "schedules", "data")
 
 
@@ -199,15 +199,8 @@ def _of_methods(found: Comparison) -> Drawn:
 
 def _of_strategies(found: StrategyComparison) -> Drawn:
     """Time against memory, and of each strategy its timeline and memory."""
-    fitting = [row for row in found.rows if row.result.answer is not None]
-    points = [
-        Point(f"{row.strategy.text}: {format_seconds(row.result.objective_s or 0)}", row.result.objective_s or 0, peak)
-        for row in fitting
-        if (peak := row.result.fullest_bytes) is not None
-    ]
-    least = [min((p.size_bytes for p in points if p.seconds <= one.seconds), default=0) for one in points]
-    fast = [n for n, one in enumerate(points) if one.size_bytes == least[n]]
-    points = [one._replace(number=fast.index(n) + 1 if n in fast else 0) for n, one in enumerate(points)]
+    results = [row.result for row in found.rows if row.result.answer is not None]
+    points = points_of(listed(as_alternative(result, PLACEMENT) for result in results))
     picture = card("Time against memory", time_and_memory(points), "Numbers: no other one beats it in both.")
     drawn = [row for row in found.rows if row.applied is not None][:MOST_SECTIONS]
     return Drawn(picture if len(points) > 1 else "", "\n".join(map(strategy_card, drawn)))
