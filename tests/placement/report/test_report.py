@@ -32,6 +32,7 @@ from graphs.opgraph import Op, OpGraph, Phase, Tensor
 from placement.comparing.cases import what_if
 from placement.comparing.methods import Comparison, compare
 from placement.comparing.rows import format_percent
+from placement.comparing.seeds import compare_seeds
 from placement.report import content, schedule_of, write_html, write_trace
 from placement.report.content import MAX_MEMORY_STEPS, _modules, _steps, drawn_of, page_data, shown_schedules
 from placement.report.layout import layered_layout, levels
@@ -346,6 +347,17 @@ def test_clusters_are_drawn_as_bars() -> None:
     for bar, mark in zip(bars, marks, strict=True):
         at = float(mark.removeprefix("M").split()[0])
         assert at <= float(bar.get("x", "nan")) + float(bar.get("width", "nan")) + 0.1
+
+
+def test_every_page_opens_with_a_sentence_a_number_and_a_picture(comparison: Comparison) -> None:
+    graph, box = _branches(4, 10), _cluster(3)
+    swept = what_if(graph, [resized(box, n) for n in (1, 2, 3)], ["heft"], sweep="devices")
+    for found in (comparison, swept, compare_seeds(graph, box, ["heft", "hash"], seeds=(0, 1))):
+        body = render_html(found).partition("<body>")[2]
+        parts = ('class="headline"', 'class="tiles"', '<svg class="curves"', "<table>", 'class="replay"')
+        places = [body.find(part) for part in parts if part != 'class="replay"' or found.command]
+        assert -1 not in places
+        assert places == sorted(places)
 
 
 def test_a_failed_write_leaves_nothing(comparison: Comparison, tmp_path: Path) -> None:
