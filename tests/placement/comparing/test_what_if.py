@@ -28,7 +28,6 @@ from graphs.opgraph import Op, OpGraph, Tensor
 from placement.comparing import cases
 from placement.comparing.cases import what_if
 from placement.comparing.methods import Comparison, compare
-from placement.sizing.sweeps import Sweep, parse_sweep
 from placement.verification import verify
 
 
@@ -43,38 +42,6 @@ def branches(count: int, kept_bytes: int = 0) -> OpGraph:
     """As many independent ops of one second on any GPU, pinned away from the host."""
     ops = [Op(f"op{i}", kept_bytes=kept_bytes, time_s={"*": 1.0}, pins=("gpu",)) for i in range(count)]
     return OpGraph.build(ops, [Tensor(op.name, 1) for op in ops], "branches")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "devices",
-        "devices=",
-        "devices=3..2",
-        "devices=0..2",
-        "gpus=1..2",
-        "devices=1..2.5",
-        "devices=1,",
-        "devices=2..8..0",
-        "devices=٣",
-    ],
-)
-def test_a_sweep_names_what_it_sweeps(text: str) -> None:
-    with pytest.raises(ValueError, match=r"devices=FIRST\.\.LAST"):
-        parse_sweep(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "counts"),
-    [
-        ("devices=2..4", [2, 3, 4]),
-        ("devices=5", [5]),
-        (" devices = 4, 1,2,2 ", [1, 2, 4]),
-        ("devices=1,2..8..3", [1, 2, 5, 8]),
-    ],
-)
-def test_a_sweep_is_ascending_and_includes_both_ends(text: str, counts: list[int]) -> None:
-    assert parse_sweep(text) == Sweep("devices", tuple(counts))
 
 
 def test_fewer_devices_keep_the_host_and_lose_their_links() -> None:
