@@ -273,15 +273,13 @@ def compare(
         results: dict[str, Result] = {}
         for done, name in enumerate(names):
             tell(name, done, steps)
-            results[name] = solver.solve(name, limits, places[name])
-            if name in known:
-                results[name] = _better(results[name], known[name], solver)
+            results[name] = _better(solver.solve(name, limits, places[name]), known.get(name), solver)
             if results[name].interrupted:  # the table of what is done is what the user wants now
                 break
         single = results.get(SINGLE) or solver.solve(SINGLE)
-        prover = max(results, key=lambda name: results[name].lower_bound_s)
-        bound_s = results[prover].lower_bound_s
-        ordered = ranked(result.against(bound_s, f"method {prover!r}") for result in results.values())
+        prover = max(results.values(), key=lambda result: result.lower_bound_s)
+        bound_s = prover.lower_bound_s
+        ordered = ranked(one.against(bound_s, f"method {prover.method!r}") for one in results.values())
     overall = None
     if searches:
         tell("strategies", len(names), steps)
@@ -379,8 +377,10 @@ def _tie(a: Answer | None, b: Answer | None) -> bool:
     return math.isclose(a.objective_s, b.objective_s, rel_tol=SAME)
 
 
-def _better(found: Result, known: Result, solver: Solver) -> Result:
-    """The result of a method on this cluster, or its result on another, scored on this one."""
+def _better(found: Result, known: Result | None, solver: Solver) -> Result:
+    """The result of a method on this cluster, or its result on another, if there is one, scored on this one."""
+    if known is None:
+        return found
     plan = replace(known, cluster=found.cluster).plan()
     again = solver.result(Finding(plan, known.chosen), Attempt.of(found), as_given=True)
     found_s = math.inf if found.answer is None else found.answer.objective_s
