@@ -257,14 +257,13 @@ def compare(
     plain = wanted and (objective, priority) == (LATENCY, Priority.LONGEST_PATH.value)
     searches = plain and has_strategies(graph)
     tell, steps, unsupported = progress or (lambda *_: None), len(names) + searches, list[str]()
+    ordered: tuple[Result, ...]
     try:
         solver = Solver(graph, cluster, seed, objective, priority, registered, search=budget_s != 0)
     except InfeasibleError as error:
         if not searches:
             raise
-        single = without_answer(
-            graph, cluster, seed, AUTO, str(error)
-        )  # the graph as it is; a strategy may change that
+        single = without_answer(graph, cluster, seed, AUTO, str(error))  # a strategy may change that
         bound_s, ordered = single.lower_bound_s, (single,)
     else:
         unsupported = [name for name in dict.fromkeys(asked) if name not in names]
