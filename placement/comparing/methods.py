@@ -251,7 +251,7 @@ def compare(
     limits = Limits(budget_s, evaluations)
     check_options(registered or ([AUTO] if own else []), seed, objective, priority, limits)
     check_problem(graph, cluster)
-    graph = asked_for(graph, stack)
+    graph = graph if stack is None else asked_for(graph, stack)
     names = [name for name in dict.fromkeys(asked) if name in own or supports(name, objective)]
     wanted = methods is None if strategies is None else strategies
     plain = wanted and (objective, priority) == (LATENCY, Priority.LONGEST_PATH.value)
