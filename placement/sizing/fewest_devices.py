@@ -89,18 +89,17 @@ class FewestDevices:
 
 
 def fewest_devices(
-    graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, more_than: int = 0, tool: ToolLimits = ANY_TOOL
+    graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, tool: ToolLimits = ANY_TOOL
 ) -> FewestDevices:
     """Try more and more devices of a cluster, and hosts like its own, until a frugal strategy is estimated to fit.
 
     Args:
         most: devices to try.
-        more_than: so many are known not to do.
         tool: limits of what runs the strategy, as far as its words say.
     """
     search = _Search(graph, cluster, tool)
     tried, found = 0, None
-    for count in range(max(search.at_least, more_than + 1), most + 1):
+    for count in range(search.at_least, most + 1):
         estimates = search.frugal(count)
         if estimates is None:
             break
@@ -117,7 +116,7 @@ def enough_devices(
     """As `fewest_devices`, in so many seconds of work: by halves, and any strategy that fits is enough.
 
     The largest number comes first, which is twice what is needed at least where that is more than `most`. Where the
-    seconds run out fewer devices may do.
+    seconds run out fewer devices may do. `more_than`: so many are known not to do.
     """
     budget, search = Budget(seconds), _Search(graph, cluster, tool)
     most = max(most, min(2 * search.at_least, MOST_DEVICES))
