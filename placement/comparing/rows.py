@@ -56,7 +56,7 @@ class Tile(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A sentence about a row; on a page a bad one stands in the row, in place of its figures."""
+    """A sentence about a row."""
 
     name: str
     text: str

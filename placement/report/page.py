@@ -78,7 +78,8 @@ def render_html(found: Grid, command: str | None = None, searched: Result | None
     searched = getattr(found, "overall", searched)
     headline, *beside = [found.headline()] if searched is None else advice(searched).split("; ")
     why = [] if searched is None or not searched.why or found.kind != "strategies" else [f"why: {searched.why}"]
-    facts = {**found.facts(), "drawn": drawn.left_out}
+    facts, table = {**found.facts(), "drawn": drawn.left_out}, found.table()
+    unfit = {table.columns[0].cell(row) for row in table.rows if row.kind == "unfit"}  # these rows say why
     parts = {
         "kind": found.kind,
         "headline": escape(headline),
@@ -87,8 +88,8 @@ def render_html(found: Grid, command: str | None = None, searched: Result | None
         "figures": tiles(found.tiles()),
         "picture": drawn.picture,
         "rows": found.heading(),
-        "table": found.table().html(),
-        "said": _said(found.said(), [*found.reasons(), *why]),
+        "table": table.html(),
+        "said": _said([one for one in found.said() if one.name not in unfit], [*found.reasons(), *why]),
         "notes": " ".join(f"{escape(_sentence(note))}" for note in found.notes()),
         "before": "" if searched is None else alternatives_cards(searched),
         "after": drawn.cards,
@@ -168,11 +169,10 @@ def _sentence(note: str) -> str:
 
 
 def _said(said: Iterable[Said], lines: Iterable[str]) -> str:
-    """Sentences about rows that are not in the table, each once, as a list; "" where there is none."""
+    """Sentences about rows, each once, as a list; "" where there is none."""
     names: dict[str, list[str]] = {}
     for one in said:
-        if not one.is_bad or one.text.startswith("nothing runs it"):
-            names.setdefault(one.text, []).append(f"<code>{escape(one.name)}</code>")
+        names.setdefault(one.text, []).append(f"<code>{escape(one.name)}</code>")
     items = [escape(line) for line in lines] + [f"{', '.join(who)}: {escape(text)}" for text, who in names.items()]
     return f'<ul class="notes">{"".join(f"<li>{item}</li>" for item in items)}</ul>' if items else ""
 
