@@ -148,11 +148,11 @@ class WhatIf(Grid):
     interrupted: bool = False
 
     def size(self, case: Case) -> int:
-        """What is varied: samples of the batch, or devices."""
+        """Value of the swept quantity: samples of the batch, or devices."""
         return (case.samples or 0) if self.sweep == BATCH else case.devices
 
     def fitting(self) -> list[tuple[Case, float]]:
-        """Cases where something fits, with their objectives; of a sweep of batches those that say theirs."""
+        """Cases where something fits, with their objectives."""
         pairs = [(case, case.objective_s) for case in self.cases if self.size(case)]
         return [(case, value) for case, value in pairs if value is not None]
 
@@ -218,7 +218,7 @@ class WhatIf(Grid):
         return " ".join(said)
 
     def _needed(self) -> str:
-        """How many devices it takes to fit; "" where the smallest number does. Only what is proven is called needed."""
+        """Sentence on the devices needed to fit; "" if the smallest number fits. Only what is proven is called needed."""
         smallest = min((case.devices for case, _ in self.fitting()), default=math.inf)
         too_few = [case for case in self.cases if case.devices < smallest]
         proven = max((case.devices for case in too_few if case.proven_infeasible), default=0)
@@ -228,7 +228,7 @@ class WhatIf(Grid):
         return " ".join(parts)
 
     def _helping(self) -> str:
-        """A sentence about the number of devices at which a further one stops helping."""
+        """Sentence on the number of devices from which more stop helping."""
         fitting = self.fitting()
         if not fitting:
             return ""
@@ -244,7 +244,7 @@ class WhatIf(Grid):
         return f"Going from {before} to {enough.devices} devices still helps."
 
     def _throughput(self) -> str:
-        """The batch with most samples a second, and the batches that do not fit."""
+        """Sentence on the batch with most samples a second, and on batches that do not fit."""
         rates = [(self.size(case) / time_s, case) for case, time_s in self.fitting() if time_s]
         if not rates:
             return f"None of these batches of {show(self.graph.name)} fits."
@@ -337,7 +337,7 @@ class WhatIf(Grid):
 
     @property
     def is_priced(self) -> bool:
-        """Whether the cost of a step is known."""
+        """True if the cost of a step is known."""
         return any(case.price is not None for case in self.cases)
 
     def to_dict(self) -> dict[str, Any]:
@@ -461,7 +461,7 @@ def case_of(graph: OpGraph, cluster: Cluster, methods: Sequence[str] | None, **s
 
 
 def _carried(case: Case, before: Case | None, seed: int) -> Case:
-    """The case with the strategy of a smaller cluster where that is faster; the other devices have nothing to do."""
+    """The case, or the strategy found on a smaller cluster if that is faster here; the other devices stay idle."""
     best = None if before is None else before.best
     found = case.comparison
     if before is None or best is None or found is None or found.overall is None or best.strategy.is_none:
@@ -477,7 +477,7 @@ def _carried(case: Case, before: Case | None, seed: int) -> Case:
 
 
 def _origins(found: Comparison, known: Mapping[str, Result]) -> dict[str, Result]:
-    """The feasible results by method; those that are known ones, scored again, as they were found elsewhere."""
+    """Feasible results by method; one that repeats a known result is replaced by that one."""
     origins = {}
     for result in found.results:
         if result.answer is not None:
@@ -487,7 +487,7 @@ def _origins(found: Comparison, known: Mapping[str, Result]) -> dict[str, Result
 
 
 def _is_again(result: Result, before: Result) -> bool:
-    """Whether two results on different clusters place and order all ops alike; devices without ops do not matter."""
+    """True if two results place and order all ops alike; devices without ops do not count."""
     one, other = result.answered(), before.answered()
     orders = [{device: ops for device, ops in answer.order.items() if ops} for answer in (one, other)]
     return one.placement == other.placement and orders[0] == orders[1]

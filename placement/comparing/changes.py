@@ -1,4 +1,4 @@
-"""From one strategy to another in single changes, the one that gains most first."""
+"""The path from one strategy to another in single changes, the most helpful first."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def strategy_with(parts: Mapping[str, Any]) -> Strategy:
 
 
 def changes_between(begin: Strategy, end: Strategy, estimate: Callable[[Strategy], Figures]) -> tuple[Change, ...]:
-    """Changes that lead from one strategy to another, each time the one by which the step becomes shortest.
+    """Changes from one strategy to another, at each point the one that makes the step shortest.
 
     A strategy that fits comes before one that does not, and one that lacks less before one that lacks more. Changes
     that nobody gains from are one, the last.
@@ -119,13 +119,13 @@ def changes_between(begin: Strategy, end: Strategy, estimate: Callable[[Strategy
 
 
 def together(first: Change, second: Change) -> Change:
-    """Two changes, one behind the other, as one."""
+    """Merge two consecutive changes into one."""
     parts = tuple(part for part in PARTS if part in (*first.parts, *second.parts))
     return _change(parts, first.before, second.after)
 
 
 def without_part(begin: Strategy, end: Strategy, part: str) -> Strategy | None:
-    """The end of a path with one part left as it was; None where the rest leaves no choice of it."""
+    """The strategy `end` with one part as in `begin`; None if the rest leaves no choice of it."""
     old, new = parts_of(begin), parts_of(end)
     if None in (old[part], new[part]) or old[part] == new[part]:
         return None
@@ -137,7 +137,7 @@ def without_part(begin: Strategy, end: Strategy, part: str) -> Strategy | None:
 
 
 def _left(now: Strategy, target: Mapping[str, Any]) -> list[str]:
-    """Parts that are still to change; those are not that one of the two strategies leaves no choice of."""
+    """Parts in which the two strategies differ and both have a choice."""
     have = parts_of(now)
     return [part for part in PARTS if None not in (have[part], target[part]) and have[part] != target[part]]
 
@@ -145,7 +145,7 @@ def _left(now: Strategy, target: Mapping[str, Any]) -> list[str]:
 def _candidates(
     now: Strategy, target: Mapping[str, Any], left: Sequence[str], estimate: Callable[[Strategy], Figures]
 ) -> Iterator[tuple[tuple[int, float, int], str, Strategy]]:
-    """The strategy with each part that is left, and the figures by which one is chosen."""
+    """Yield a rank, the part and the strategy for each part that can be changed next."""
     for place, part in enumerate(left):
         try:
             have = {name: target[name] if value is None else value for name, value in parts_of(now).items()}
@@ -168,7 +168,7 @@ def _change(parts: tuple[str, ...], before: Strategy, after: Strategy) -> Change
 
 
 def _value(part: str, strategy: Strategy) -> str:
-    """A part in words; empty where the degrees leave no choice of it."""
+    """A part in words; "" if the degrees leave no choice."""
     value = parts_of(strategy)[part]
     if value is None:
         return ""

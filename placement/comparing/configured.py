@@ -282,7 +282,7 @@ def _best_strategy(found: Result) -> Strategy | None:
 
 
 def _worthwhile(steps: Sequence[PathStep]) -> tuple[PathStep, ...]:
-    """The steps as far as they lead to something better: the user's own alone where nothing does."""
+    """The steps up to the fastest one that beats the user's own; the user's own alone if none does."""
     own = steps[0]
     better = [
         k
@@ -297,7 +297,7 @@ def _worthwhile(steps: Sequence[PathStep]) -> tuple[PathStep, ...]:
 
 
 def _lean(begin: Strategy, end: Strategy, scorer: _Scorer) -> Strategy:
-    """The end of a path without the changes that bring neither time nor memory, so that nobody is asked for them."""
+    """Undo changes of `end` that save neither time nor memory, so that nobody is asked to make them."""
     for part in reversed(PARTS):
         other = without_part(begin, end, part)
         if other is not None and scorer.is_as_good(other, end):
@@ -306,7 +306,7 @@ def _lean(begin: Strategy, end: Strategy, scorer: _Scorer) -> Strategy:
 
 
 def _joined(steps: Sequence[PathStep], scorer: _Scorer) -> tuple[PathStep, ...]:
-    """The path in changes of which each helps: one that only pays with a later one is made together with it."""
+    """Merge each change that does not help by itself with the next one that does."""
     kept, waiting = [steps[0]], None
     for step in steps[1:]:
         if step.change is None:
@@ -324,7 +324,7 @@ def _joined(steps: Sequence[PathStep], scorer: _Scorer) -> tuple[PathStep, ...]:
 
 
 def _helps(before: PathStep, after: PathStep) -> bool:
-    """Whether a step fits where the one before does not, or is shorter, or as short with less memory."""
+    """True if the later step fits for the first time, is faster, or is as fast with less memory."""
     if before.fits != after.fits:
         return after.fits
     has_less = (after.peak_bytes or 0) < (before.peak_bytes or 0) * (1 - _IDLE_BYTES)
@@ -381,7 +381,7 @@ class _Scorer:
         return self.rows[strategy]
 
     def is_as_good(self, one: Strategy, other: Strategy) -> bool:
-        """Whether a strategy takes no more time and memory than another one, by estimate and then as simulated."""
+        """True if `one` needs no more time and memory than `other`: first by estimate, then simulated."""
         try:
             found, wanted = self.estimate(one), self.estimate(other)
         except (PlacementError, InfeasibleError):

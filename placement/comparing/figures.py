@@ -167,7 +167,7 @@ def what_helps(
 
 
 def _fastest(graph: OpGraph, found: Sequence[Result], cluster: Cluster) -> tuple[float, Result] | None:
-    """The result that is fastest among those that fit a cluster, with its step time there; None if none does."""
+    """Step time and result of the fastest one that fits the cluster; None if none does."""
     best = None
     for result in found:
         score, capacity = scored_on(graph, result, cluster)
@@ -177,7 +177,7 @@ def _fastest(graph: OpGraph, found: Sequence[Result], cluster: Cluster) -> tuple
 
 
 def _of_rate(graph: OpGraph, best: Result, sequence: Plan | None, figure: ClusterFigure) -> Sensitivity:
-    """The central difference of the logarithms, and the times with 10 % better and worse."""
+    """Elasticity by central difference of logarithms, and step times with the figure 10 % better and worse."""
     sign = 1 if figure.more_helps else -1
     up_s, down_s, better_s, worse_s = (
         scored_on(graph, best, figure.scaled(1 + share), sequence)[0].step_time_s
@@ -191,7 +191,7 @@ def _of_rate(graph: OpGraph, best: Result, sequence: Plan | None, figure: Cluste
 
 
 def _sequence(graph: OpGraph, best: Result, cluster: Cluster) -> Plan:
-    """A result's schedule as a fixed sequence, which nothing but the figures changes."""
+    """A result's schedule as a fixed sequence of ops and transfers, so that only their times change."""
     problem, plan = _carried_out(graph, best, cluster)
     _, schedule = Simulator(problem).schedule(plan)
     order = np.empty(problem.graph.n_ops)
@@ -316,7 +316,7 @@ def _latency_scaled(cluster: Cluster, kind: str, factor: float) -> Cluster:
 
 
 def _is_inside_hosts(cluster: Cluster, kind: str) -> bool:
-    """Whether such links are on the way from the first device to the second one, on one host."""
+    """True if the first two devices share a host and are joined by links of this kind."""
     first, second = cluster.compute_devices[:2].tolist()
     route = [cluster.links[number] for number in cluster.routes[first, second].links]
     return any(link_kind(link) == kind and host_of(link.src) == host_of(link.dst) for link in route)

@@ -89,7 +89,7 @@ class Comparison(Grid):
 
     @property
     def has_strategies(self) -> bool:
-        """Whether strategies could be searched, too: the graph can be split, and its step time counts."""
+        """True if strategies could be searched, too: ops have split rows, and the objective is latency."""
         return self.objective == LATENCY and any(self.graph.split_rows)
 
     @cached_property
@@ -121,7 +121,7 @@ class Comparison(Grid):
         return f"{who} {ratio} faster than one device, {self._distance(best.answer.gap)}."
 
     def _none_faster(self) -> str:
-        """Claim only what the methods tried can support."""
+        """Say that one device is best, claiming no more than the methods tried can support."""
         tried = [result.method for result in self.results if result.method != SINGLE]
         if set(tried) >= set(default_methods(self.objective)) - {SINGLE}:
             return "One device is best: no method is faster"
@@ -301,7 +301,7 @@ def compare(
 
 
 def _run_alone(graph: OpGraph, cluster: Cluster) -> SearchAids:
-    """Aids of a search for strategies that `placement.apply` runs, which are checked."""
+    """Keep a search to strategies that `placement.apply` runs, and check them."""
     from placement.solving.best_of_all import SearchAids
 
     limits = runner_limits(graph, cluster)
@@ -377,7 +377,7 @@ def _tie(a: Answer | None, b: Answer | None) -> bool:
 
 
 def _better(found: Result, known: Result | None, solver: Solver) -> Result:
-    """The result of a method on this cluster, or its result on another, if there is one, scored on this one."""
+    """The better of what the method found here and what it found elsewhere, scored here."""
     if known is None:
         return found
     plan = replace(known, cluster=found.cluster).plan()

@@ -273,7 +273,7 @@ def compare_strategies(
 
 
 def _by_one(found: StrategyFigures) -> str:
-    """Words on the device whose step is told, where the means of all devices, which a table has, differ from it."""
+    """Name the device that is described if the table's means over all devices differ from it."""
     parts = found.parts
     idle_s = parts.exposed_s + parts.idle_s
     if max(abs(idle_s - found.bubble * parts.step_s), abs(parts.exposed_s - found.exposed_s)) < _UNLIKE * parts.step_s:
@@ -289,7 +289,7 @@ def _rank(row: StrategyRow) -> tuple[bool, bool, bool, float, str]:
 
 
 def _best_checked(graph: OpGraph, cluster: Cluster, rows: list[StrategyRow]) -> list[StrategyRow]:
-    """The rows, the first of which is to be advised; those that fail their check are not possible."""
+    """Check the first row before it is advised; rows that fail become refused rows at the end."""
     failed: list[StrategyRow] = []
     while rows and rows[0].result.answer is not None and not rows[0].strategy.is_none:
         result = rows[0].result

@@ -181,7 +181,7 @@ def _modules(graph: OpGraph, weight: NDArray[np.float64]) -> tuple[list[str], In
 
 
 def _ranges(parts: Mapping[str, list[int]], place: IntArray, count: int) -> dict[str, list[int]]:
-    """Neighbours in topological order taken together, so that no more than `count` are left."""
+    """Merge neighbours in topological order until at most `count` groups are left."""
     ordered = sorted(parts, key=lambda key: int(place[parts[key]].min()))
     size = -(-len(ordered) // count)
     runs = [ordered[k : k + size] for k in range(0, len(ordered), size)]

@@ -64,7 +64,7 @@ def alternatives_cards(result: Result) -> str:
 
 
 def points_of(found: Sequence[Alternative]) -> list[Point]:
-    """Every alternative that fits, with a number if no other one beats it in both time and memory."""
+    """Alternatives that fit, as points; those on the front of time and memory are numbered."""
     numbers = {one: number for number, one in enumerate(front(found), 1)}
     return [
         Point(_said(one), one.step_time_s, one.peak_bytes or 1, numbers.get(one, 0))

@@ -90,7 +90,7 @@ def _read(given: CompareOptions) -> Configuration:
 
 
 def _file_of_deepspeed(given: CompareOptions) -> tuple[CompareOptions, int | None, str | None]:
-    """The options with the file of DeepSpeed that one of accelerate names, its processes and its mixed precision."""
+    """Follow an accelerate file to the DeepSpeed file it names; also its number of processes and mixed precision."""
     from placement.configurations.accelerate import DEEPSPEED_FILE
     from placement.configurations.documents import read_yaml
     from placement.configurations.registry import tool_of
@@ -114,7 +114,7 @@ def _file_of_deepspeed(given: CompareOptions) -> tuple[CompareOptions, int | Non
 
 @contextmanager
 def _in_file(given: CompareOptions) -> Iterator[None]:
-    """Has errors of a configuration, and of the strategy that it stands for, begin with the name of its file."""
+    """Prefix errors of the configuration, and of its strategy, with the name of the file."""
     try:
         yield
     except (ConfigurationError, StrategyError) as error:
@@ -147,7 +147,7 @@ def _as_configured(given: CompareOptions, found: Configuration, batch: int | Non
 
 
 def _is_saved(graph: str) -> bool:
-    """Whether it is a file of a graph, a training step or not, and no model of which a training step is made."""
+    """True for a saved graph; False for a model, of which a training step is captured."""
     from graphs.zoo import MODELS
     from placement.configurations.models import is_training_configuration
     from placement.inputs.functions import is_model
@@ -174,7 +174,7 @@ def _check_saved(given: CompareOptions, found: Configuration, graph: OpGraph) ->
 
 
 def _below(found: ConfiguredComparison, given: CompareOptions) -> Iterator[RenderableType]:
-    """Lines of the file that change, change by change; a value that the file has stands there as it has it."""
+    """Lines of the file to change, for each step; old values are spelt as in the file."""
     from graphs.entry_points import imported
     from placement.configurations.registry import TOOLS, changes_text, value_text
 

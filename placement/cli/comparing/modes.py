@@ -334,7 +334,7 @@ def _around_cases(given: Options, found: WhatIf, source: Source, names: Sequence
 
 
 def _how(found: WhatIf, given: Options, source: Source, names: Sequence[str]) -> list[str]:
-    """The command that does what the advice says; of a placement on a part of a cluster, the sweep of that part."""
+    """The command that follows the advice; for a placement on part of a cluster, the sweep of that part alone."""
     case = found.fastest
     if case is None or case.best is None:
         return []
@@ -350,7 +350,7 @@ def _how(found: WhatIf, given: Options, source: Source, names: Sequence[str]) ->
 
 
 def _nowhere(found: WhatIf) -> str:
-    """Why there is no answer: a proof for every cluster, or a search that found nothing on one of them."""
+    """Why there is no answer: proofs for all clusters, or a search that found nothing on one."""
     open_cases = [case for case in found.cases if not case.proven_infeasible]
     if not open_cases:
         return f"{found.graph.name} fits on none of these clusters: {found.cases[-1].reason}"
