@@ -218,7 +218,7 @@ class WhatIf(Grid):
         return " ".join(said)
 
     def _needed(self) -> str:
-        """Sentence on the devices needed to fit; "" if the smallest number fits. Only what is proven is called needed."""
+        """Sentence on the devices needed; "" if the smallest number fits. Only what is proven is called needed."""
         smallest = min((case.devices for case, _ in self.fitting()), default=math.inf)
         too_few = [case for case in self.cases if case.devices < smallest]
         proven = max((case.devices for case in too_few if case.proven_infeasible), default=0)

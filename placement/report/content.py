@@ -315,7 +315,7 @@ class Drawn:
 
     @property
     def has_others(self) -> bool:
-        """Whether there are devices that are not on the page."""
+        """True if some devices are not on the page."""
         return len(self.place) > len(self.devices)
 
     def names(self, graph: OpGraph) -> list[str]:

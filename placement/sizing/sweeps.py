@@ -130,7 +130,7 @@ class ScalingFit:
 
     @property
     def is_slower(self) -> bool:
-        """Whether more devices only make it slower: no share of the work, but what fits times that grow."""
+        """True if more devices only make it slower, so that `serial` is no share of the work."""
         return self.serial >= 1 or self.peak_devices == 1
 
     @property
