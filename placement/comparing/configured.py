@@ -365,7 +365,8 @@ class _Scorer:
                 step_time_s, peak = estimated.step_time_s, estimated.peak_bytes if peak is None else peak
         parts = {} if figures is None else dict(figures.peak_bytes)
         fits = row is not None and row.result.feasible
-        found = PathStep(change, strategy, step_time_s, peak, parts, figures and figures.exposed_s, fits)
+        exposed_s = None if figures is None else figures.exposed_s
+        found = PathStep(change, strategy, step_time_s, peak, parts, exposed_s, fits)
         if before is None:
             return found
         keys, unsaid = keys_between(self.configuration, self.graph, before, strategy)

@@ -240,7 +240,8 @@ def compare_strategies(
     asked = sorted(dict.fromkeys(asked), key=lambda strategy: strategy.is_none)
     solver = solver_or_reason(graph, cluster, seed)
     bounds = None if isinstance(solver, str) else strategy_bounds(graph, cluster)
-    run, rows, refused = runner_limits(graph, cluster), list[StrategyRow](), None
+    run, rows = runner_limits(graph, cluster), list[StrategyRow]()
+    refused: StrategyError | None = None
     for done, strategy in enumerate(asked):
         if progress is not None:
             progress(strategy.text, done, len(asked))

@@ -229,7 +229,7 @@ def _outcome(case: Case) -> dict[str, Any]:
     found, best = case.comparison, case.best
     if found is None or best is None:
         return {"single_device_s": None if found is None else found.single_device_s, "reason": case.reason}
-    told = {"step_time_s": best.objective_s, "single_device_s": found.single_device_s, "gap": best.gap}
+    told: dict[str, Any] = {"step_time_s": best.objective_s, "single_device_s": found.single_device_s, "gap": best.gap}
     if not best.strategy.is_none:
         return told | {"best": STRATEGY, "strategy": best.strategy.text}
     first = found.results[0]

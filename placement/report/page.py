@@ -236,7 +236,7 @@ def _of_cases(found: WhatIf) -> Drawn:
         return Drawn(first, card(f"{what.capitalize()} over the batch", over, "The best found."))
     across = Across("number of devices", sizes)
     bound = Curve("lower bound", "bound", _points(found, _bound_s))
-    single = Curve("one device", "single", _points(found, lambda c: c.comparison and c.comparison.single_device_s))
+    single = Curve("one device", "single", _points(found, _single_s))
     over = plot([single, bound, times], across, format_seconds, unfit)
     first = card(f"{what.capitalize()} over devices", over, "No placement can be below the lower bound.")
     speedups = _points(found, lambda case: case.speedup)
@@ -250,7 +250,12 @@ def _of_cases(found: WhatIf) -> Drawn:
 
 
 def _bound_s(case: Case) -> float | None:
-    return case.best.lower_bound_s if case.best is not None else case.comparison and case.comparison.lower_bound_s
+    found = case.best or case.comparison
+    return None if found is None else found.lower_bound_s
+
+
+def _single_s(case: Case) -> float | None:
+    return None if case.comparison is None else case.comparison.single_device_s
 
 
 def _points(found: WhatIf, value: Callable[[Case], float | None]) -> list[tuple[float, float]]:

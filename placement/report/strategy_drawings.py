@@ -87,8 +87,10 @@ def _table(result: Result) -> RowTable:
         strategy = "" if one.strategy.is_none else one.strategy.text
         fields = {"family": family_in_words(one.name), "strategy": strategy, "speedup": one.speedup(one_s)}
         fields |= {"step_time_s": one.step_time_s, "peak_bytes": one.peak_bytes}
-        kind = "unfit" if one.step_time_s is None else "best" if one in on_front else ""
-        rows.append(Row(fields, kind, f"{strategy} does not fit".strip()))
+        if one.step_time_s is None:
+            rows.append(Row(fields, "unfit", f"{strategy} does not fit".strip()))
+        else:
+            rows.append(Row(fields, "best" if one in on_front else ""))
     return RowTable(columns, tuple(rows))
 
 

@@ -204,7 +204,7 @@ def compare_strategies(given: CompareOptions, source: Source, texts: list[str]) 
     with reason_as_json(given.as_json), progress("scoring", len(texts)) as report, usage_errors():
         search["progress"] = lambda text, done, _: report(f"scoring {text}", done)
         found = compared(source.graph, target, texts, **search)
-    answer(given, found, lambda found: _around_strategies(given, found), found.best and found.best.result)
+    answer(given, found, lambda found: _around_strategies(given, found), found.answer)
     if found.best is None:
         first = found.rows[0].result
         raise InfeasibleError(f"no strategy fits; {first.strategy.text}: {first.reason}")
