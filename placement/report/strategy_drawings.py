@@ -82,7 +82,7 @@ def _table(result: Result) -> RowTable:
         Column("speedup", "vs one device", "x"),
         Column("peak_bytes", "peak memory", "bytes"),
     )
-    on_front, one_s, rows = front(result.alternatives), single_s(result.alternatives), []
+    on_front, one_s, rows = front(result.alternatives), single_s(result.alternatives), list[Row]()
     for one in best_of_each(result.alternatives):
         strategy = "" if one.strategy.is_none else one.strategy.text
         fields = {"family": family_in_words(one.name), "strategy": strategy, "speedup": one.speedup(one_s)}
