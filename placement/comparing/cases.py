@@ -14,7 +14,7 @@ from graphs.errors import InfeasibleError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
 from placement.comparing.methods import SAME, Comparison, compare
-from placement.comparing.rows import Column, Grid, Row, RowTable, Said, bar_up_to
+from placement.comparing.rows import CaseGrid, Column, Row, RowTable, Said, bar_up_to
 from placement.results.result import Result
 from placement.results.utilisation import format_rate, rate_of
 from placement.sizing.sweeps import (
@@ -133,7 +133,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhatIf(Grid):
+class WhatIf(CaseGrid):
     """One graph on several clusters, or one model with several batches, in the order asked for.
 
     Attributes:

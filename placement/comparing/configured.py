@@ -18,7 +18,7 @@ from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
 from placement.comparing.changes import PARTS, Change, changes_between, together, without_part
-from placement.comparing.rows import PEAK_PARTS, Column, Grid, Row, RowTable, names_of
+from placement.comparing.rows import PEAK_PARTS, CaseGrid, Column, Row, RowTable, names_of
 from placement.configurations.accelerate import accumulating
 from placement.configurations.configuration import Configuration
 from placement.configurations.megatron import CONNECTIONS, connections
@@ -73,7 +73,7 @@ class PathStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfiguredComparison(Grid):
+class ConfiguredComparison(CaseGrid):
     """A user's configuration beside the best that was found.
 
     Attributes:

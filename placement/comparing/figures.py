@@ -21,7 +21,7 @@ from env.simulation.simulator import Score, Simulator
 from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds, show
 from graphs.opgraph import IntArray, OpGraph
-from placement.comparing.rows import Column, Grid, Row, RowTable, names_of
+from placement.comparing.rows import CaseGrid, Column, Row, RowTable, names_of
 from placement.optimization import optimize
 from placement.results.result import Result
 
@@ -63,7 +63,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sensitivities(Grid):
+class Sensitivities(CaseGrid):
     """Figures of a cluster by their effect on a step.
 
     Attributes:

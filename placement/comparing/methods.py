@@ -22,8 +22,8 @@ from graphs.origin import EAGER
 from graphs.transforms.strategy import NONE
 from placement.comparing.rows import (
     NO_GAP,
+    CaseGrid,
     Column,
-    Grid,
     Row,
     RowTable,
     Said,
@@ -56,7 +56,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class Comparison(Grid):
+class Comparison(CaseGrid):
     """Results of every method on one problem.
 
     Attributes:

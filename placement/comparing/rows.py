@@ -64,7 +64,7 @@ class Said(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid(AsJson):
+class CaseGrid(AsJson):
     """Cases side by side.
 
     Attributes:

@@ -13,7 +13,7 @@ from env.plan import Method
 from graphs.formatting import format_seconds, show
 from graphs.opgraph import OpGraph
 from placement.comparing.methods import NOT_SEARCHED, compare
-from placement.comparing.rows import Column, Grid, Row, RowTable, Tile
+from placement.comparing.rows import CaseGrid, Column, Row, RowTable, Tile
 from placement.results.result import versions
 from placement.solving.methods import default_methods, measure
 
@@ -56,7 +56,7 @@ class SeedRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeedComparison(Grid):
+class SeedComparison(CaseGrid):
     """Methods under several seeds, least mean first.
 
     Attributes:

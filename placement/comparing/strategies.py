@@ -17,7 +17,7 @@ from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
 from graphs.transforms.strategy_reading import read_strategies
-from placement.comparing.rows import PEAK_PARTS, Column, Grid, Row, RowTable, Said
+from placement.comparing.rows import PEAK_PARTS, CaseGrid, Column, Row, RowTable, Said
 from placement.exporters.targets import runner_limits, why_not_run
 from placement.results.result import Result, versions
 from placement.results.result_json import comparison_row
@@ -41,7 +41,7 @@ _UNLIKE = 0.01  # share of a step by which a device differs from the mean
 
 
 @dataclass(frozen=True, kw_only=True)
-class StrategyComparison(Grid):
+class StrategyComparison(CaseGrid):
     """Strategies of one graph on one cluster, before they are rewritten.
 
     Attributes:

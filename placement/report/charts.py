@@ -38,7 +38,7 @@ def shortened(text: str, room: int) -> str:
 # -- bars -------------------------------------------------------------------------------------------------------
 
 
-class Bar(NamedTuple):
+class MeanBar(NamedTuple):
     """One bar.
 
     Attributes:
@@ -56,7 +56,7 @@ class Bar(NamedTuple):
     bound_s: float | None = None
 
 
-def bar_chart(bars: Sequence[Bar], label: str, bound_s: float | None = None, single_s: float | None = None) -> str:
+def bar_chart(bars: Sequence[MeanBar], label: str, bound_s: float | None = None, single_s: float | None = None) -> str:
     """Bars from 0, the shortest as the best.
 
     Args:
@@ -89,7 +89,7 @@ def bar_chart(bars: Sequence[Bar], label: str, bound_s: float | None = None, sin
     return svg(parts, label, bottom + 20)
 
 
-def _bar(bar: Bar, y: float, at_x: _Place, is_cut: bool, is_best: bool) -> list[str]:
+def _bar(bar: MeanBar, y: float, at_x: _Place, is_cut: bool, is_best: bool) -> list[str]:
     name = f'<text class="left" x="{_NAMES - 8}" y="{y + 4:g}">{escape(shortened(bar.name, 18))}</text>'
     parts = [f"<g><title>{escape(bar.name)}</title>{name}</g>"]
     if bar.seconds is None:
@@ -209,7 +209,7 @@ def _line(curve: Curve, at: tuple[_Place, _Place], show: tuple[_Words, _Words]) 
 # -- time against memory ----------------------------------------------------------------------------------------
 
 
-class Point(NamedTuple):
+class MapPoint(NamedTuple):
     """A way to run a model; its number, from 1, if no other one beats it in both time and memory, else 0."""
 
     said: str
@@ -218,7 +218,7 @@ class Point(NamedTuple):
     number: int = 0
 
 
-def time_and_memory(points: Sequence[Point]) -> str:
+def time_and_memory(points: Sequence[MapPoint]) -> str:
     """Time over memory of the fullest device, both logarithmic; a line joins the points with numbers."""
     if not points:
         return '<p class="empty">Nothing fits.</p>'

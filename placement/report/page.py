@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from env.problem import Problem
 from graphs.disk import write_atomically
 from graphs.formatting import format_seconds
-from placement.report.charts import Across, Bar, Curve, bar_chart, plot, time_and_memory
+from placement.report.charts import Across, Curve, MeanBar, bar_chart, plot, time_and_memory
 from placement.report.content import drawn_of, page_data, shown_schedules
 from placement.report.strategy_drawings import alternatives_cards, points_of, strategy_card
 from placement.results.advice import advice
@@ -34,7 +34,7 @@ from placement.solving.one_device import as_alternative
 if TYPE_CHECKING:
     from placement.comparing.cases import Case, WhatIf
     from placement.comparing.methods import Comparison
-    from placement.comparing.rows import Grid, Said, Tile
+    from placement.comparing.rows import CaseGrid, Said, Tile
     from placement.comparing.seeds import SeedComparison
     from placement.comparing.strategies import StrategyComparison
     from placement.results.result import Result
@@ -45,7 +45,7 @@ _NOTHING_LOADED = "default-src 'none'; style-src 'unsafe-inline'"
 _SECTIONS = ("kind", "beside", "do_it", "figures", "picture", "said", "notes", "before", "after", "schedules", "data")
 
 
-class Drawn(NamedTuple):
+class Pictures(NamedTuple):
     """Drawings of a comparison, as HTML: the picture on top, cards behind the table, and data for the scripts."""
 
     picture: str
@@ -54,7 +54,7 @@ class Drawn(NamedTuple):
     left_out: str = ""
 
 
-def write_html(found: Grid, path: str | PathLike[str], command: str | None = None) -> None:
+def write_html(found: CaseGrid, path: str | PathLike[str], command: str | None = None) -> None:
     """Write the report of a comparison.
 
     Args:
@@ -66,7 +66,7 @@ def write_html(found: Grid, path: str | PathLike[str], command: str | None = Non
     write_atomically(path, render_html(found, command))
 
 
-def render_html(found: Grid, command: str | None = None, searched: Result | None = None, do_it: str = "") -> str:
+def render_html(found: CaseGrid, command: str | None = None, searched: Result | None = None, do_it: str = "") -> str:
     """The page as text.
 
     Args:
@@ -74,7 +74,7 @@ def render_html(found: Grid, command: str | None = None, searched: Result | None
         searched: the result of the search that found the answer, if there was one.
         do_it: the command that takes the answer.
     """
-    drawn: Drawn = _DRAWN[found.kind](found)
+    drawn: Pictures = _DRAWN[found.kind](found)
     searched = getattr(found, "overall", searched)
     headline, *beside = [found.headline()] if searched is None else advice(searched).split("; ")
     why = [] if searched is None or not searched.why or found.kind != "strategies" else [f"why: {searched.why}"]
@@ -180,51 +180,51 @@ def _said(said: Iterable[Said], lines: Iterable[str]) -> str:
 # -- pictures ---------------------------------------------------------------------------------------------------
 
 
-def _of_methods(found: Comparison) -> Drawn:
+def _of_methods(found: Comparison) -> Pictures:
     """Bars against the bound; schedules, drawn by scripts."""
     what = measure(found.objective)
-    bars = [Bar(one.method, one.objective_s) for one in found.results if one.answer is not None]
+    bars = [MeanBar(one.method, one.objective_s) for one in found.results if one.answer is not None]
     picture = bar_chart(bars, f"{what} of methods", found.lower_bound_s, found.single_device_s)
     problem = Problem(found.graph, found.cluster, found.objective)
     shown = shown_schedules(problem, found)
     drawn = drawn_of(problem, shown)
     text = json.dumps(page_data(problem, shown, drawn, found.lower_bound_s), separators=(",", ":"), allow_nan=False)
     note = "Shaded: faster than the lower bound, which no placement can be."
-    return Drawn(
+    return Pictures(
         card(f"{what.capitalize()} against the bound", picture, note),
         data=text.replace("<", "\\u003c"),  # so that no name can end the script element
         left_out=drawn.left_out(found.graph, [one.schedule for one in shown]),
     )
 
 
-def _of_strategies(found: StrategyComparison) -> Drawn:
+def _of_strategies(found: StrategyComparison) -> Pictures:
     """Time against memory, and of each strategy its timeline and memory."""
     results = [row.result for row in found.rows if row.result.answer is not None]
     points = points_of(listed(as_alternative(result, PLACEMENT) for result in results))
     picture = card("Time against memory", time_and_memory(points), "Numbers: no other one beats it in both.")
     drawn = [row for row in found.rows if row.applied is not None][:MOST_SECTIONS]
-    return Drawn(picture if len(points) > 1 else "", "\n".join(map(strategy_card, drawn)))
+    return Pictures(picture if len(points) > 1 else "", "\n".join(map(strategy_card, drawn)))
 
 
-def _of_seeds(found: SeedComparison) -> Drawn:
+def _of_seeds(found: SeedComparison) -> Pictures:
     """Means with their intervals."""
     what = measure(found.objective)
     bars = [
-        Bar(row.method, row.mean_s, row.interval_s or 0.0, (row.least_s or 0.0, row.most_s or 0.0))
+        MeanBar(row.method, row.mean_s, row.interval_s or 0.0, (row.least_s or 0.0, row.most_s or 0.0))
         for row in found.rows
         if row.mean_s is not None
     ]
     note = "Bar: mean; thick: its 95 % interval (t distribution); line: least to most."
-    return Drawn(card(f"{what.capitalize()} over the seeds", bar_chart(bars, f"{what} of methods over seeds"), note))
+    return Pictures(card(f"{what.capitalize()} over the seeds", bar_chart(bars, f"{what} of methods over seeds"), note))
 
 
-def _of_cases(found: WhatIf) -> Drawn:
+def _of_cases(found: WhatIf) -> Pictures:
     """Bars of clusters, each with its own bound; or curves over the sizes that are swept."""
     what = measure(found.objective)
     if not found.sweep:
-        bars = [Bar(case.cluster.name, case.objective_s, bound_s=_bound_s(case)) for case in found.cases]
+        bars = [MeanBar(case.cluster.name, case.objective_s, bound_s=_bound_s(case)) for case in found.cases]
         note = "Marks: the lower bound of each."
-        return Drawn(card(f"{what.capitalize()} on each cluster", bar_chart(bars, f"{what} on clusters"), note))
+        return Pictures(card(f"{what.capitalize()} on each cluster", bar_chart(bars, f"{what} on clusters"), note))
     sizes = [float(found.size(case)) for case in found.cases]
     unfit = [float(found.size(case)) for case in found.cases if case.objective_s is None]
     times = Curve(what, "best", _points(found, lambda case: case.objective_s))
@@ -233,7 +233,7 @@ def _of_cases(found: WhatIf) -> Drawn:
         rates = Curve("samples/s", "best", [(n, n / time_s) for n, time_s in times.points if time_s])
         over = plot([times], across, format_seconds, unfit)
         first = card("Samples a second over the batch", plot([rates], across, format_rate, unfit), "The best found.")
-        return Drawn(first, card(f"{what.capitalize()} over the batch", over, "The best found."))
+        return Pictures(first, card(f"{what.capitalize()} over the batch", over, "The best found."))
     across = Across("number of devices", sizes)
     bound = Curve("lower bound", "bound", _points(found, _bound_s))
     single = Curve("one device", "single", _points(found, _single_s))
@@ -241,12 +241,12 @@ def _of_cases(found: WhatIf) -> Drawn:
     first = card(f"{what.capitalize()} over devices", over, "No placement can be below the lower bound.")
     speedups = _points(found, lambda case: case.speedup)
     if not speedups:
-        return Drawn(first)
+        return Pictures(first)
     ideal = Curve("ideal", "single", [(n, n) for n in sizes])
     labelled = Curve("speed-up", "best", speedups, [f"{x / n:.0%}" for n, x in speedups])
     second = plot([ideal, labelled], across, lambda value: f"{value:.3g}×", unfit)
     under = "Over the best single device. Beside each point its efficiency: speed-up for each device."
-    return Drawn(first, card("Speed-up over devices", second, under))
+    return Pictures(first, card("Speed-up over devices", second, under))
 
 
 def _bound_s(case: Case) -> float | None:
@@ -263,7 +263,7 @@ def _points(found: WhatIf, value: Callable[[Case], float | None]) -> list[tuple[
     return [(n, y) for n, y in pairs if y is not None and math.isfinite(y)]
 
 
-_DRAWN: Mapping[str, Callable[..., Drawn]] = {
+_DRAWN: Mapping[str, Callable[..., Pictures]] = {
     "methods": _of_methods,
     "strategies": _of_strategies,
     "seeds": _of_seeds,

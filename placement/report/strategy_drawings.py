@@ -18,7 +18,7 @@ from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.recomputing.selecting import parted
 from graphs.transforms.strategy import MeshRule, Strategy
 from placement.comparing.rows import PEAK_PARTS, Column, Row, RowTable
-from placement.report.charts import Point, shortened, svg, time_and_memory
+from placement.report.charts import MapPoint, shortened, svg, time_and_memory
 from placement.results.alternatives import Alternative, best_of_each, front, single_s
 from placement.results.result import Result
 from placement.results.strategy_words import family_in_words, in_words
@@ -63,11 +63,11 @@ def alternatives_cards(result: Result) -> str:
     )
 
 
-def points_of(found: Sequence[Alternative]) -> list[Point]:
+def points_of(found: Sequence[Alternative]) -> list[MapPoint]:
     """Alternatives that fit, as points; those on the front of time and memory are numbered."""
     numbers = {one: number for number, one in enumerate(front(found), 1)}
     return [
-        Point(_said(one), one.step_time_s, one.peak_bytes or 1, numbers.get(one, 0))
+        MapPoint(_said(one), one.step_time_s, one.peak_bytes or 1, numbers.get(one, 0))
         for one in found
         if one.step_time_s is not None
     ]

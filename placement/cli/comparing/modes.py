@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from placement.comparing.cases import WhatIf
     from placement.comparing.figures import Sensitivities
     from placement.comparing.methods import Comparison
-    from placement.comparing.rows import Grid
+    from placement.comparing.rows import CaseGrid
     from placement.comparing.strategies import StrategyComparison
     from placement.inputs.sources import Source
     from placement.results.result import Result
     from placement.sizing.sweeps import Sweep
 
-    Found = TypeVar("Found", bound=Grid)
+    Found = TypeVar("Found", bound=CaseGrid)
 Around: TypeAlias = "tuple[Sequence[RenderableType], Sequence[RenderableType]]"
 
 DEVICES, FIGURES = "devices", "figures"  # of --sweep; the former is a copy of `placement.sizing.sweeps.DEVICES`
@@ -59,7 +59,7 @@ def answer(given: Options, found: Found, around: Callable[[Found], Around], trac
         emit_rich(*first, *found.lines(), *last, *written, f"again: {found.command}")
 
 
-def _write(given: Options, found: Grid, traced: Result | None) -> Iterator[str]:
+def _write(given: Options, found: CaseGrid, traced: Result | None) -> Iterator[str]:
     """Write the files asked for; yields a sentence about each."""
     from graphs.disk import write_atomically
 
