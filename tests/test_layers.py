@@ -70,9 +70,9 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "placement.comparing": (
         "changes rows",
-        "methods strategies",
-        "cases configured figures seeds suites",
-        "sweeps",
+        "configured figures methods strategies",
+        "cases seeds",
+        "suites",
         "__init__",
     ),
     "placement.fitting": (

@@ -8,6 +8,8 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import typer
+
 from placement.cli.output import command_line
 
 _ALWAYS_NAMED = ("seed", "method", "policy")  # in a command line to be repeated, even where they are the defaults
@@ -35,6 +37,14 @@ def is_default(given: Any, field: str) -> bool:
     """Whether an option has its default, given or not."""
     (default,) = (known.default for known in dataclasses.fields(given) if known.name == field)
     return bool(getattr(given, field) == default)
+
+
+def refuse(given: Any, fields: Sequence[str], why: str) -> None:
+    """Raises: typer.BadParameter: one of these options is given, which does not go with what `why` says."""
+    there = {known.name for known in dataclasses.fields(given)}
+    for field in fields:
+        if field in there and not is_default(given, field):
+            raise typer.BadParameter(f"{why}; leave out {option_of(field)}.")
 
 
 def again(command: str, arguments: Sequence[str], given: Any, fields: Sequence[str]) -> str:

@@ -1,45 +1,66 @@
-"""`WhatIf`, what came of one graph on several clusters, and `Case`, a row of it."""
+"""`what_if`: one model as a list of cases, on several clusters, with more and more devices or with larger batches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from env.cluster import Cluster
+from env.objectives import LATENCY
+from env.problem import scope
+from graphs.errors import InfeasibleError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
-from placement.comparing.methods import Comparison
-from placement.comparing.rows import AsJson, Column, Row, RowTable, bar_up_to
+from placement.comparing.methods import SAME, Comparison, compare
+from placement.comparing.rows import CaseGrid, Column, Row, RowTable, Said, bar_up_to
 from placement.results.result import Result
 from placement.results.utilisation import format_rate, rate_of
-from placement.sizing.scaling import LEAST_POINTS, BatchFit, ScalingFit, fit_batches, fit_devices
-from placement.sizing.sweeps import BATCH, DEVICES, cost_of
-from placement.solving.methods import measure
+from placement.sizing.sweeps import (
+    BATCH,
+    DEVICES,
+    LEAST_POINTS,
+    BatchFit,
+    ScalingFit,
+    check_price,
+    cost_of,
+    fit_batches,
+    fit_devices,
+)
+from placement.solving.methods import AUTO, measure
+from placement.solving.strategy_row import strategy_row
 
+_HEAD = ("graph", "graph_hash", "objective", "command")  # of its JSON
 HELPS = 0.01  # a device that makes a step less than 1 % faster does not help
 
 
 @dataclass(frozen=True)
 class Case:
-    """One cluster and one batch: what came out there, or why nothing fits.
+    """One graph on one cluster: what came out there, or why nothing fits.
 
     Attributes:
-        devices: devices that compute, host CPUs beside other devices not counted.
         reason: why nothing fits, or None.
         found_on: the cluster that the best placement was found on: this one, or in a sweep one with fewer devices.
-        samples: of the batch; None where nobody said.
         price: of a device-hour, or None.
     """
 
+    graph: OpGraph
     cluster: Cluster
-    devices: int
     comparison: Comparison | None
-    reason: str | None
+    reason: str | None = None
     found_on: str = ""
-    samples: int | None = None
     price: float | None = None
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of the batch; None where nobody said."""
+        return self.graph.origin.batch_size
+
+    @property
+    def devices(self) -> int:
+        """Devices that compute; host CPUs beside other devices do not count."""
+        return len(self.cluster.compute_devices)
 
     @property
     def best(self) -> Result | None:
@@ -59,7 +80,7 @@ class Case:
     @property
     def objective_s(self) -> float | None:
         """Objective of the best in seconds; None where none fits."""
-        return None if self.best is None or self.best.answer is None else self.best.answer.objective_s
+        return None if self.best is None else self.best.objective_s
 
     @property
     def speedup(self) -> float | None:
@@ -70,11 +91,6 @@ class Case:
     def efficiency(self) -> float | None:
         """The speed-up for each device."""
         return None if self.speedup is None else self.speedup / self.devices
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """Memory of the fullest device."""
-        return None if self.best is None else self.best.fullest_bytes
 
     @property
     def cost(self) -> float | None:
@@ -109,73 +125,84 @@ class Case:
             "speedup_vs_single": self.speedup,
             "efficiency": self.efficiency,
             "strategy": None if self.best is None else self.best.strategy.text,
-            "peak_bytes": self.peak_bytes,
+            "peak_bytes": None if self.best is None else self.best.fullest_bytes,
             "cost": self.cost,
             "reason": self.reason,
             "found_on": self.found_on,
         }
 
 
-@dataclass(frozen=True)
-class WhatIf(AsJson):
+@dataclass(frozen=True, kw_only=True)
+class WhatIf(CaseGrid):
     """One graph on several clusters, or one model with several batches, in the order asked for.
 
     Attributes:
-        objective: as in `placement.optimize`.
         sweep: what is varied in steps, a name of `placement.sizing.sweeps.KINDS`; "" for different clusters.
         interrupted: it was ended by Ctrl-C, and cases are missing or not searched to their end.
-        command: the command line that made it, or "".
     """
 
-    graph: OpGraph
-    objective: str
+    kind = "what if"
+
     cases: tuple[Case, ...]
     sweep: str = ""
     interrupted: bool = False
-    command: str = field(default="", compare=False)
+
+    def size(self, case: Case) -> int:
+        """Value of the swept quantity: samples of the batch, or devices."""
+        return (case.samples or 0) if self.sweep == BATCH else case.devices
+
+    def fitting(self) -> list[tuple[Case, float]]:
+        """Cases where something fits, with their objectives."""
+        pairs = [(case, case.objective_s) for case in self.cases if self.size(case)]
+        return [(case, value) for case, value in pairs if value is not None]
+
+    def _fit(self, kind: str, law: Callable[[list[int], list[float]], Any]) -> Any:
+        points = [(self.size(case), time_s) for case, time_s in self.fitting() if time_s]
+        if self.sweep != kind or len(points) < LEAST_POINTS:
+            return None
+        return law([n for n, _ in points], [time_s for _, time_s in points])
 
     @property
     def scaling(self) -> tuple[ScalingFit, ScalingFit] | None:
         """Amdahl's and Gunther's law of a sweep of devices; None of fewer than three that fit."""
-        fitting = [(case.devices, case.objective_s) for case in self.cases if case.objective_s]
-        if self.sweep != DEVICES or len(fitting) < LEAST_POINTS:
-            return None
-        return fit_devices([n for n, _ in fitting], [time_s for _, time_s in fitting])
+        found: tuple[ScalingFit, ScalingFit] | None = self._fit(DEVICES, fit_devices)
+        return found
 
     @property
     def batching(self) -> BatchFit | None:
         """Hockney's law of a sweep of batches; None of fewer than three that fit."""
-        fitting = [(case.samples, case.objective_s) for case in self.cases if case.samples and case.objective_s]
-        if self.sweep != BATCH or len(fitting) < LEAST_POINTS:
-            return None
-        return fit_batches([b for b, _ in fitting], [time_s for _, time_s in fitting])
-
-    def verdict(self) -> str:
-        """How many devices it takes and where adding one stops helping, or which cluster is fastest."""
-        fitting = [(case, case.objective_s) for case in self.cases if case.objective_s is not None]
-        if self.sweep == BATCH:
-            return self._throughput()
-        if not self.sweep:
-            fastest, _ = min(fitting, key=lambda pair: pair[1], default=(None, None))
-            if fastest is None:
-                if all(case.proven_infeasible for case in self.cases):
-                    return f"{show(self.graph.name)} fits on none of these."
-                return f"No placement of {show(self.graph.name)} that fits was found on any of these."
-            return f"Fastest: {show(fastest.cluster.name)}."
-        return " ".join(part for part in (self._needed(fitting), self._helping(fitting)) if part)
+        found: BatchFit | None = self._fit(BATCH, fit_batches)
+        return found
 
     @property
     def fastest(self) -> Case | None:
         """The case that the advice names: with the fastest step, or most samples a second; None where nothing fits."""
-        fitting = [(case, case.objective_s) for case in self.cases if case.objective_s is not None]
-        if self.sweep == BATCH:
-            fitting = [(case, time_s / case.samples) for case, time_s in fitting if case.samples]
-        return min(fitting, key=lambda pair: pair[1], default=(None, 0.0))[0]
+        is_batch = self.sweep == BATCH
+        times = [(case, time_s / self.size(case) if is_batch else time_s) for case, time_s in self.fitting()]
+        return min(times, key=lambda pair: pair[1], default=(None, 0.0))[0]
 
-    def advice(self) -> str:
-        """The fastest way that was found, what it costs, and `verdict`."""
-        fastest = self.fastest
-        said = [self.verdict()]
+    @property
+    def answer(self) -> Result | None:
+        return None if self.fastest is None else self.fastest.best
+
+    def compiled_words(self) -> str:
+        found = None if self.fastest is None else self.fastest.comparison
+        return "" if found is None else found.compiled_words()
+
+    def verdict(self) -> str:
+        """How many devices it takes and where adding one stops helping, or which cluster is fastest."""
+        if self.sweep == BATCH:
+            return self._throughput()
+        if self.sweep:
+            return " ".join(part for part in (self._needed(), self._helping()) if part)
+        if self.fastest is not None:
+            return f"Fastest: {show(self.fastest.cluster.name)}."
+        if all(case.proven_infeasible for case in self.cases):
+            return f"{show(self.graph.name)} fits on none of these."
+        return f"No placement of {show(self.graph.name)} that fits was found on any of these."
+
+    def headline(self) -> str:
+        fastest, said = self.fastest, [self.verdict()]
         if fastest is not None and self.sweep != BATCH:
             gain = "" if fastest.speedup is None else f", {fastest.speedup:.2f}x one device"
             if self.sweep == DEVICES:
@@ -190,9 +217,9 @@ class WhatIf(AsJson):
             said.append(f"Interrupted: {rows} so far, the last one perhaps not searched to its end.")
         return " ".join(said)
 
-    def _needed(self, fitting: Sequence[tuple[Case, float]]) -> str:
-        """How many devices it takes to fit; "" where the smallest number does. Only what is proven is called needed."""
-        smallest = min((case.devices for case, _ in fitting), default=math.inf)
+    def _needed(self) -> str:
+        """Sentence on the devices needed; "" if the smallest number fits. Only what is proven is called needed."""
+        smallest = min((case.devices for case, _ in self.fitting()), default=math.inf)
         too_few = [case for case in self.cases if case.devices < smallest]
         proven = max((case.devices for case in too_few if case.proven_infeasible), default=0)
         parts = [f"At least {proven + 1} devices are needed."] if proven else []
@@ -200,8 +227,9 @@ class WhatIf(AsJson):
             parts.append(f"With {too_few[-1].devices} no placement that fits was found.")
         return " ".join(parts)
 
-    def _helping(self, fitting: Sequence[tuple[Case, float]]) -> str:
-        """A sentence about the number of devices at which a further one stops helping."""
+    def _helping(self) -> str:
+        """Sentence on the number of devices from which more stop helping."""
+        fitting = self.fitting()
         if not fitting:
             return ""
         fastest_s = min(objective_s for _, objective_s in fitting)
@@ -216,12 +244,12 @@ class WhatIf(AsJson):
         return f"Going from {before} to {enough.devices} devices still helps."
 
     def _throughput(self) -> str:
-        """The batch with most samples a second, and the batches that do not fit."""
-        fitting = [(case.samples / case.objective_s, case) for case in self.cases if case.samples and case.objective_s]
-        if not fitting:
+        """Sentence on the batch with most samples a second, and on batches that do not fit."""
+        rates = [(self.size(case) / time_s, case) for case, time_s in self.fitting() if time_s]
+        if not rates:
             return f"None of these batches of {show(self.graph.name)} fits."
-        rate, best = max(fitting, key=lambda pair: pair[0])
-        enough = next(case for r, case in fitting if r >= rate * (1 - HELPS))
+        rate, best = max(rates, key=lambda pair: pair[0])
+        enough = next(case for r, case in rates if r >= rate * (1 - HELPS))
         said = f"Most samples a second: {rate:.4g} at batch {best.samples}, with {best.by}."
         if enough is not best:
             said = f"{said} Batch {enough.samples} is within {HELPS:.0%} of that."
@@ -233,18 +261,26 @@ class WhatIf(AsJson):
         fits = (*(self.scaling or ()), *([] if self.batching is None else [self.batching]))
         return tuple(fit.sentence() for fit in fits)
 
-    def bases(self) -> list[str]:
-        """The sources of the step times, each once."""
-        return list(dict.fromkeys(case.best.basis for case in self.cases if case.best is not None and case.best.basis))
-
     def label(self, case: Case) -> str:
         """The name of a case among the others."""
         return f"batch {case.samples}" if self.sweep == BATCH else case.cluster.name
 
+    def heading(self) -> str:
+        return {DEVICES: "Numbers of devices", BATCH: "Batches"}.get(self.sweep, "Clusters")
+
+    def among(self) -> str:
+        name = self.cluster.name
+        if not self.sweep:
+            return f"{len(self.cases)} clusters"
+        if self.sweep == BATCH:
+            return f"{name}, {len(self.cases)} batches"
+        return f"more and more devices of {name.rpartition(' with ')[0] or name}"
+
+    def title(self) -> str:
+        return f"{show(self.graph.name)}: {self.graph.n_ops:,} ops, {self.graph.n_edges:,} edges"
+
     def table(self) -> RowTable:
-        """A row for each case, with the speed-up over one device of its cluster as a bar."""
-        is_batch, what = self.sweep == BATCH, measure(self.objective)
-        rate, per_s = rate_of(self.graph)
+        is_batch, (rate, per_s) = self.sweep == BATCH, rate_of(self.graph)
         longest = max((case.speedup or 1.0 for case in self.cases), default=1.0)
         columns = [
             *(
@@ -253,7 +289,7 @@ class WhatIf(AsJson):
                 else [Column("cluster", "cluster"), Column("devices", "devices")]
             ),
             Column("single_s", "one device", "s"),
-            Column("time", what, "s"),
+            Column("time", measure(self.objective), "s"),
             *([] if is_batch else [Column("objective_s", rate, per_s)]),
             Column("mfu", "MFU", "share"),
             Column("speedup_vs_single", "speed-up", "x"),
@@ -269,7 +305,7 @@ class WhatIf(AsJson):
 
     def _shown(self, case: Case) -> Row:
         best, fields = case.best, case.to_dict()
-        if case.comparison is None or best is None or best.answer is None:
+        if case.comparison is None or best is None:
             return Row(fields | {"time": case.outcome, "by": "", "bar": ""}, "unfit", case.reason or "")
         single_s, elsewhere = case.comparison.single_device_s, f", found on {case.found_on}"
         shown = {
@@ -278,24 +314,35 @@ class WhatIf(AsJson):
             "time": case.objective_s,
             "mfu": best.utilisation.mfu,
             "bound_s": best.lower_bound_s,
-            "gap": best.answer.gap,
+            "gap": best.gap,
             "by": case.by if case.found_on == case.cluster.name else case.by + elsewhere,
             "bar": case.speedup or 0.0,
         }
         return Row(fields | shown, "best" if case is self.fastest else "")
 
+    def said(self) -> list[Said]:
+        unfit = [case for case in self.cases if case.objective_s is None]
+        return [Said(self.label(case), f"{case.outcome}: {case.reason or ''}", True) for case in unfit]
+
+    def notes(self) -> list[str]:
+        are_searched = any(case.best and case.best.alternatives for case in self.cases)
+        among = "among all strategies" if are_searched else scope(self.objective)
+        bases = dict.fromkeys(case.best.basis for case in self.cases if case.best is not None and case.best.basis)
+        priced = ["a step costs: in the currency of the price."] * self.is_priced
+        return [f"gap: at most so far from optimal {among}.", *priced, *bases]
+
+    def facts(self) -> dict[str, str]:
+        found = super().facts()
+        return found if self.sweep == BATCH else {name: found[name] for name in found if name.startswith("graph")}
+
     @property
     def is_priced(self) -> bool:
-        """Whether the cost of a step is known."""
+        """True if the cost of a step is known."""
         return any(case.price is not None for case in self.cases)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready fields."""
         return {
-            "graph": self.graph.name,
-            "graph_hash": self.graph.hash,
-            "objective": self.objective,
-            "command": self.command,
+            **{name: value for name, value in self.head().items() if name in _HEAD},
             "verdict": self.verdict(),
             "sweep": self.sweep,
             "interrupted": self.interrupted,
@@ -306,3 +353,141 @@ class WhatIf(AsJson):
                 for case in self.cases
             ],
         }
+
+
+def what_if(
+    graphs: OpGraph | Iterable[OpGraph],
+    clusters: Sequence[Cluster],
+    methods: Sequence[str] | None = None,
+    *,
+    sweep: str = "",
+    price: float | None = None,
+    progress: Callable[[str, int], None] | None = None,
+    objective: str = LATENCY,
+    **search: Any,
+) -> WhatIf:
+    """Compare methods in each case. One that does not fit is a row that says so.
+
+    Args:
+        graphs: one, or for a sweep of batches graphs of one model that say theirs, read one after the other.
+        clusters: one for each case; for a sweep of devices one cluster with more and more of them, as `resized` gives
+            them, and one for a sweep of batches.
+        methods: as in `placement.compare`; None for ``"auto"`` and, where `placement.optimize` would search them,
+            strategies.
+        sweep: a name of `placement.sizing.sweeps.KINDS`, or "" for different clusters. In a sweep of devices what was
+            found for fewer is a candidate for more, where the rest stays idle: a device more never makes a step
+            slower, unless it changes the routes between the others.
+        price: of one device-hour.
+        progress: called before each case with its name and how many are done.
+        search: further arguments of `placement.compare`, for each case.
+
+    Raises:
+        UnknownNameError, MismatchError, ValueError: as `placement.compare`; a price that is none, no case, or a graph
+            that does not say its batch where batches are compared.
+    """
+    if price is not None:
+        check_price(price)
+    several = ((graphs, one) for one in clusters) if isinstance(graphs, OpGraph) else ((g, clusters[0]) for g in graphs)
+    cases, is_stopped, tell = list[Case](), False, progress or (lambda *_: None)
+    try:
+        for case in _each(several, methods, sweep, tell, {"objective": objective, **search}):
+            cases.append(replace(case, price=price))
+            if case.interrupted:
+                is_stopped = True
+                break
+    except KeyboardInterrupt:
+        if not cases:  # there is nothing to show
+            raise
+        is_stopped = True
+    if not cases:
+        raise ValueError("a sweep of batches needs a batch; got none.")
+    last, found = cases[-1], [case.comparison for case in cases if case.comparison is not None]
+    table = WhatIf(
+        graph=last.graph,
+        cluster=last.cluster,
+        versions=found[0].versions if found else {},
+        objective=objective,
+        cases=tuple(cases),
+        sweep=sweep,
+        interrupted=is_stopped,
+    )
+    best = None if table.fastest is None else table.fastest.comparison
+    return table if best is None else replace(table, single_device_s=best.single_device_s)
+
+
+def _each(
+    problems: Iterable[tuple[OpGraph, Cluster]],
+    methods: Sequence[str] | None,
+    sweep: str,
+    tell: Callable[[str, int], None],
+    search: dict[str, Any],
+) -> Iterator[Case]:
+    """The cases one after the other; in a sweep of devices each with what was found for fewer."""
+    known: dict[str, Result] = {}
+    before: Case | None = None
+    for done, (graph, cluster) in enumerate(problems):
+        if sweep == BATCH and graph.origin.batch_size is None:
+            raise ValueError(
+                f"graph {graph.name!r} does not say how many samples it has, which a sweep of batches compares; "
+                "give it inputs that share their first dimension."
+            )
+        tell(f"batch {graph.origin.batch_size}" if sweep == BATCH else cluster.name, done)
+        case = case_of(graph, cluster, methods, known=known, **search)
+        if sweep == DEVICES:
+            found = {} if case.comparison is None else _origins(case.comparison, known)
+            if case.best is not None and case.best.strategy.is_none and case.best.method in found:
+                case = replace(case, found_on=found[case.best.method].cluster.name)
+            known |= found
+            case = _carried(case, before, search.get("seed", 0))
+            before = before if case.best is None else case
+        yield case
+
+
+def case_of(graph: OpGraph, cluster: Cluster, methods: Sequence[str] | None, **search: Any) -> Case:
+    """Outcome for one graph on one cluster, also where it does not fit.
+
+    Args:
+        methods, search: as of `what_if`.
+    """
+    search.setdefault("strategies", methods is None)
+    try:
+        found = compare(graph, cluster, methods or (AUTO,), **search)
+    except InfeasibleError as error:
+        return Case(graph, cluster, None, str(error))
+    if found.answer is None:
+        worst = found.results[0] if found.overall is None else found.overall
+        return Case(graph, cluster, found, worst.reason)
+    return Case(graph, cluster, found, found_on=cluster.name)
+
+
+def _carried(case: Case, before: Case | None, seed: int) -> Case:
+    """The case, or the strategy found on a smaller cluster if that is faster here; the other devices stay idle."""
+    best = None if before is None else before.best
+    found = case.comparison
+    if before is None or best is None or found is None or found.overall is None or best.strategy.is_none:
+        return case
+    if case.objective_s is not None and case.objective_s <= (before.objective_s or 0.0) * (1 + SAME):
+        return case
+    again = strategy_row(found.graph, case.cluster, best.strategy, seed).result
+    if again.answer is None or again.answer.objective_s >= (case.objective_s or math.inf):
+        return case
+    again = replace(again.against(found.overall.lower_bound_s, "the bound over all strategies"), method=AUTO)
+    again = replace(again, alternatives=found.overall.alternatives, note=found.overall.note)
+    return replace(case, comparison=replace(found, overall=again), reason=None, found_on=before.found_on)
+
+
+def _origins(found: Comparison, known: Mapping[str, Result]) -> dict[str, Result]:
+    """Feasible results by method; one that repeats a known result is replaced by that one."""
+    origins = {}
+    for result in found.results:
+        if result.answer is not None:
+            before = known.get(result.method)
+            origins[result.method] = before if before is not None and _is_again(result, before) else result
+    return origins
+
+
+def _is_again(result: Result, before: Result) -> bool:
+    """True if two results place and order all ops alike; devices without ops do not count."""
+    one, other = result.answered(), before.answered()
+    orders = [{device: ops for device, ops in answer.order.items() if ops} for answer in (one, other)]
+    return one.placement == other.placement and orders[0] == orders[1]

@@ -1,4 +1,4 @@
-"""From one strategy to another in single changes, the one that gains most first."""
+"""The path from one strategy to another in single changes, the most helpful first."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def strategy_with(parts: Mapping[str, Any]) -> Strategy:
 
 
 def changes_between(begin: Strategy, end: Strategy, estimate: Callable[[Strategy], Figures]) -> tuple[Change, ...]:
-    """Changes that lead from one strategy to another, each time the one by which the step becomes shortest.
+    """Changes from one strategy to another, at each point the one that makes the step shortest.
 
     A strategy that fits comes before one that does not, and one that lacks less before one that lacks more. Changes
     that nobody gains from are one, the last.
@@ -118,13 +118,13 @@ def changes_between(begin: Strategy, end: Strategy, estimate: Callable[[Strategy
 
 
 def together(first: Change, second: Change) -> Change:
-    """Two changes, one behind the other, as one."""
+    """Merge two consecutive changes into one."""
     parts = tuple(part for part in PARTS if part in (*first.parts, *second.parts))
     return _change(parts, first.before, second.after)
 
 
 def without_part(begin: Strategy, end: Strategy, part: str) -> Strategy | None:
-    """The end of a path with one part left as it was; None where the rest leaves no choice of it."""
+    """The strategy `end` with one part as in `begin`; None if the rest leaves no choice of it."""
     old, new = parts_of(begin), parts_of(end)
     if None in (old[part], new[part]) or old[part] == new[part]:
         return None
@@ -136,7 +136,7 @@ def without_part(begin: Strategy, end: Strategy, part: str) -> Strategy | None:
 
 
 def _left(now: Strategy, target: Mapping[str, Any]) -> list[str]:
-    """Parts that are still to change; those are not that one of the two strategies leaves no choice of."""
+    """Parts in which the two strategies differ and both have a choice."""
     have = parts_of(now)
     return [part for part in PARTS if None not in (have[part], target[part]) and have[part] != target[part]]
 
@@ -144,7 +144,7 @@ def _left(now: Strategy, target: Mapping[str, Any]) -> list[str]:
 def _candidates(
     now: Strategy, target: Mapping[str, Any], left: Sequence[str], estimate: Callable[[Strategy], Figures]
 ) -> Iterator[tuple[tuple[int, float, int], str, Strategy]]:
-    """The strategy with each part that is left, and the figures by which one is chosen."""
+    """Yield a rank, the part and the strategy for each part that can be changed next."""
     for place, part in enumerate(left):
         try:
             have = {name: target[name] if value is None else value for name, value in parts_of(now).items()}
@@ -158,29 +158,26 @@ def _candidates(
 
 
 def _change(parts: tuple[str, ...], before: Strategy, after: Strategy) -> Change:
-    words = ", ".join(filter(None, (_words(part, before, after) for part in parts)))
-    return Change(parts, before, after, words or f"{before.text} -> {after.text}")
-
-
-# -- words -------------------------------------------------------------------------------------------------------
-
-
-def _words(part: str, before: Strategy, after: Strategy) -> str:
-    """A part before and after, in words; empty where both are the same."""
-    old, new = (_value(part, strategy) for strategy in (before, after))
-    return "" if old == new or not old or not new else f"{part} {old} -> {new}"
+    said = []
+    for part in parts:
+        old, new = (_value(part, strategy) for strategy in (before, after))
+        if old != new and old and new:
+            said.append(f"{part} {old} -> {new}")
+    return Change(parts, before, after, ", ".join(said) or f"{before.text} -> {after.text}")
 
 
 def _value(part: str, strategy: Strategy) -> str:
+    """A part in words; "" if the degrees leave no choice."""
     value = parts_of(strategy)[part]
     if value is None:
         return ""
-    if part == DEGREES:
-        return degrees_in_words(strategy)
+    if part == DEGREES:  # "data 4 x tensor 2 x pipeline 2"
+        plain = [rule for rule in strategy.mesh if rule.name not in (GROUPS, "dp")]
+        sizes = {"data": strategy.replicas} | {AXES[rule.name].label.split()[0]: rule.size for rule in plain}
+        sizes["pipeline"] = strategy.stages
+        return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one device"
     if part == GROUPING:
         return f"over {value} of {strategy.replicas} replicas" if value else f"over all {strategy.replicas} replicas"
-    if part == ZERO:
-        return str(value) if value else "none"
     if part in (SEQUENCE, UPDATES):
         return {SEQUENCE: ("off", "on"), UPDATES: ("one by one", "fused")}[part][value]
     if part == CONTEXT:
@@ -189,25 +186,11 @@ def _value(part: str, strategy: Strategy) -> str:
         each = f" with {value[1]} stages a device" if value[1] > 1 else ""
         return f"{value[0]}{each}{' cut at layers' if value[2] else ''}"
     if part in (RECOMPUTE, OFFLOAD):
-        return _modules(value)
+        text = "+".join(value) or "nothing"
+        return text if len(text) <= 60 else f"{'+'.join(value[:2])} and {len(value) - 2} more"
     if part == BUCKET:
         each = f"of {format_bytes(value)}" if value else "of one gradient each"
         return "after the backward pass" if value >= AFTER_ALL else each
-    return str(value if part == MICRO else value[0] or "the quickest")
-
-
-def _modules(patterns: tuple[str, ...]) -> str:
-    if not patterns:
-        return "nothing"
-    text = "+".join(patterns)
-    return text if len(text) <= 60 else f"{'+'.join(patterns[:2])} and {len(patterns) - 2} more"
-
-
-def degrees_in_words(strategy: Strategy) -> str:
-    """``"data 4 x tensor 2 x pipeline 2"``."""
-    found = [("data", strategy.replicas)]
-    found += [
-        (AXES[rule.name].label.split()[0], rule.size) for rule in strategy.mesh if rule.name not in (GROUPS, "dp")
-    ]
-    found.append(("pipeline", strategy.stages))
-    return " x ".join(f"{name} {size}" for name, size in found if size > 1) or "one device"
+    if part == REDUCE:
+        return value[0] or "the quickest"
+    return str(value or "none")  # ZeRO, micro-batches

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from baselines.strategies.estimating.estimate import Figures
@@ -12,12 +13,12 @@ from baselines.strategies.estimating.estimator import Estimator
 from baselines.strategies.searching.records import ToolLimits
 from env.cluster import Cluster
 from graphs.errors import InfeasibleError, MismatchError, PlacementError
-from graphs.formatting import format_bytes, format_seconds
+from graphs.formatting import format_bytes, format_seconds, show_line
 from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
 from placement.comparing.changes import PARTS, Change, changes_between, together, without_part
-from placement.comparing.rows import AsJson, names_of
+from placement.comparing.rows import PEAK_PARTS, CaseGrid, Column, Row, RowTable, names_of
 from placement.configurations.accelerate import accumulating
 from placement.configurations.configuration import Configuration
 from placement.configurations.megatron import CONNECTIONS, connections
@@ -63,43 +64,29 @@ class PathStep:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
-        return {
+        return {name.name: getattr(self, name.name) for name in fields(self)} | {
             "change": None if self.change is None else self.change.words,
             "strategy": self.strategy.text,
-            "step_time_s": self.step_time_s,
-            "peak_bytes": self.peak_bytes,
             "peak_parts": dict(self.peak_parts),
-            "exposed_s": self.exposed_s,
-            "fits": self.fits,
             "keys": [list(each) for each in self.keys],
-            "unsaid": self.unsaid,
         }
 
 
-@dataclass(frozen=True)
-class ConfiguredComparison(AsJson):
+@dataclass(frozen=True, kw_only=True)
+class ConfiguredComparison(CaseGrid):
     """A user's configuration beside the best that was found.
 
     Attributes:
-        graph, cluster: as they were given.
         configuration: with all degrees known.
-        seed: of everything random.
         steps: the user's own first, ours last; one alone where nothing better was found.
         room_bytes: that the fullest device may fill; None where that is not known.
         ours: the result of the search; None where nothing fits.
-        versions: of Python and the packages that made it.
-        command: the command line that made it, or "".
     """
 
-    graph: OpGraph
-    cluster: Cluster
     configuration: Configuration
-    seed: int
     steps: tuple[PathStep, ...]
     room_bytes: int | None
     ours: Result | None
-    versions: Mapping[str, str]
-    command: str = field(default="", compare=False)
 
     @property
     def yours(self) -> PathStep:
@@ -135,6 +122,39 @@ class ConfiguredComparison(AsJson):
         if self.yours.step_time_s and self.yours.fits:
             told += f", {gain(self.yours, step)}"
         return told if step.fits else f"{told}, which does not fit either"
+
+    def table(self) -> RowTable:
+        columns = (
+            Column("change", "change", is_text=True),
+            Column("time", "step time", "s"),
+            Column("gain", "vs yours"),
+            Column("peak", "peak", "bytes"),
+            Column("exposed_s", "exposed", "s"),
+        )
+        rows = []
+        for step in self.steps:
+            change = "your configuration" if step.change is None else step.change.words
+            told = "" if step is self.yours else gain(self.yours, step)
+            time = step.step_time_s if step.fits else "does not fit"
+            shown = {"change": change, "time": time, "gain": told, "peak": step.peak_bytes, "exposed_s": step.exposed_s}
+            rows.append(Row(shown, "unfit" if not step.fits else "best" if step is self.steps[-1] else ""))
+        return RowTable(columns, tuple(rows))
+
+    def notes(self) -> list[str]:
+        told = "vs yours: beside your own configuration; exposed: time in which a device only communicates"
+        return [told, *map(show_line, self.configuration.notes), *super().notes()]
+
+    def memory(self) -> Iterator[str]:
+        """Parts of the fullest device's peak, of the user's and of ours."""
+        ends = (("yours", self.yours), ("ours", self.steps[-1]))
+        for name, step in ends[: len(self.steps)]:
+            if step.peak_parts:
+                parts = ", ".join(
+                    f"{part} {format_bytes(size) if (size := step.peak_parts[part]) else 'none at the peak'}"
+                    for part in PEAK_PARTS
+                )
+                room = "" if self.room_bytes is None else f", of {format_bytes(self.room_bytes)}"
+                yield f"memory of {name}: {parts}{room}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
@@ -193,7 +213,7 @@ def compare_configuration(
     scorer = _Scorer(graph, cluster, configuration, seed, Estimator(graph, cluster), tool_for(target, graph, cluster))
     if progress is not None:
         progress("scoring your configuration", 0, 1)
-    yours, row = scorer.step(None, begin)
+    yours, row = scorer.step(None, begin), scorer.row(begin)
     search: dict[str, Any] = {"seed": seed, "budget_s": budget_s, "evaluations": evaluations, "progress": progress}
     ours = optimize(graph, cluster, target=target, own=(begin,), **search)
     if not ours.feasible:  # the tool can run nothing that fits
@@ -204,7 +224,7 @@ def compare_configuration(
     for done, change in enumerate(path):
         if progress is not None:
             progress("scoring changes", done, len(path))
-        steps.append(scorer.step(change, change.after, steps[-1].strategy)[0])
+        steps.append(scorer.step(change, change.after, steps[-1].strategy))
     notes, devices = [*configuration.notes, *notes_on(configuration, graph)], len(cluster.compute_devices)
     if configuration.devices is not None and configuration.devices < devices:
         notes.append(f"your file uses {configuration.devices} of {devices} devices, and ours may use all")
@@ -262,7 +282,7 @@ def _best_strategy(found: Result) -> Strategy | None:
 
 
 def _worthwhile(steps: Sequence[PathStep]) -> tuple[PathStep, ...]:
-    """The steps as far as they lead to something better: the user's own alone where nothing does."""
+    """The steps up to the fastest one that beats the user's own; the user's own alone if none does."""
     own = steps[0]
     better = [
         k
@@ -277,7 +297,7 @@ def _worthwhile(steps: Sequence[PathStep]) -> tuple[PathStep, ...]:
 
 
 def _lean(begin: Strategy, end: Strategy, scorer: _Scorer) -> Strategy:
-    """The end of a path without the changes that bring neither time nor memory, so that nobody is asked for them."""
+    """Undo changes of `end` that save neither time nor memory, so that nobody is asked to make them."""
     for part in reversed(PARTS):
         other = without_part(begin, end, part)
         if other is not None and scorer.is_as_good(other, end):
@@ -286,7 +306,7 @@ def _lean(begin: Strategy, end: Strategy, scorer: _Scorer) -> Strategy:
 
 
 def _joined(steps: Sequence[PathStep], scorer: _Scorer) -> tuple[PathStep, ...]:
-    """The path in changes of which each helps: one that only pays with a later one is made together with it."""
+    """Merge each change that does not help by itself with the next one that does."""
     kept, waiting = [steps[0]], None
     for step in steps[1:]:
         if step.change is None:
@@ -304,7 +324,7 @@ def _joined(steps: Sequence[PathStep], scorer: _Scorer) -> tuple[PathStep, ...]:
 
 
 def _helps(before: PathStep, after: PathStep) -> bool:
-    """Whether a step fits where the one before does not, or is shorter, or as short with less memory."""
+    """True if the later step fits for the first time, is faster, or is as fast with less memory."""
     if before.fits != after.fits:
         return after.fits
     has_less = (after.peak_bytes or 0) < (before.peak_bytes or 0) * (1 - _IDLE_BYTES)
@@ -330,64 +350,48 @@ class _Scorer:
         """Time and memory of a strategy, with stages as the tool cuts them."""
         return self.estimator.estimate(self.tool.cut(strategy))
 
-    def step(
-        self, change: Change | None, strategy: Strategy, before: Strategy | None = None
-    ) -> tuple[PathStep, StrategyRow | None]:
+    def step(self, change: Change | None, strategy: Strategy, before: Strategy | None = None) -> PathStep:
         """A strategy simulated, or estimated where it does not fit."""
         strategy = self.tool.cut(strategy)
-        row = self._row(strategy)
+        row = self.row(strategy)
         if row is None and change is None:
             strategy_row(self.graph, self.cluster, strategy, self.seed, {})  # which says why
         figures = None if row is None else row.figures
-        keys, unsaid = (
-            keys_between(self.configuration, self.graph, before, strategy) if before is not None else ((), "")
-        )
         step_time_s = None if row is None else row.result.step_time_s
         peak = None if figures is None else sum(figures.peak_bytes.values())
         if step_time_s is None:
-            try:
+            with contextlib.suppress(PlacementError, InfeasibleError):
                 estimated = self.estimate(strategy)
                 step_time_s, peak = estimated.step_time_s, estimated.peak_bytes if peak is None else peak
-            except (PlacementError, InfeasibleError):
-                pass
-        return (
-            PathStep(
-                change=change,
-                strategy=strategy,
-                step_time_s=step_time_s,
-                peak_bytes=peak,
-                peak_parts={} if figures is None else dict(figures.peak_bytes),
-                exposed_s=None if figures is None else figures.exposed_s,
-                fits=row is not None and row.result.feasible,
-                keys=keys,
-                unsaid=unsaid,
-            ),
-            row,
-        )
+        parts = {} if figures is None else dict(figures.peak_bytes)
+        fits = row is not None and row.result.feasible
+        exposed_s = None if figures is None else figures.exposed_s
+        found = PathStep(change, strategy, step_time_s, peak, parts, exposed_s, fits)
+        if before is None:
+            return found
+        keys, unsaid = keys_between(self.configuration, self.graph, before, strategy)
+        return replace(found, keys=keys, unsaid=unsaid)
 
-    def _row(self, strategy: Strategy) -> StrategyRow | None:
+    def row(self, strategy: Strategy) -> StrategyRow | None:
         """A strategy simulated; None where it cannot be."""
         strategy = self.tool.cut(strategy)
         if strategy not in self.rows:
-            try:
+            self.rows[strategy] = None
+            with contextlib.suppress(PlacementError):
                 self.rows[strategy] = strategy_row(self.graph, self.cluster, strategy, self.seed, {})
-            except PlacementError:
-                self.rows[strategy] = None
         return self.rows[strategy]
 
     def is_as_good(self, one: Strategy, other: Strategy) -> bool:
-        """Whether a strategy takes no more time and memory than another one, by estimate and then as simulated."""
+        """True if `one` needs no more time and memory than `other`: first by estimate, then simulated."""
         try:
             found, wanted = self.estimate(one), self.estimate(other)
         except (PlacementError, InfeasibleError):
             return False
         if found.missing_bytes > wanted.missing_bytes or found.step_time_s > wanted.step_time_s * (1 + _SAME):
             return False
-        mine, theirs = self._row(one), self._row(other)
-        if mine is None or theirs is None or mine.figures is None or theirs.figures is None:
+        rows = [row for row in (self.row(one), self.row(other)) if row is not None and row.figures is not None]
+        times = [row.result.step_time_s for row in rows if row.result.step_time_s is not None]
+        if len(times) < 2 or not rows[0].result.feasible:
             return False
-        times = mine.result.step_time_s, theirs.result.step_time_s
-        peaks = sum(mine.figures.peak_bytes.values()), sum(theirs.figures.peak_bytes.values())
-        if not mine.result.feasible or None in times:
-            return False
-        return (times[0] or 0.0) <= (times[1] or 0.0) * (1 + _IDLE) and peaks[0] <= peaks[1] * (1 + _IDLE_BYTES)
+        peaks = [sum(row.figures.peak_bytes.values()) for row in rows if row.figures is not None]
+        return times[0] <= times[1] * (1 + _IDLE) and peaks[0] <= peaks[1] * (1 + _IDLE_BYTES)

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from baselines.budget import Limits
+from env.bounds.memory import is_too_large_for_one
 from env.cluster import Cluster
 from env.objectives import LATENCY
 from env.plan import Method, Priority
+from env.problem import Problem, scope
 from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds
 from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import NONE
-from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
+from placement.comparing.rows import (
+    NO_GAP,
+    CaseGrid,
+    Column,
+    Row,
+    RowTable,
+    Said,
+    format_percent,
+)
 from placement.exporters.targets import run_check, runner_limits
 from placement.learning.by_name import learned
 from placement.results.alternatives import best_of_each, single_s
 from placement.results.answer import Answer, relative_gap
 from placement.results.result import OWN_ORDER, Result, versions
 from placement.results.result_json import comparison_row
-from placement.results.stacks import asked_for, beside_compiled, compiled_words
+from placement.results.stacks import asked_for
 from placement.results.strategy_words import family_in_words
-from placement.results.utilisation import basis, rate_of
+from placement.results.utilisation import rate_of
 from placement.runtime.checking.check import check
 from placement.solving.arguments import check_options, check_problem
 from placement.solving.interruption import as_keyboard_interrupt
@@ -41,38 +50,28 @@ if TYPE_CHECKING:
     from placement.solving.best_of_all import SearchAids
 
 SAME = 1e-9  # objectives closer than this, relative, are a tie
+NOT_SEARCHED = "strategies were not searched"
 
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True, repr=False)
-class Comparison(AsJson):
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Comparison(CaseGrid):
     """Results of every method on one problem.
 
     Attributes:
-        graph, cluster: the problem.
-        objective: what was minimised: ``"latency"``, the makespan of one step, or ``"throughput"``, the largest load.
         lower_bound_s: no placement can have a smaller objective: the best bound that any method proved.
-        seed: of everything random.
         results: best first: feasible ones by objective, ties by fewer devices, then by name; infeasible ones last.
         unsupported: methods that were asked for and do not serve the objective.
-        single_device_s: objective of the best single device, what speed-ups refer to; None if the graph fits on none.
-        versions: of Python and the packages that made it.
-        command: the command line that made it, or "".
         overall: the fastest of these placements and all strategies, with the best strategy of each family; None where
             strategies were not searched.
     """
 
-    graph: OpGraph
-    cluster: Cluster
-    objective: str
+    kind = "methods"
+
     lower_bound_s: float
-    seed: int
     results: tuple[Result, ...]
     unsupported: tuple[str, ...]
-    single_device_s: float | None
-    versions: Mapping[str, str]
-    command: str = field(default="", compare=False)
     overall: Result | None = None
 
     def __repr__(self) -> str:
@@ -88,19 +87,9 @@ class Comparison(AsJson):
         """The fastest that fits, a strategy where they were searched, or a placement; None where none fits."""
         return self.overall if self.overall is not None and self.overall.feasible else self.best
 
-    @cached_property
-    def compiled_s(self) -> float | None:
-        """The step time of an eager answer under torch.compile, as `Result.compiled_s`."""
-        found = None if self.answer is None else beside_compiled(self.answer, self.graph, self.cluster)
-        return None if found is None else found.compiled_s
-
-    def compiled_words(self) -> str:
-        """A line about what torch.compile would bring; empty where that is not known, or nothing."""
-        return "" if self.answer is None else compiled_words(self.answer.step_time_s, self.compiled_s)
-
     @property
     def has_strategies(self) -> bool:
-        """Whether strategies could be searched, too: the graph can be split, and its step time counts."""
+        """True if strategies could be searched, too: ops have split rows, and the objective is latency."""
         return self.objective == LATENCY and any(self.graph.split_rows)
 
     @cached_property
@@ -108,12 +97,54 @@ class Comparison(AsJson):
         """For each method that only equals a better ranked one, the name of that one."""
         return ties(self.results)
 
-    def speedup(self, result: Result) -> float | None:
-        """How many times faster than the best single device; None where either is infeasible."""
-        return None if result.answer is None else result.answer.speedup(self.single_device_s)
+    def headline(self) -> str:
+        """The outcome of the methods in a sentence or two; "one device" is the best single device."""
+        is_searched = self.overall is not None or not self.has_strategies
+        return self._outcome() if is_searched else f"{self._outcome()} {NOT_SEARCHED.capitalize()}."
+
+    def _outcome(self) -> str:
+        best, single_s = self.best, self.single_device_s
+        if best is None or best.answer is None:
+            return "No method found a placement that fits."
+        speedup = self.speedup(best)
+        if single_s is None or speedup is None:
+            is_proved = is_too_large_for_one(Problem(self.graph, self.cluster))
+            fails = f"One device is not enough{'' if is_proved else ' in the orders tried'}"
+            time = format_seconds(best.answer.objective_s)
+            return f"{fails}; {best.method} takes {time}, {self._distance(best.answer.gap)}."
+        tied = [r.method for r in self.results if r.feasible and self.ties.get(r.method, r.method) == best.method]
+        if SINGLE in tied or speedup <= 1:
+            gap = relative_gap(single_s, self.lower_bound_s)
+            return f"{self._none_faster()}, and it is {self._distance(gap)}."
+        who = f"{tied[0]} is" if len(tied) == 1 else f"{', '.join(tied[:-1])} and {tied[-1]} tie,"
+        ratio = f"{speedup:.2f}×" if speedup >= 1.005 else format_percent(speedup - 1)
+        return f"{who} {ratio} faster than one device, {self._distance(best.answer.gap)}."
+
+    def _none_faster(self) -> str:
+        """Say that one device is best, claiming no more than the methods tried can support."""
+        tried = [result.method for result in self.results if result.method != SINGLE]
+        if set(tried) >= set(default_methods(self.objective)) - {SINGLE}:
+            return "One device is best: no method is faster"
+        if len(tried) < 2:
+            return f"{tried[0]} is not faster than one device" if tried else "Only one device was tried"
+        who = f"Neither {tried[0]} nor" if len(tried) == 2 else f"None of {', '.join(tried[:-1])} and"
+        return f"{who} {tried[-1]} is faster than one device"
+
+    def _distance(self, gap: float) -> str:
+        distance = f"at most {format_percent(gap)} from optimal" if gap > NO_GAP else "proven optimal"
+        return f"{distance} {scope(self.objective)}"
+
+    def title(self) -> str:
+        graph, overall = self.graph, self.overall
+        said = f"{super().title()}: {graph.n_ops:,} ops, {graph.n_edges:,} edges, {self.cluster.n_devices} devices"
+        if self.lower_bound_s > 0:
+            bound = format_seconds(self.lower_bound_s)
+            said = f"{said}; no placement has a {measure(self.objective)} below {bound}"
+        if overall is not None and overall.lower_bound_s > 0:
+            said = f"{said}, no strategy one below {format_seconds(overall.lower_bound_s)}"
+        return said
 
     def table(self) -> RowTable:
-        """A row for each method that fits, and for the best strategy of each family, best first."""
         rate, per_s = rate_of(self.graph)
         columns = (
             Column("name", "method") if self.overall is None else Column("name", "method or strategy", is_text=True),
@@ -121,42 +152,52 @@ class Comparison(AsJson):
             Column("objective_s", rate, per_s),
             Column("speedup_vs_single", "speed-up", "x"),
             Column("gap", "gap", "gap"),
+            Column("devices", "devices", only="page"),
             Column("peak", "peak memory", "bytes"),
             Column("bytes_moved", "moved", "bytes"),
             Column("solve_time_s", "solve time", "s"),
             Column("note", "", is_text=True),
         )
-        fields = [self._shown(result, result.answer) for result in self.results if result.answer is not None]
-        fields += [] if self.overall is None else _families(self.overall)
-        fields.sort(key=lambda row: row["objective_s"])
-        return RowTable(columns, tuple(Row(row, "best" if n == 0 else "") for n, row in enumerate(fields)))
+        rows = [self._shown(result, result.answer) for result in self.results if result.answer is not None]
+        rows += [] if self.overall is None else [Row(each, only="terminal") for each in _families(self.overall)]
+        rows.sort(key=lambda row: row.fields["objective_s"])
+        rows[:1] = [replace(row, kind="best") for row in rows[:1]]
+        unfit = (
+            Row({"name": result.method}, "unfit", result.reason or "", only="page")
+            for result in self.results
+            if result.answer is None
+        )
+        return RowTable(columns, (*rows, *unfit))
 
-    def _shown(self, result: Result, answer: Answer) -> dict[str, Any]:
+    def _shown(self, result: Result, answer: Answer) -> Row:
         gap = answer.gap if self.overall is None else relative_gap(answer.objective_s, self.overall.lower_bound_s)
         notes = (
             f"= {self.ties[result.method]}" if result.method in self.ties else "",
             f"(chose {result.chosen})" if result.chosen != result.method else "",
             "(interrupted)" if result.interrupted else "",
         )
-        return comparison_row(result, self.single_device_s) | {
+        fields = comparison_row(result, self.single_device_s) | {
             "name": result.method,
             "gap": gap,
+            "devices": len(answer.used),
             "peak": result.fullest_bytes or 0,
             "note": " ".join(filter(None, notes)),
         }
+        return Row(fields, schedule=self.ties.get(result.method, result.method))
+
+    def said(self) -> list[Said]:
+        bad = [Said(r.method, f"infeasible: {r.reason or ''}", True) for r in self.results if r.answer is None]
+        return bad + [Said(result.method, result.note) for result in self.results if result.note]
+
+    def notes(self) -> list[str]:
+        left_out = f"not for objective {self.objective}: {', '.join(self.unsupported)}"
+        return [*([left_out] if self.unsupported else []), *super().notes()]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready fields."""
-        return {
-            **names_of(self.graph, self.cluster),
-            "objective": self.objective,
+        return self.head() | {
             "stack": self.graph.origin.stack or EAGER,
             "compiled_s": self.compiled_s,
             "lower_bound_s": self.lower_bound_s,
-            "seed": self.seed,
-            "versions": dict(self.versions),
-            "command": self.command,
-            "basis": basis(self.graph, self.cluster),
             "unsupported": list(self.unsupported),
             "strategy": NONE if self.overall is None else self.overall.strategy.text,
             "strategy_bound_s": None if self.overall is None else self.overall.lower_bound_s,
@@ -210,33 +251,34 @@ def compare(
     limits = Limits(budget_s, evaluations)
     check_options(registered or ([AUTO] if own else []), seed, objective, priority, limits)
     check_problem(graph, cluster)
-    graph = asked_for(graph, stack)
+    graph = graph if stack is None else asked_for(graph, stack)
     names = [name for name in dict.fromkeys(asked) if name in own or supports(name, objective)]
     wanted = methods is None if strategies is None else strategies
     plain = wanted and (objective, priority) == (LATENCY, Priority.LONGEST_PATH.value)
     searches = plain and has_strategies(graph)
+    tell, steps, unsupported = progress or (lambda *_: None), len(names) + searches, list[str]()
+    ordered: tuple[Result, ...]
     try:
         solver = Solver(graph, cluster, seed, objective, priority, registered, search=budget_s != 0)
     except InfeasibleError as error:
         if not searches:
             raise
-        return _strategies_alone(graph, cluster, seed, limits, str(error))
-    # Policies first: a file that cannot be used is told before the work, not after it.
-    places = {name: own[name](solver.problem) if name in own else learned(solver.problem, name) for name in names}
-    results: dict[str, Result] = {}
-    tell = progress or (lambda *_: None)
-    steps = len(names) + searches
-    for done, name in enumerate(names):
-        tell(name, done, steps)
-        results[name] = solver.solve(name, limits, places[name])
-        if name in known:
-            results[name] = _better(results[name], known[name], solver)
-        if results[name].interrupted:  # the table of what is done is what the user wants now
-            break
-    single = results.get(SINGLE) or solver.solve(SINGLE)
-    prover = max(results, key=lambda name: results[name].lower_bound_s)
-    bound_s = results[prover].lower_bound_s
-    ordered = ranked(result.against(bound_s, f"method {prover!r}") for result in results.values())
+        single = without_answer(graph, cluster, seed, AUTO, str(error))  # a strategy may change that
+        bound_s, ordered = single.lower_bound_s, (single,)
+    else:
+        unsupported = [name for name in dict.fromkeys(asked) if name not in names]
+        # Policies first: a file that cannot be used is told before the work, not after it.
+        places = {name: own[name](solver.problem) if name in own else learned(solver.problem, name) for name in names}
+        results: dict[str, Result] = {}
+        for done, name in enumerate(names):
+            tell(name, done, steps)
+            results[name] = _better(solver.solve(name, limits, places[name]), known.get(name), solver)
+            if results[name].interrupted:  # the table of what is done is what the user wants now
+                break
+        single = results.get(SINGLE) or solver.solve(SINGLE)
+        prover = max(results.values(), key=lambda result: result.lower_bound_s)
+        bound_s = prover.lower_bound_s
+        ordered = ranked(one.against(bound_s, f"method {prover.method!r}") for one in results.values())
     overall = None
     if searches:
         tell("strategies", len(names), steps)
@@ -251,34 +293,15 @@ def compare(
         lower_bound_s=bound_s,
         seed=seed,
         results=ordered,
-        unsupported=tuple(name for name in dict.fromkeys(asked) if name not in names),
+        unsupported=tuple(unsupported),
         single_device_s=single.objective_s,
         versions=versions(),
         overall=overall,
     )
 
 
-def _strategies_alone(graph: OpGraph, cluster: Cluster, seed: int, limits: Limits, reason: str) -> Comparison:
-    """The comparison where the graph as it is fits nowhere, which a strategy may change."""
-    from placement.solving.best_of_all import beside_placements
-
-    nothing = without_answer(graph, cluster, seed, AUTO, reason)
-    return Comparison(
-        graph=graph,
-        cluster=cluster,
-        objective=LATENCY,
-        lower_bound_s=nothing.lower_bound_s,
-        seed=seed,
-        results=(nothing,),
-        unsupported=(),
-        single_device_s=None,
-        versions=versions(),
-        overall=beside_placements(graph, cluster, seed, nothing, nothing, limits, _run_alone(graph, cluster)),
-    )
-
-
 def _run_alone(graph: OpGraph, cluster: Cluster) -> SearchAids:
-    """Aids of a search for strategies that `placement.apply` runs, which are checked."""
+    """Keep a search to strategies that `placement.apply` runs, and check them."""
     from placement.solving.best_of_all import SearchAids
 
     limits = runner_limits(graph, cluster)
@@ -326,11 +349,11 @@ def with_one_device(result: Result) -> Comparison:
 
 def ranked(results: Iterable[Result]) -> tuple[Result, ...]:
     """Feasible results by objective, infeasible ones last; ties by fewer devices, then `SINGLE`, then by name."""
-    listed = sorted(results, key=_first_to_last)
+    listed = sorted(results, key=lambda r: (r.answer is None, r.objective_s or 0.0, r.method))
     done: list[Result] = []
     while listed:
         level = [r for r in listed if _tie(listed[0].answer, r.answer)]
-        done += sorted(level, key=lambda r: (n_used(r), r.method != SINGLE, r.method))
+        done += sorted(level, key=lambda r: (len(r.answer.used) if r.answer else 0, r.method != SINGLE, r.method))
         listed = listed[len(level) :]
     return tuple(done)
 
@@ -347,31 +370,24 @@ def ties(results: Iterable[Result]) -> dict[str, str]:
     return found
 
 
-def n_used(result: Result) -> int:
-    """Number of devices that run at least one op; 0 without a placement."""
-    return 0 if result.answer is None else len(result.answer.used)
-
-
-def _first_to_last(result: Result) -> tuple[bool, float, str]:
-    return result.answer is None, 0.0 if result.answer is None else result.answer.objective_s, result.method
-
-
 def _tie(a: Answer | None, b: Answer | None) -> bool:
     if a is None or b is None:
         return a is b
     return math.isclose(a.objective_s, b.objective_s, rel_tol=SAME)
 
 
-def _better(found: Result, known: Result, solver: Solver) -> Result:
-    """The result of a method on this cluster, or its result on another, scored on this one."""
-    plan = dataclasses.replace(known, cluster=found.cluster).plan()
+def _better(found: Result, known: Result | None, solver: Solver) -> Result:
+    """The better of what the method found here and what it found elsewhere, scored here."""
+    if known is None:
+        return found
+    plan = replace(known, cluster=found.cluster).plan()
     again = solver.result(Finding(plan, known.chosen), Attempt.of(found), as_given=True)
     found_s = math.inf if found.answer is None else found.answer.objective_s
     if again.answer is None or found_s <= again.answer.objective_s * (1 + SAME):
         return found
     here = "nothing that fits" if found.answer is None else format_seconds(found.answer.objective_s)
     note = f"Found on {known.cluster.name!r}; here {found.method} itself found {here}."
-    return dataclasses.replace(
+    return replace(
         again,
         note=f"{note} {found.note}".strip(),
         lower_bound_s=found.lower_bound_s,

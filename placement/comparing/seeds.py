@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from env.cluster import Cluster
 from env.plan import Method
+from graphs.formatting import format_seconds, show
 from graphs.opgraph import OpGraph
-from placement.comparing.methods import compare
-from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
+from placement.comparing.methods import NOT_SEARCHED, compare
+from placement.comparing.rows import CaseGrid, Column, Row, RowTable, Tile
 from placement.results.result import versions
-from placement.results.utilisation import basis
 from placement.solving.methods import default_methods, measure
 
 # Of Student's t at 97.5 %, by degrees of freedom from 1; beyond, the normal distribution's 1.96 is 4 % off at most.
@@ -38,12 +38,12 @@ class SeedRow:
 
     method: str
     found: int
-    mean_s: float | None
-    spread_s: float | None
-    interval_s: float | None
-    least_s: float | None
-    most_s: float | None
-    speedup: float | None
+    mean_s: float | None = None
+    spread_s: float | None = None
+    interval_s: float | None = None
+    least_s: float | None = None
+    most_s: float | None = None
+    speedup: float | None = None
 
 
 @dataclass(frozen=True)
@@ -55,31 +55,46 @@ class SeedRun:
     objective_s: float | None
 
 
-@dataclass(frozen=True)
-class SeedComparison(AsJson):
+@dataclass(frozen=True, kw_only=True)
+class SeedComparison(CaseGrid):
     """Methods under several seeds, least mean first.
 
     Attributes:
         seeds: in the order given.
         runs: every method under every seed.
-        single_device_s: objective of the best single device; None if the graph fits on none.
         lower_bound_s: no placement can have a smaller objective.
-        command: the command line that made it, or "".
     """
 
-    graph: OpGraph
-    cluster: Cluster
-    objective: str
+    kind = "seeds"
+
     seeds: tuple[int, ...]
     rows: tuple[SeedRow, ...]
     runs: tuple[SeedRun, ...]
-    single_device_s: float | None
     lower_bound_s: float
-    versions: Mapping[str, str]
-    command: str = field(default="", compare=False)
+
+    def headline(self) -> str:
+        best = self.rows[0]
+        if best.mean_s is None:
+            return ""
+        gain = "" if best.speedup is None else f", {best.speedup:.2f}x one device"
+        least = f"{show(best.method)} has the least mean {measure(self.objective)}: {format_seconds(best.mean_s)}{gain}"
+        return f"{least}; {NOT_SEARCHED}"
+
+    def among(self) -> str:
+        return f"{self.cluster.name}, {len(self.seeds)} seeds"
+
+    def tiles(self) -> list[Tile]:
+        best = self.rows[0]
+        if best.mean_s is None:
+            return []
+        spread = "" if best.interval_s is None else f" ± {format_seconds(best.interval_s)}"
+        shown = [Tile(f"mean {measure(self.objective)}", format_seconds(best.mean_s), f"{best.method}{spread}")]
+        if best.speedup is not None:
+            under = f"one device: {format_seconds(self.single_device_s or 0.0)}"
+            shown.append(Tile("speed-up", f"{best.speedup:.2f}×", under))
+        return [*shown, Tile("lower bound", format_seconds(self.lower_bound_s), "no placement can be faster")]
 
     def table(self) -> RowTable:
-        """A row for each method, with spread and extremes of its times."""
         columns = (
             Column("method", "method"),
             Column("mean_s", f"mean {measure(self.objective)}", "s"),
@@ -93,17 +108,20 @@ class SeedComparison(AsJson):
         rows = (Row(asdict(row), "best" if row is self.rows[0] else "") for row in self.rows)
         return RowTable(columns, tuple(rows))
 
+    def notes(self) -> list[str]:
+        spread = "spread: standard deviation over the seeds; 95 %: half of the interval of the mean"
+        return [spread, *super().notes()]
+
+    def facts(self) -> dict[str, str]:
+        return {**super().facts(), "seed": ", ".join(map(str, self.seeds))}
+
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready fields."""
-        return {
-            **names_of(self.graph, self.cluster),
-            "objective": self.objective,
+        head = self.head()
+        del head["seed"]
+        return head | {
             "seeds": list(self.seeds),
             "single_device_s": self.single_device_s,
             "lower_bound_s": self.lower_bound_s,
-            "versions": dict(self.versions),
-            "command": self.command,
-            "basis": basis(self.graph, self.cluster),
             "results": [asdict(row) for row in self.rows],
             "runs": [asdict(run) for run in self.runs],
         }
@@ -146,19 +164,19 @@ def compare_seeds(
     return SeedComparison(
         graph=graph,
         cluster=cluster,
+        versions=versions(),
         objective=found[0].objective,
         seeds=tuple(seeds),
         rows=tuple(sorted(rows, key=lambda row: (row.mean_s is None, row.mean_s or 0.0, row.method))),
         runs=tuple(runs),
         single_device_s=single_s,
         lower_bound_s=max(one.lower_bound_s for one in found),
-        versions=versions(),
     )
 
 
 def _row(method: str, times: Sequence[float], single_s: float | None) -> SeedRow:
     if not times:
-        return SeedRow(method, 0, None, None, None, None, None, None)
+        return SeedRow(method, 0)
     mean = statistics.fmean(times)
     spread = statistics.stdev(times) if len(times) > 1 else 0.0
     speedup = None if single_s is None or mean <= 0 else single_s / mean

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from baselines.budget import Limits
 from baselines.strategies.figures import StrategyFigures
-from baselines.strategies.searching.records import ToolLimits
 from env.cluster import Cluster
 from env.objectives import LATENCY
 from env.plan import Priority
@@ -19,12 +17,12 @@ from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
 from graphs.transforms.strategy_reading import read_strategies
-from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
+from placement.comparing.rows import PEAK_PARTS, CaseGrid, Column, Row, RowTable, Said
 from placement.exporters.targets import runner_limits, why_not_run
 from placement.results.result import Result, versions
 from placement.results.result_json import comparison_row
-from placement.results.stacks import asked_for, beside_compiled, compiled_words
-from placement.results.utilisation import basis, rate_of
+from placement.results.stacks import asked_for
+from placement.results.utilisation import rate_of
 from placement.results.why import spent, why_not
 from placement.runtime.checking.check import check
 from placement.solving.arguments import check_options, check_problem
@@ -32,31 +30,31 @@ from placement.solving.best_of_all import solver_or_reason
 from placement.solving.methods import AUTO, SINGLE
 from placement.solving.strategy_row import StrategyRow, refused_row, strategy_row, unrewritten_row, without_answer
 
+_COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shift")
+_NOTES = (
+    "vs one: times as fast as one device; MFU: of the FLOP/s of the devices in use; peak: memory of the fullest device",
+    "bubble: share of the devices' time without computing",
+    "exposed: time in which a device computes nothing and communicates, the mean of the devices",
+    "gap: at most so far from optimal among all strategies",
+)
 _UNLIKE = 0.01  # share of a step by which a device differs from the mean
 
 
-@dataclass(frozen=True)
-class StrategyComparison(AsJson):
-    """Strategies of one graph on one cluster.
+@dataclass(frozen=True, kw_only=True)
+class StrategyComparison(CaseGrid):
+    """Strategies of one graph on one cluster, before they are rewritten.
 
     Attributes:
-        graph, cluster: as they were given.
-        seed: of everything random.
         rows: fastest first, then those that nothing runs, those that do not fit, and last those that are not possible.
         single: the best single device for the graph as it is; None if the graph fits nowhere.
-        versions: of Python and the packages that made it.
         unread: texts that are no strategy, and why.
-        command: the command line that made it, or "".
     """
 
-    graph: OpGraph
-    cluster: Cluster
-    seed: int
+    kind = "strategies"
+
     rows: tuple[StrategyRow, ...]
     single: Result | None
-    versions: Mapping[str, str]
     unread: Mapping[str, str] = field(default_factory=dict)
-    command: str = field(default="", compare=False)
 
     @property
     def best(self) -> StrategyRow | None:
@@ -64,47 +62,52 @@ class StrategyComparison(AsJson):
         return self.rows[0] if self.rows and self.rows[0].result.feasible else None
 
     @property
-    def single_device_s(self) -> float | None:
-        """The step time of the best single device, what speed-ups refer to; None if the graph fits on none."""
-        return None if self.single is None else self.single.objective_s
-
-    @property
-    def single_device(self) -> str | None:
-        """Its name."""
-        answer = None if self.single is None else self.single.answer
-        return None if answer is None else next(iter(answer.used))
-
-    @cached_property
-    def compiled_s(self) -> float | None:
-        """The step time of an eager best strategy under torch.compile, as `Result.compiled_s`."""
-        return None if self.best is None else beside_compiled(self.best.result, self.graph, self.cluster).compiled_s
-
-    def compiled_words(self) -> str:
-        """A line about what torch.compile would bring; empty where that is not known, or nothing."""
-        return "" if self.best is None else compiled_words(self.best.result.step_time_s, self.compiled_s)
-
-    def speedup(self, row: StrategyRow) -> float | None:
-        """How many times faster than the best single device; None where either does not fit."""
-        return None if row.result.answer is None else row.result.answer.speedup(self.single_device_s)
+    def answer(self) -> Result | None:
+        return None if self.best is None else self.best.result
 
     def headline(self) -> str:
         """The advice in one sentence, which says what nothing runs."""
-        is_run = self.best is None or not self.best.result.not_run
-        return self._headline() if is_run else f"nothing runs it: {self._headline()}"
-
-    def _headline(self) -> str:
         best = self.best
         if best is None or best.result.answer is None:
             return "None of these strategies fits."
-        speedup = self.speedup(best)
+        not_run = "nothing runs it: " if best.result.not_run else ""
+        speedup, is_alone = self.speedup(best.result), len(self.rows) == 1
         time = format_seconds(best.result.answer.objective_s)
-        rank = "" if len(self.rows) == 1 else " is the fastest of these"
+        first = f"{not_run}{best.strategy.text}{'' if is_alone else ' is the fastest of these'}: {time}"
         if speedup is None:
-            return f"{best.strategy.text}{rank}: {time}; one device is not enough for the graph as it is."
+            return f"{first}; one device is not enough for the graph as it is."
         if speedup <= 1:
-            these = f"{best.strategy.text} is not" if len(self.rows) == 1 else "None of these is"
-            return f"{these} faster than one device, {format_seconds(self.single_device_s or 0.0)}."
-        return f"{best.strategy.text}{rank}: {time}, {speedup:.2f}x one device."
+            these = f"{best.strategy.text} is not" if is_alone else "None of these is"
+            return f"{not_run}{these} faster than one device, {format_seconds(self.single_device_s or 0.0)}."
+        return f"{first}, {speedup:.2f}x one device."
+
+    def heading(self) -> str:
+        return "Strategies"
+
+    def title(self) -> str:
+        return f"{super().title()}: {self.graph.n_ops:,} ops before rewriting, {self.cluster.n_devices} devices"
+
+    def said(self) -> list[Said]:
+        found = []
+        for row in self.rows:
+            name, result = row.strategy.text, row.result
+            found += [Said(name, result.note)] if result.note else []
+            found += [Said(name, f"nothing runs it: {result.not_run}", True)] if result.not_run else []
+            found += [] if result.feasible else [Said(name, f"{row.without_answer}: {result.reason or ''}", True)]
+        return found + [Said(text, f"not read: {why}", True) for text, why in self.unread.items()]
+
+    def notes(self) -> list[str]:
+        return [*_NOTES, *super().notes()]
+
+    def sizes(self) -> Iterator[RowTable]:
+        """Parts of the fullest device's peak, and bytes exchanged by kind of collective, a row for each strategy."""
+        given = [(row.strategy.text, row.figures) for row in self.rows if row.figures is not None]
+        if given:
+            yield _sizes("memory of the fullest device", PEAK_PARTS, [(text, one.peak_bytes) for text, one in given])
+        sent = [(text, one.exchanged_bytes) for text, one in given if one.exchanged_bytes]
+        if sent:
+            kinds = [kind for kind in _COLLECTIVES if any(kind in exchanged for _, exchanged in sent)]
+            yield _sizes("exchanged in a step", kinds, sent)
 
     def reasons(self) -> list[str]:
         """Where the step of the best strategy goes, and why each other one is slower or does not fit, a line each."""
@@ -118,7 +121,6 @@ class StrategyComparison(AsJson):
         ]
 
     def table(self) -> RowTable:
-        """A row for each strategy, best first, and one for one device."""
         rate, per_s = rate_of(self.graph)
         columns = (
             Column("strategy", "strategy", is_text=True),
@@ -154,41 +156,52 @@ class StrategyComparison(AsJson):
         if self.single is None or self.single.answer is None:
             return {"strategy": "one device", "time": "does not fit"}
         fields = comparison_row(self.single, self.single_device_s)
-        peak = max(self.single.answer.peak_bytes.values())
-        own = {"strategy": f"one device, {self.single_device}", "time": self.single_device_s, "peak": peak}
+        own = {
+            "strategy": f"one device, {self.single_device}",
+            "time": self.single_device_s,
+            "peak": self.single.fullest_bytes,
+        }
         return fields | own | {"devices": 1, "gap": None}
 
+    @property
+    def single_device(self) -> str | None:
+        """Name of the best single device."""
+        answer = None if self.single is None else self.single.answer
+        return None if answer is None else next(iter(answer.used))
+
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready fields."""
-        return {
-            **names_of(self.graph, self.cluster),
-            "objective": LATENCY,
+        return self.head() | {
             "stack": self.graph.origin.stack or EAGER,
             "compiled_s": self.compiled_s,
-            "seed": self.seed,
             "single_device": self.single_device,
             "single_device_s": self.single_device_s,
-            "versions": dict(self.versions),
-            "command": self.command,
-            "basis": basis(self.graph, self.cluster),
             "results": [self._row(row) for row in self.rows],
             "unread": dict(self.unread),
         }
 
     def _row(self, row: StrategyRow) -> dict[str, Any]:
         result, given = row.result, row.figures
+        own = dict.fromkeys(("devices", "peak_parts", "exchanged_bytes", "bubble", "exposed_s", "parts"))
+        if given is not None:
+            own = {name: getattr(given, name, None) for name in own} | {
+                "peak_parts": dict(given.peak_bytes),
+                "exchanged_bytes": dict(given.exchanged_bytes),
+                "parts": asdict(given.parts),
+            }
         return {
             **comparison_row(result, self.single_device_s),
             "possible": not row.is_refused,
             "lower_bound_s": result.lower_bound_s,
             "ops": result.graph.n_ops,
-            "devices": None if given is None else given.devices,
-            "peak_parts": None if given is None else dict(given.peak_bytes),
-            "exchanged_bytes": None if given is None else dict(given.exchanged_bytes),
-            "bubble": None if given is None else given.bubble,
-            "exposed_s": None if given is None else given.exposed_s,
-            "parts": None if given is None else asdict(given.parts),
+            **own,
         }
+
+
+def _sizes(title: str, names: Iterable[str], given: Iterable[tuple[str, Mapping[str, int]]]) -> RowTable:
+    """A row of sizes in bytes for each strategy."""
+    columns = (Column(name, name.replace("_", "-"), "bytes") for name in names)
+    rows = (Row({"strategy": strategy, **sizes}) for strategy, sizes in given)
+    return RowTable((Column("strategy", title, is_text=True), *columns), tuple(rows))
 
 
 def compare_strategies(
@@ -227,51 +240,46 @@ def compare_strategies(
     asked = sorted(dict.fromkeys(asked), key=lambda strategy: strategy.is_none)
     solver = solver_or_reason(graph, cluster, seed)
     bounds = None if isinstance(solver, str) else strategy_bounds(graph, cluster)
-    limits_of_run, rows = runner_limits(graph, cluster), list[StrategyRow]()
+    run, rows = runner_limits(graph, cluster), list[StrategyRow]()
     refused: StrategyError | None = None
     for done, strategy in enumerate(asked):
         if progress is not None:
             progress(strategy.text, done, len(asked))
         if strategy.is_none:
-            placed = (
-                without_answer(graph, cluster, seed, AUTO, solver)
-                if isinstance(solver, str)
-                else solver.solve(AUTO, limits)
-            )
+            is_whole = not isinstance(solver, str)
+            placed = solver.solve(AUTO, limits) if is_whole else without_answer(graph, cluster, seed, AUTO, solver)
             rows.append(unrewritten_row(placed.among_strategies(bounds or {})))
             continue
         try:
-            rows.append(_marked(strategy_row(graph, cluster, strategy, seed, bounds), limits_of_run))
+            row = strategy_row(graph, cluster, strategy, seed, bounds)
         except StrategyError as error:
             refused = refused or error
             rows.append(refused_row(graph, cluster, strategy, str(error), seed))
+            continue
+        not_run = "" if row.result.answer is None else why_not_run(run, strategy)
+        rows.append(replace(row, result=replace(row.result, not_run=not_run)) if not_run else row)
     if refused is not None and all(row.is_refused for row in rows):
         raise refused
+    single = None if isinstance(solver, str) else solver.solve(SINGLE)
     return StrategyComparison(
         graph=graph,
         cluster=cluster,
         seed=seed,
+        single_device_s=None if single is None else single.objective_s,
         rows=tuple(_best_checked(graph, cluster, sorted(rows, key=_rank))),
-        single=None if isinstance(solver, str) else solver.solve(SINGLE),
+        single=single,
         versions=versions(),
         unread=unread,
     )
 
 
 def _by_one(found: StrategyFigures) -> str:
-    """Words on the device whose step is told, where the means of all devices, which a table has, differ from it."""
+    """Name the device that is described if the table's means over all devices differ from it."""
     parts = found.parts
     idle_s = parts.exposed_s + parts.idle_s
     if max(abs(idle_s - found.bubble * parts.step_s), abs(parts.exposed_s - found.exposed_s)) < _UNLIKE * parts.step_s:
         return ""
     return f"; so on {parts.device}, which computes longest: bubble and exposed are means of {found.devices} devices"
-
-
-def _marked(row: StrategyRow, limits: ToolLimits) -> StrategyRow:
-    """The row, which says why nothing runs its strategy, if nothing does."""
-    if row.result.answer is None:
-        return row
-    return replace(row, result=replace(row.result, not_run=why_not_run(limits, row.strategy)))
 
 
 def _rank(row: StrategyRow) -> tuple[bool, bool, bool, float, str]:
@@ -282,7 +290,7 @@ def _rank(row: StrategyRow) -> tuple[bool, bool, bool, float, str]:
 
 
 def _best_checked(graph: OpGraph, cluster: Cluster, rows: list[StrategyRow]) -> list[StrategyRow]:
-    """The rows, the first of which is to be advised; those that fail their check are not possible."""
+    """Check the first row before it is advised; rows that fail become refused rows at the end."""
     failed: list[StrategyRow] = []
     while rows and rows[0].result.answer is not None and not rows[0].strategy.is_none:
         result = rows[0].result

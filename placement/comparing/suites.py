@@ -18,7 +18,7 @@ from graphs.disk import check_target
 from graphs.errors import PlacementError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import NONE
-from placement.comparing.methods import Comparison, compare
+from placement.comparing.cases import Case, case_of
 from placement.comparing.rows import AsJson, Column, Row, RowTable
 from placement.processes.runner import opened
 from placement.solving.arguments import check_cluster, check_graph, check_options
@@ -170,11 +170,14 @@ def suite(
     if path is not None:
         check_target(path)
         known = {row.key: row for row in _read(path)}
-    problems = [(g, c) for g in range(len(graphs)) for c in range(len(clusters))]
     how = names, methods is None if strategies is None else strategies, seed, budget_s, evaluations
-    blanks = [SuiteRow(graphs[g].name, clusters[c].name, graphs[g].hash, clusters[c].hash, *how) for g, c in problems]
-    missing = {row.key: (row, g, c) for row, (g, c) in zip(blanks, problems, strict=True) if row.key not in known}
-    tasks, is_whole = list(missing.values()), True
+    every = [
+        (SuiteRow(graph.name, cluster.name, graph.hash, cluster.hash, *how), g, c)
+        for g, graph in enumerate(graphs)
+        for c, cluster in enumerate(clusters)
+    ]
+    blanks = [row for row, _, _ in every]
+    tasks, is_whole = list({task[0].key: task for task in every if task[0].key not in known}.values()), True
 
     def tell(number: int, row: SuiteRow | None) -> None:
         if row is None:
@@ -210,47 +213,28 @@ class Problems:
 
 
 def solve_problem(shared: Problems, task: tuple[SuiteRow, int, int]) -> SuiteRow | None:
-    """The row of one problem, graph and cluster by number; None where Ctrl-C came."""
-    blank, graph, cluster = task
-    return _solved(blank, shared.graphs[graph], shared.clusters[cluster])
-
-
-def _solved(blank: SuiteRow, graph: OpGraph, cluster: Cluster) -> SuiteRow | None:
-    """The row with its outcome; None where Ctrl-C came, for half a search is no row to keep."""
-    limits: dict[str, Any] = {"seed": blank.seed, "budget_s": blank.budget_s, "evaluations": blank.evaluations}
+    """The row of one problem, graph and cluster by number; None where Ctrl-C came: half a search is none."""
+    row, graph, cluster = task
+    how: dict[str, Any] = {name: getattr(row, name) for name in ("strategies", "seed", "budget_s", "evaluations")}
     try:
-        found = compare(graph, cluster, blank.methods, strategies=blank.strategies, **limits)
+        case = case_of(shared.graphs[graph], shared.clusters[cluster], row.methods, **how)
     except KeyboardInterrupt:
         return None
     except PlacementError as error:
-        return replace(blank, reason=str(error))
-    overall = () if found.overall is None else (found.overall,)
-    if any(result.interrupted for result in (*found.results, *overall)):
-        return None
-    return replace(blank, **_outcome(found))
+        return replace(row, reason=str(error))
+    return None if case.interrupted else replace(row, **_outcome(case))
 
 
-def _outcome(found: Comparison) -> dict[str, Any]:
-    best, overall = found.best, found.overall
-    single_s = found.single_device_s
-    if overall is not None and overall.objective_s is not None and not overall.strategy.is_none:
-        return {
-            "best": STRATEGY,
-            "strategy": overall.strategy.text,
-            "step_time_s": overall.objective_s,
-            "single_device_s": single_s,
-            "gap": overall.gap,
-        }
-    if best is None:
-        reason = found.results[0].reason if overall is None else overall.reason
-        return {"single_device_s": single_s, "reason": reason}
-    return {
-        "best": best.method,
-        "step_time_s": best.objective_s,
-        "single_device_s": single_s,
-        "gap": best.gap if overall is None else overall.gap,
-        "ties": tuple(name for name, other in found.ties.items() if other == best.method),
-    }
+def _outcome(case: Case) -> dict[str, Any]:
+    found, best = case.comparison, case.best
+    if found is None or best is None:
+        return {"single_device_s": None if found is None else found.single_device_s, "reason": case.reason}
+    told: dict[str, Any] = {"step_time_s": best.objective_s, "single_device_s": found.single_device_s, "gap": best.gap}
+    if not best.strategy.is_none:
+        return told | {"best": STRATEGY, "strategy": best.strategy.text}
+    first = found.results[0]
+    ties = tuple(name for name, other in found.ties.items() if other == first.method)
+    return told | {"best": first.method, "step_time_s": first.objective_s, "ties": ties}
 
 
 def _read(path: Path) -> list[SuiteRow]:
@@ -261,25 +245,19 @@ def _read(path: Path) -> list[SuiteRow]:
     whole = text[: text.rfind(b"\n") + 1]
     rows = [_row(line, path, number) for number, line in enumerate(whole.splitlines(), start=1)]
     if whole != text:
-        if rows or text.startswith(b'{"graph": '):  # nobody else's file is cut
-            with path.open("r+b") as file:
-                file.truncate(len(whole))
-        else:
-            raise PlacementError(_no_rows(path, 1))
+        if not rows and not text.startswith(b'{"graph": '):  # nobody else's file is cut
+            _row(text, path, 1)
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
     return rows
 
 
 def _row(line: bytes, path: Path, number: int) -> SuiteRow:
     try:
         values = json.loads(line)
-    except ValueError:
-        values = None
-    if not isinstance(values, dict) or set(values) != {field.name for field in fields(SuiteRow)}:
-        raise PlacementError(_no_rows(path, number))
-    if not all(isinstance(values[name], list) for name in ("methods", "ties")):
-        raise PlacementError(_no_rows(path, number))
-    return SuiteRow(**values | {"methods": tuple(values["methods"]), "ties": tuple(values["ties"])})
-
-
-def _no_rows(path: Path, number: int) -> str:
-    return f"{path}, line {number}, should be a row of a suite and is not; give another file."
+        told = {name: tuple(values[name]) for name in ("methods", "ties") if isinstance(values[name], list)}
+        if len(told) == 2 and set(values) == {field.name for field in fields(SuiteRow)}:
+            return SuiteRow(**values | told)
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise PlacementError(f"{path}, line {number}, should be a row of a suite and is not; give another file.")

@@ -15,10 +15,9 @@ from graphs.errors import FitError, PlacementError
 from graphs.formatting import counted, format_bytes, format_seconds
 from graphs.origin import EAGER
 from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
-from placement.report.curves import Across, Curve, evenly, plot
-from placement.report.page import page, repeating
-from placement.sizing.scaling import LEAST_POINTS, ScalingFit, fit_devices
-from placement.sizing.sweeps import WORKERS, Sweep
+from placement.report.charts import Across, Curve, evenly, plot
+from placement.report.page import card, page, repeating
+from placement.sizing.sweeps import LEAST_POINTS, WORKERS, ScalingFit, Sweep, fit_devices
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -285,6 +284,10 @@ def sweep_fit(sweep: Sweep, fit_one: Callable[[int], FitComparison]) -> FitSweep
 
 COLOURS = 8  # of the style sheet
 _MOST_POINTS = 200  # of a curve: more are closer than a point is wide
+_NOTE = (
+    "Loss: over the held-out samples; staleness: updates between the reading of weights and the update by their "
+    "gradient, in the mean."
+)
 
 
 def write_fits(found: FitComparison | FitSweep, path: str | PathLike[str]) -> None:
@@ -300,27 +303,27 @@ def render_fits(found: FitComparison | FitSweep) -> str:
     """The page as text."""
     sweep = found.sweep if isinstance(found, FitSweep) else None
     one = replace(found.cases[0], command=found.command) if isinstance(found, FitSweep) else found
-    among = "" if sweep is None else f" over {sweep.kind}"
+    charts = _charts(found)
     parts = {
-        "among": among,
-        "graph": escape(one.graph.name),
-        "cluster": escape(one.cluster.name),
-        "advice": escape(found.advice()),
-        "charts": _charts(found),
-        "rows": found.table().html(),
-        "notes": "".join(f'<p class="note">{escape(sentence)}</p>' for sentence in found.sentences()),
+        "kind": f"fit{'' if sweep is None else f' over {sweep.kind}'}",
+        "headline": escape(found.advice()),
+        "picture": charts[0],
+        "rows": "Methods",
+        "table": found.table().html(),
+        "notes": _NOTE,
+        "said": "".join(f'<p class="note">{escape(sentence)}</p>' for sentence in found.sentences()),
+        "after": "".join(charts[1:]),
         "facts": _facts(one, sweep),
     }
-    title = f"{one.graph.name}: methods{among or f' on {one.cluster.name}'}"
-    return page("fits.html", title, parts)
+    return page(one.graph.name, one.cluster.name, parts)
 
 
-def _charts(found: FitComparison | FitSweep) -> str:
+def _charts(found: FitComparison | FitSweep) -> tuple[str, str]:
     if isinstance(found, FitSweep):
         times = _over_sizes(found, "Time to the loss", lambda run: run.seconds, format_seconds)
-        return times + _over_sizes(found, "Updates to the loss", lambda run: run.updates, lambda count: f"{count:.3g}")
+        return times, _over_sizes(found, "Updates to the loss", lambda run: run.updates, lambda count: f"{count:.3g}")
     over_time = _chart(found, "Loss over time", "time", lambda point: point.seconds, format_seconds)
-    return over_time + _chart(found, "Loss over bytes sent", "bytes sent", lambda point: point.bytes, format_bytes)
+    return over_time, _chart(found, "Loss over bytes sent", "bytes sent", lambda point: point.bytes, format_bytes)
 
 
 def _over_sizes(found: FitSweep, title: str, value: Callable[[FitRun], float], show: Callable[[float], str]) -> str:
@@ -331,7 +334,7 @@ def _over_sizes(found: FitSweep, title: str, value: Callable[[FitRun], float], s
     ]
     drawn = plot(curves, Across(found.sweep.kind, [float(size) for size in found.sweep.sizes]), show)
     note = f"Over {found.sweep.kind}; sizes at which a method does not reach it are left out."
-    return f'<section class="card"><h2>{escape(title)}</h2>{drawn}<p class="note">{escape(note)}</p></section>'
+    return card(title, drawn, note)
 
 
 def _chart(
@@ -350,7 +353,7 @@ def _chart(
         if name != "time"
         else f"Seconds of {counted(found.workers, 'worker')} together."
     )
-    return f'<section class="card"><h2>{escape(title)}</h2>{drawn}<p class="note">{escape(note)}</p></section>'
+    return card(title, drawn, note)
 
 
 def _thinned(run: FitRun) -> list[CurvePoint]:

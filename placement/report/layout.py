@@ -106,7 +106,7 @@ def _rows(level: IntArray, source: IntArray, target: IntArray) -> FloatArray:
 
 
 def _spread(wanted: list[float]) -> list[float]:
-    """The places nearest to the wanted ones (increasing) that are at least 1 apart: isotonic regression by pooling."""
+    """Places at least 1 apart that are nearest to the wanted, increasing ones: isotonic regression by pooling."""
     pools: list[tuple[float, int]] = []  # (sum, count) of wanted[k] - k
     for k, value in enumerate(wanted):
         total, count = value - k, 1

@@ -1,22 +1,28 @@
-"""Files for a paper: a table as CSV, and the drawings of a page as SVG."""
+"""Files for a paper: a table as CSV, the drawings of a page and the curve of a training run as SVG."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphs.disk import write_atomically
+from placement.report.charts import Curve, evenly, plot
 from placement.report.page import asset
+
+if TYPE_CHECKING:
+    from placement.learning.training import Training
 
 _SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 _LABEL = re.compile(r'aria-label="([^"]*)"')
 _DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{.*?\n\}\n", re.DOTALL)
 _MOST_LETTERS = 60  # of a file's name
+_COLOURS = 8  # of the style sheet
 
 
 def write_paper(
@@ -66,3 +72,20 @@ def drawings(page: str) -> dict[str, str]:
         head, _, body = opened.partition(">")
         found[f"{number:02}-{words}.svg"] = f"{head}><style>{style}</style>{body}\n"
     return found
+
+
+def learning_curve(found: Training) -> str:
+    """The best step time of each problem so far over its lower bound, by the placements that were scored."""
+    curves = []
+    for number, (label, bound_s) in enumerate(zip(found.labels, found.lower_bounds_s, strict=True)):
+        points, best = list[tuple[float, float]](), math.inf
+        for point in found.curve:
+            if point.problem == number and point.best_s < best and bound_s > 0:
+                points += [(point.samples, best / bound_s)] if points else []  # a step, where it was found
+                best = point.best_s
+                points.append((point.samples, best / bound_s))
+        points += [(found.samples, points[-1][1])] if points else []
+        curves.append(Curve(f"{label}, over its lower bound", f"c{number % _COLOURS}", points))
+    across = evenly(max(found.samples, 1), "placements", "{:,.0f}".format)
+    (drawing,) = drawings(plot(curves, across, "{:.2f}×".format)).values()
+    return drawing

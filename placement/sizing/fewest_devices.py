@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from graphs.opgraph import OpGraph
 
 if TYPE_CHECKING:
     from baselines.strategies.estimating.estimate import Estimate
-    from baselines.strategies.estimating.estimator import Estimator
     from graphs.transforms.strategy import Strategy
 
 MOST_DEVICES = 1024  # no more are tried
@@ -56,16 +56,14 @@ class FewestDevices:
                 f"At least {self.at_least} devices like the largest of {cluster} are needed for what {graph} keeps; "
                 f"how many would do was not tried, as {cluster} has unlike devices or hosts and cannot be made larger."
             )
-        if self.count is None and not self.is_whole:
-            return (
-                f"No strategy that there was time for fits {graph} on {self.tried} devices like those of {cluster}: "
-                f"{self.estimate.strategy} lacks {format_bytes(self.estimate.missing_bytes)} on one."
-            )
         if self.count is None:
-            return (
-                f"{graph} fits on no number of devices like those of {cluster} up to {self.tried}: "
-                f"{self.estimate.strategy} lacks {format_bytes(self.estimate.missing_bytes)} on one."
-            )
+            fits = f"{graph} fits on no number of devices like those of {cluster} up to {self.tried}"
+            if not self.is_whole:
+                fits = (
+                    f"No strategy that there was time for fits {graph} on {self.tried} devices like those of {cluster}"
+                )
+            lacks = format_bytes(self.estimate.missing_bytes)
+            return f"{fits}: {self.estimate.strategy} lacks {lacks} on one."
         devices = "devices" if self.count > 1 else "device"
         fewer = f" Fewer than {self.at_least} cannot hold what is kept." if self.at_least > 1 else ""
         how = "as it is" if self.estimate.strategy.is_none else f"with strategy {self.estimate.strategy}"
@@ -91,31 +89,25 @@ class FewestDevices:
 
 
 def fewest_devices(
-    graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, more_than: int = 0, tool: ToolLimits = ANY_TOOL
+    graph: OpGraph, cluster: Cluster, most: int = MOST_DEVICES, tool: ToolLimits = ANY_TOOL
 ) -> FewestDevices:
     """Try more and more devices of a cluster, and hosts like its own, until a frugal strategy is estimated to fit.
 
     Args:
         most: devices to try.
-        more_than: so many are known not to do.
         tool: limits of what runs the strategy, as far as its words say.
     """
-    from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
-
-    at_least = _at_least(graph, cluster)
-    tried, found, has = 0, None, len(cluster.compute_devices)
-    for count in range(max(at_least, more_than + 1), most + 1):
-        try:
-            fewer = resized(cluster, count)
-        except ClusterError:  # it has no hosts to repeat
+    search = _Search(graph, cluster, tool)
+    tried, found = 0, None
+    for count in range(search.at_least, most + 1):
+        estimates = search.frugal(count)
+        if estimates is None:
             break
-        estimates = list(_estimates(Estimator(graph, fewer), frugal_strategies(graph, count), tool))
-        tried, best = count, min(estimates, key=lambda e: (e.missing_bytes, e.step_time_s), default=None)
-        found = best or found
+        best = min(estimates, key=lambda e: (e.missing_bytes, e.step_time_s), default=None)
+        tried, found = count, best or found
         if best is not None and best.fits:
-            best = fastest_that_fits(graph, fewer, count, tool)
-            return FewestDevices(graph.name, cluster.name, has, at_least, count, tried, best)
-    return FewestDevices(graph.name, cluster.name, has, at_least, None, tried or at_least, found)
+            return search.found(count, count, fastest_that_fits(graph, resized(cluster, count), count, tool))
+    return search.found(None, tried or search.at_least, found)
 
 
 def enough_devices(
@@ -123,71 +115,79 @@ def enough_devices(
 ) -> FewestDevices:
     """As `fewest_devices`, in so many seconds of work: by halves, and any strategy that fits is enough.
 
-    The largest number comes first, which is twice what is needed at least where that is more than `most`. Where they
-    run out fewer may do.
+    The largest number comes first, which is twice what is needed at least where that is more than `most`. Where the
+    seconds run out fewer devices may do. `more_than`: so many are known not to do.
     """
-    budget = Budget(seconds)
-    at_least, has = _at_least(graph, cluster), len(cluster.compute_devices)
-    most = max(most, min(2 * at_least, MOST_DEVICES))
+    budget, search = Budget(seconds), _Search(graph, cluster, tool)
+    most = max(most, min(2 * search.at_least, MOST_DEVICES))
     found, is_whole = None, True
-    if max(at_least, more_than) <= most:
-        found, is_whole = _one_that_fits(graph, cluster, most, budget, tool)
+    if max(search.at_least, more_than) <= most:
+        found, is_whole = search.one_that_fits(most, budget)
     if found is None or not found.fits:
-        tried = at_least if found is None else most
-        return FewestDevices(graph.name, cluster.name, has, at_least, None, tried, found, is_whole)
-    too_few, count = max(at_least - 1, more_than), most
+        return search.found(None, search.at_least if found is None else most, found, is_whole)
+    too_few, count = max(search.at_least - 1, more_than), most
     while too_few + 1 < count and not budget.over():
         half = (too_few + count) // 2
-        other, _ = _one_that_fits(graph, cluster, half, budget, tool)
+        other, _ = search.one_that_fits(half, budget)
         if other is not None and other.fits:
             found, count = other, half
         else:
             too_few = half
-    return FewestDevices(graph.name, cluster.name, has, at_least, count, count, found)
+    return search.found(count, count, found)
 
 
-def _one_that_fits(
-    graph: OpGraph, cluster: Cluster, count: int, budget: Budget, tool: ToolLimits
-) -> tuple[Estimate | None, bool]:
-    """The first frugal strategy that fits, else the one that lacks least, and whether all were looked at."""
-    from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
+@dataclass(frozen=True)
+class _Search:
+    """Frugal strategies over numbers of devices of one cluster."""
 
-    best: Estimate | None = None
-    try:
-        estimator = Estimator(graph, resized(cluster, count))
-        for estimate in _estimates(estimator, frugal_strategies(graph, count), tool):
+    graph: OpGraph
+    cluster: Cluster
+    tool: ToolLimits
+
+    @property
+    def at_least(self) -> int:
+        """Fewer devices cannot hold what is kept."""
+        usable = max(self.cluster.devices[d].usable_bytes for d in self.cluster.compute_devices.tolist())
+        return int(max(1, -(-int(self.graph.kept_bytes.sum()) // max(1, usable))))
+
+    def frugal(self, count: int) -> Iterator[Estimate] | None:
+        """Estimates of the frugal strategies for so many devices; None where the cluster has no hosts to repeat."""
+        try:
+            return _estimates(self.graph, resized(self.cluster, count), frugal_strategies(self.graph, count), self.tool)
+        except ClusterError:
+            return None
+
+    def one_that_fits(self, count: int, budget: Budget) -> tuple[Estimate | None, bool]:
+        """The first frugal strategy that fits, else the one that lacks least, and whether all were looked at."""
+        best: Estimate | None = None
+        for estimate in self.frugal(count) or ():
             if best is None or estimate.missing_bytes < best.missing_bytes:
                 best = estimate
-            budget.spend(1, prices.estimate_s(graph))
+            budget.spend(1, prices.estimate_s(self.graph))
             if best.fits or budget.over():
                 return best, False
-    except ClusterError:  # it has no hosts to repeat
-        return None, True
-    return best, True
+        return best, True
 
-
-def _at_least(graph: OpGraph, cluster: Cluster) -> int:
-    """Fewer devices cannot hold what is kept."""
-    usable = max(cluster.devices[d].usable_bytes for d in cluster.compute_devices.tolist())
-    return int(max(1, -(-int(graph.kept_bytes.sum()) // max(1, usable))))
+    def found(self, count: int | None, tried: int, best: Estimate | None, is_whole: bool = True) -> FewestDevices:
+        """The answer."""
+        names, has = (self.graph.name, self.cluster.name), len(self.cluster.compute_devices)
+        return FewestDevices(*names, has, self.at_least, count, tried, best, is_whole)
 
 
 def fastest_that_fits(graph: OpGraph, cluster: Cluster, count: int, tool: ToolLimits = ANY_TOOL) -> Estimate | None:
     """The fastest by estimate of the frugal strategies for so many devices and those that save less, if one fits."""
-    from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
-
-    estimator = Estimator(graph, cluster)
-    fitting = (
-        next((one for one in _estimates(estimator, ways, tool) if one.fits), None) for ways in less_frugal(graph, count)
-    )
+    kinds = (_estimates(graph, cluster, ways, tool) for ways in less_frugal(graph, count))
+    fitting = [next((one for one in estimates if one.fits), None) for estimates in kinds]
     return min((one for one in fitting if one is not None), key=lambda one: one.step_time_s, default=None)
 
 
-def _estimates(estimator: Estimator, strategies: Iterable[Strategy], tool: ToolLimits) -> Iterator[Estimate]:
+def _estimates(
+    graph: OpGraph, cluster: Cluster, strategies: Iterable[Strategy], tool: ToolLimits
+) -> Iterator[Estimate]:
+    from baselines.strategies.estimating.estimator import Estimator  # loads all transforms
+
+    estimator = Estimator(graph, cluster)
     for strategy in strategies:
-        if tool.lacks(strategy):
-            continue
-        try:
-            yield estimator.estimate(strategy)
-        except StrategyError:
-            continue
+        if not tool.lacks(strategy):
+            with contextlib.suppress(StrategyError):
+                yield estimator.estimate(strategy)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from placement.cli import options
 from placement.cli.comparing.asked import CompareOptions
 from placement.cli.output import check_outputs, progress
-from placement.cli.reading import read_graph
+from placement.cli.records import refuse
 from placement.cli.searching import checked_search
-
-if TYPE_CHECKING:
-    pass
 
 
 def compare(given: CompareOptions) -> None:
@@ -27,6 +22,7 @@ def compare(given: CompareOptions) -> None:
     if given.format is not None:
         raise typer.BadParameter("--format says which tool --config is of; give that too.")
     with progress("importing"):
+        from placement.cli.comparing import modes
         from placement.inputs.sources import check_cluster_argument
         from placement.solving.methods import AUTO, METHODS, default_methods
     named, is_more = given.methods, (given.methods or "").startswith("+")
@@ -43,31 +39,22 @@ def compare(given: CompareOptions) -> None:
     is_what_if = given.clusters is not None or given.sweep is not None
     if strategies == ["none"]:
         strategies, methods = None, methods or ([AUTO] if is_what_if else list(default_methods(given.objective)))
-    from placement.cli.comparing import sweeps
-
-    if given.sweep == sweeps.FIGURES:
-        sweeps.check_figures(given)
-        sweeps.compare_figures(given, read_graph(given.graph, given))
+    if given.sweep == modes.FIGURES:
+        modes.compare_figures(given)
         return
     if given.seeds is not None:
-        from placement.cli.comparing.seeds import check_seeds
-
-        check_seeds(given)
+        others = ("seed", "clusters", "sweep", "price", "trace", *(() if strategies is None else ("strategies",)))
+        refuse(given, others, "--seeds compares methods on one cluster")
+        modes.parse_seeds(given.seeds)
     if strategies is not None:
-        from placement.cli.comparing.strategies import check_strategies, compare_strategies
-
-        check_strategies(given, strategies)
-    sweep = sweeps.sweep_of(given)
-    source = sweeps.source_of(given, sweep)
+        modes.check_strategies(given, strategies)
+    sweep = modes.sweep_of(given)
+    source = modes.source_of(given, sweep)
     if given.seeds is not None:
-        from placement.cli.comparing.seeds import compare_under_seeds
-
-        compare_under_seeds(given, source, methods, search)
+        modes.compare_under_seeds(given, source, methods, search)
     elif strategies is not None:
-        compare_strategies(given, source, strategies)
+        modes.compare_strategies(given, source, strategies)
     elif is_what_if:
-        sweeps.sweep_or_clusters(given, source, methods, search, sweep, several)
+        modes.compare_cases(given, source, methods, search, sweep, several)
     else:
-        from placement.cli.comparing.methods import compare_methods
-
-        compare_methods(given, source, methods, search | ({"strategies": True} if is_more else {}))
+        modes.compare_methods(given, source, methods, search | ({"strategies": True} if is_more else {}))

@@ -13,7 +13,7 @@ from placement.cli.comparing.asked import OptimizeOptions
 from placement.cli.executing import check_scorer, profiled
 from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json
 from placement.cli.reading import read_graph
-from placement.cli.records import is_default, option_of
+from placement.cli.records import is_default, refuse
 from placement.cli.searching import checked_search, do_it, first_lines, with_against
 from placement.cli.targets import (
     as_the_tool_runs,
@@ -93,26 +93,22 @@ def _what(given: OptimizeOptions) -> str:
 
 def _sweep(given: OptimizeOptions, search: dict[str, Any]) -> None:
     """One answer for each row of a sweep, as ``placement compare`` gives them."""
-    from placement.cli.comparing import sweeps
+    from placement.cli.comparing import modes
     from placement.inputs.sources import check_cluster_argument
 
     if given.cluster is not None:
         check_cluster_argument(given.cluster)
-    if given.sweep == sweeps.FIGURES:
-        sweeps.check_figures(given)
-        sweeps.compare_figures(given, read_graph(given.graph, given))
+    if given.sweep == modes.FIGURES:
+        modes.compare_figures(given)
         return
-    sweep = sweeps.sweep_of(given)
+    sweep = modes.sweep_of(given)
     if given.strategy not in (None, "none"):
         raise typer.BadParameter("--sweep looks for the best of each row; leave out --strategy, or give none.")
-    for field in ("workers", "address", "limit_s", "for_", "first"):
-        if not is_default(given, field):
-            raise typer.BadParameter(f"--sweep searches in this process; leave out {option_of(field)}.")
-    if not is_default(given, "scorer"):
-        raise typer.BadParameter("--sweep predicts step times; leave out --scorer.")
+    refuse(given, ("workers", "address", "limit_s", "for_", "first"), "--sweep searches in this process")
+    refuse(given, ("scorer",), "--sweep predicts step times")
     searches = is_default(given, "method") and given.strategy is None
     methods = None if searches else [given.method]
-    sweeps.sweep_or_clusters(given, sweeps.source_of(given, sweep), methods, search, sweep)
+    modes.compare_cases(given, modes.source_of(given, sweep), methods, search, sweep)
 
 
 def _check_strategy(given: OptimizeOptions) -> None:
@@ -121,11 +117,8 @@ def _check_strategy(given: OptimizeOptions) -> None:
 
     if given.strategy is None or Strategy.parse(given.strategy).is_none:
         return
-    for field in ("method", "objective", "budget_s", "evaluations", "limit_s", "priority", "scorer"):
-        if not is_default(given, field):
-            raise typer.BadParameter(
-                f"--strategy says itself where and in which order ops run; leave out {option_of(field)}."
-            )
+    others = ("method", "objective", "budget_s", "evaluations", "limit_s", "priority", "scorer")
+    refuse(given, others, "--strategy says itself where and in which order ops run")
 
 
 def _problem(given: OptimizeOptions) -> tuple[OpGraph, Cluster, Running]:
@@ -153,8 +146,8 @@ def _write(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Clus
         write_atomically(given.html, _page(result, given, graph, cluster))
         yield f"report: {given.html}"
     if given.paper is not None:
-        from placement.report.alternatives import alternatives_cards
         from placement.report.paper import write_paper
+        from placement.report.strategy_drawings import alternatives_cards
 
         rows = [one.to_dict() for one in result.alternatives] or [result.to_dict()]
         yield from (f"for a paper: {path}" for path in write_paper(given.paper, rows, alternatives_cards(result)))
@@ -170,17 +163,16 @@ def _write(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Clus
 
 def _page(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Cluster) -> str:
     """The report as HTML: of a placement beside one device, of a strategy beside the others of the search."""
+    from placement.report.page import render_html
+
     if result.strategy.is_none:
         from placement.comparing.methods import with_one_device
-        from placement.report.html import render_html
 
-        return render_html(with_one_device(result))
+        return render_html(with_one_device(result), do_it=do_it(given, result))
     from placement.comparing.strategies import compare_strategies
-    from placement.report.strategies import render_strategies
 
     found = compare_strategies(graph, cluster, [result.strategy], seed=given.seed)
-    found = dataclasses.replace(found, command=result.command)
-    return render_strategies(found, result if result.alternatives else None, do_it(given, result))
+    return render_html(found, result.command, result if result.alternatives else None, do_it(given, result))
 
 
 def _refuse(given: OptimizeOptions, result: Result) -> None:

@@ -129,7 +129,7 @@ def train(given: TrainOptions) -> None:
         running = executed(given.graphs, targets, given)
     from graphs.disk import write_atomically
     from placement.learning import training
-    from placement.report.learning import learning_curve
+    from placement.report.paper import learning_curve
 
     with reason_as_json(given.as_json), running as scorer, training_display() as (begin, show):
         found = training.train(

@@ -16,13 +16,40 @@ from placement.cli.searching import ANSWER_FIELDS, HowToSearch
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions(HowToSearch, HowToRead):
-    """Options of ``placement compare``."""
+class Asked(HowToSearch, HowToRead):
+    """Options that both commands have."""
 
     graph: options.Graph
     cluster: options.ClusterOption = None
-    methods: options.Methods = None
+    sweep: options.Sweep = None
+    price: options.Price = None
     seed: options.Seed = 0
+    objective: options.Objective = "latency"
+    budget_s: options.BudgetSeconds = None
+    evaluations: options.Evaluations = None
+    communication: options.Communication = None
+    memory_fraction: options.MemoryFraction = None
+    priority: options.PriorityOption = "longest_path"
+    train: options.Train = False
+    optimizer: options.Optimizer = None
+    precision: options.Precision = None
+    granularity: options.Granularity = "op"
+    dim: options.Dims = None
+    stack: options.Stack = None
+    expert_load: options.ExpertLoad = None
+    rates: options.Rates = "measured"
+    as_json: options.Json = False
+    html: options.Html = None
+    paper: options.Paper = None
+    trace: options.Trace = None
+    output: options.Output = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(Asked):
+    """Options of ``placement compare``."""
+
+    methods: options.Methods = None
     seeds: Annotated[
         str | None,
         typer.Option(
@@ -31,11 +58,6 @@ class CompareOptions(HowToSearch, HowToRead):
             help="Run every method under each of these seeds, 0..9 say, and show mean and spread.",
         ),
     ] = None
-    objective: options.Objective = "latency"
-    budget_s: options.BudgetSeconds = None
-    evaluations: options.Evaluations = None
-    communication: options.Communication = None
-    memory_fraction: options.MemoryFraction = None
     strategies: Annotated[
         str | None,
         typer.Option(
@@ -72,47 +94,19 @@ class CompareOptions(HowToSearch, HowToRead):
             help="One row for each of these clusters.",
         ),
     ] = None
-    sweep: options.Sweep = None
-    price: options.Price = None
-    priority: options.PriorityOption = "longest_path"
-    train: options.Train = False
-    optimizer: options.Optimizer = None
-    precision: options.Precision = None
-    granularity: options.Granularity = "op"
-    dim: options.Dims = None
-    stack: options.Stack = None
-    expert_load: options.ExpertLoad = None
-    rates: options.Rates = "measured"
-    as_json: options.Json = False
-    html: options.Html = None
-    paper: options.Paper = None
-    trace: options.Trace = None
-    output: options.Output = None
 
     def again(self) -> str:
         """The command line that gives the same answer."""
-        fields = (
-            "cluster",
-            "config",
-            "format",
-            "clusters",
-            "sweep",
-            "price",
-            "methods",
-            "strategies",
-            "seeds",
-            *ANSWER_FIELDS,
-        )
+        own = ("config", "format", "clusters", "sweep", "price", "methods", "strategies", "seeds")
+        fields = ("cluster", *own, *ANSWER_FIELDS)
         told = tuple(field for field in fields if self.seeds is None or field != "seed")
         return again("compare", [self.graph], self, told)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizeOptions(HowToSearch, HowToScore):
+class OptimizeOptions(Asked, HowToScore):
     """Options of ``placement optimize``."""
 
-    graph: options.Graph
-    cluster: options.ClusterOption = None
     method: Annotated[
         str,
         typer.Option(
@@ -136,32 +130,10 @@ class OptimizeOptions(HowToSearch, HowToScore):
     first: Annotated[
         bool, typer.Option("--first", help="Stop at the first advice, after a few seconds of search and unchecked.")
     ] = False
-    sweep: options.Sweep = None
-    price: options.Price = None
-    seed: options.Seed = 0
-    objective: options.Objective = "latency"
-    budget_s: options.BudgetSeconds = None
-    evaluations: options.Evaluations = None
     limit_s: options.LimitSeconds = None
     workers: options.Workers = None
     address: options.Address = None
-    communication: options.Communication = None
-    memory_fraction: options.MemoryFraction = None
-    priority: options.PriorityOption = "longest_path"
-    train: options.Train = False
-    optimizer: options.Optimizer = None
-    precision: options.Precision = None
-    granularity: options.Granularity = "op"
-    dim: options.Dims = None
-    stack: options.Stack = None
-    expert_load: options.ExpertLoad = None
-    rates: options.Rates = "measured"
     scorer: options.ScorerOption = "simulate"
-    as_json: options.Json = False
-    html: options.Html = None
-    paper: options.Paper = None
-    trace: options.Trace = None
-    output: options.Output = None
 
     def again(self) -> str:
         """The command line that gives the same answer."""

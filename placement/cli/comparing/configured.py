@@ -14,14 +14,12 @@ from rich.text import Text
 
 from graphs.disk import read_text, write_atomically
 from graphs.errors import ConfigurationError, MismatchError, StrategyError
-from graphs.formatting import format_bytes, show, show_line
-from placement.cli.comparing.answering import answer, dim, target_of
+from graphs.formatting import show_line
+from placement.cli.comparing.modes import answer, target_of
 from placement.cli.options import parse_dims
 from placement.cli.output import progress, reason_as_json, usage_errors
 from placement.cli.reading import read_graph
-from placement.cli.records import is_default, option_of
-from placement.comparing.rows import Column, Row, RowTable
-from placement.results.utilisation import basis
+from placement.cli.records import option_of, refuse
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from placement.configurations.configuration import Configuration
 
 _OF_TRAINERS = "master-bf16-reduce"  # bf16 of DeepSpeed
-_PARTS = ("parameters", "gradients", "optimizer", "activations")
 _OTHERS = (
     "methods",
     "strategies",
@@ -48,7 +45,9 @@ _OTHERS = (
 
 def compare_configured(given: CompareOptions) -> None:
     """Read the configuration, score it, search, and show the path from it to the best."""
-    _check(given)
+    refuse(given, _OTHERS, "--config compares a configuration with ours")
+    if given.cluster is None:
+        raise typer.BadParameter("--config needs a cluster, which says how many devices there are; give --cluster.")
     asked = given
     given, processes, narrow = _file_of_deepspeed(given)
     configuration = _read(given)
@@ -80,16 +79,7 @@ def compare_configured(given: CompareOptions) -> None:
             progress=lambda word, done, _: report(word, done),
         )
     written = list(_merged(given, found))
-    answer(asked, found, lambda: [*_text(found, how), *written])
-
-
-def _check(given: CompareOptions) -> None:
-    """Raises: typer.BadParameter: an option that a configuration does not go with."""
-    for name in _OTHERS:
-        if not is_default(given, name):
-            raise typer.BadParameter(f"--config compares a configuration with ours; leave out {option_of(name)}.")
-    if given.cluster is None:
-        raise typer.BadParameter("--config needs a cluster, which says how many devices there are; give --cluster.")
+    answer(asked, found, lambda found: ([found.headline()], [*found.memory(), *_below(found, how), *written]))
 
 
 def _read(given: CompareOptions) -> Configuration:
@@ -100,7 +90,7 @@ def _read(given: CompareOptions) -> Configuration:
 
 
 def _file_of_deepspeed(given: CompareOptions) -> tuple[CompareOptions, int | None, str | None]:
-    """The options with the file of DeepSpeed that one of accelerate names, its processes and its mixed precision."""
+    """Follow an accelerate file to the DeepSpeed file it names; also its number of processes and mixed precision."""
     from placement.configurations.accelerate import DEEPSPEED_FILE
     from placement.configurations.documents import read_yaml
     from placement.configurations.registry import tool_of
@@ -124,7 +114,7 @@ def _file_of_deepspeed(given: CompareOptions) -> tuple[CompareOptions, int | Non
 
 @contextmanager
 def _in_file(given: CompareOptions) -> Iterator[None]:
-    """Has errors of a configuration, and of the strategy that it stands for, begin with the name of its file."""
+    """Prefix errors of the configuration, and of its strategy, with the name of the file."""
     try:
         yield
     except (ConfigurationError, StrategyError) as error:
@@ -157,7 +147,7 @@ def _as_configured(given: CompareOptions, found: Configuration, batch: int | Non
 
 
 def _is_saved(graph: str) -> bool:
-    """Whether it is a file of a graph, a training step or not, and no model of which a training step is made."""
+    """True for a saved graph; False for a model, of which a training step is captured."""
     from graphs.zoo import MODELS
     from placement.configurations.models import is_training_configuration
     from placement.inputs.functions import is_model
@@ -183,57 +173,8 @@ def _check_saved(given: CompareOptions, found: Configuration, graph: OpGraph) ->
 # -- text --------------------------------------------------------------------------------------------------------
 
 
-def _text(found: ConfiguredComparison, how: CompareOptions) -> list[RenderableType]:
-    """The advice first, then a row for each change, memory by part, and the lines of the file that change."""
-    graph, cluster = found.graph, found.cluster
-    head = f"{show(graph.name)} on {show(cluster.name)}, as {show(str(how.config))} has it"
-    notes = [show_line(note) for note in found.configuration.notes]
-    return [
-        found.headline(),
-        head,
-        _table(found).rich(),
-        *dim("vs yours: beside your own configuration; exposed: time in which a device only communicates", *notes),
-        *dim(basis(graph, cluster)),
-        *_memory(found),
-        *_keys(found, how),
-        *_do_it(found, how),
-    ]
-
-
-def _table(found: ConfiguredComparison) -> RowTable:
-    from placement.comparing.configured import gain
-
-    columns = (
-        Column("change", "change", is_text=True),
-        Column("time", "step time", "s"),
-        Column("gain", "vs yours"),
-        Column("peak", "peak", "bytes"),
-        Column("exposed_s", "exposed", "s"),
-    )
-    rows = []
-    for step in found.steps:
-        change = "your configuration" if step.change is None else step.change.words
-        fields = {"change": change, "time": step.step_time_s, "peak": step.peak_bytes, "exposed_s": step.exposed_s}
-        fields["gain"] = "" if step is found.yours else gain(found.yours, step)
-        if not step.fits:
-            fields["time"] = "does not fit"
-        rows.append(Row(fields, "best" if step is found.steps[-1] and step.fits else "" if step.fits else "unfit"))
-    return RowTable(columns, tuple(rows))
-
-
-def _memory(found: ConfiguredComparison) -> Iterator[RenderableType]:
-    """Parts of the fullest device's peak, of the user's and of ours."""
-    ends = {"yours": found.yours, "ours": found.steps[-1]}
-    for name, step in ends.items():
-        if step.peak_parts and not (name == "ours" and step is found.yours):
-            each = step.peak_parts
-            parts = ", ".join(f"{p} {format_bytes(each[p]) if each[p] else 'none at the peak'}" for p in _PARTS)
-            room = "" if found.room_bytes is None else f", of {format_bytes(found.room_bytes)}"
-            yield f"memory of {name}: {parts}{room}"
-
-
-def _keys(found: ConfiguredComparison, given: CompareOptions) -> Iterator[RenderableType]:
-    """Lines of the file that change, change by change; a value that the file has stands there as it has it."""
+def _below(found: ConfiguredComparison, given: CompareOptions) -> Iterator[RenderableType]:
+    """Lines of the file to change, for each step; old values are spelt as in the file."""
     from graphs.entry_points import imported
     from placement.configurations.registry import TOOLS, changes_text, value_text
 
@@ -245,6 +186,7 @@ def _keys(found: ConfiguredComparison, given: CompareOptions) -> Iterator[Render
         elif step.keys:
             keys = [(key, first.pop(key, old), new) for key, old, new in step.keys]
             yield f"in your file, {number}: {changes_text(each for each in keys if each[1] != each[2])}"
+    yield from _do_it(found, given)
 
 
 def _merged(given: CompareOptions, found: ConfiguredComparison) -> Iterator[RenderableType]:

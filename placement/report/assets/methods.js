@@ -1,19 +1,19 @@
 // The table of methods: sorting, and the choice of the schedule shown.
 
 function sortTable() {
-  const headers = [...document.querySelectorAll("#methods thead th")];
-  const body = document.querySelector("#methods tbody");
-  // An infeasible row has its reason in place of the cells between name and solve time.
-  const cellOf = (row, column) => {
-    if (!row.classList.contains("infeasible") || column === 0) return row.cells[column];
-    return column === headers.length - 1 ? row.cells[row.cells.length - 1] : null;
-  };
+  const headers = [...document.querySelectorAll("#rows thead th")];
+  const body = document.querySelector("#rows tbody");
+  // An infeasible row has its reason in place of the cells behind its name.
   const keyOf = (row, column) => {
-    const text = cellOf(row, column)?.dataset.v;
-    return column === 0 ? text : text ? Number(text) : NaN;
+    const text = column === 0 || !row.classList.contains("infeasible") ? row.cells[column]?.dataset.v : undefined;
+    return column === 0 ? text : text === undefined ? NaN : Number(text);
   };
   headers.forEach((header, column) => {
-    header.querySelector("button").addEventListener("click", () => {
+    const button = element("button", "", header.textContent);
+    button.type = "button";
+    header.replaceChildren(button);
+    header.setAttribute("aria-sort", column === 1 ? "ascending" : "none");
+    button.addEventListener("click", () => {
       const down = header.getAttribute("aria-sort") === "ascending";
       for (const other of headers) other.setAttribute("aria-sort", "none");
       header.setAttribute("aria-sort", down ? "descending" : "ascending");
@@ -38,7 +38,7 @@ function buildPicker() {
     button.type = "button";
     button.append(element("b", "", seconds(schedule.step_time_s)));
     button.addEventListener("click", () => show(index));
-    for (const row of document.querySelectorAll("#methods tbody tr")) {
+    for (const row of document.querySelectorAll("#rows tbody tr")) {
       if (row.dataset.schedule !== schedule.method) continue;
       row.dataset.shown = "";
       row.title = "show this schedule";
@@ -70,10 +70,10 @@ function copyCommand() {
 
 // On a screen too narrow for the table, say that it goes on; keep what is scrolled to clear of the bar of schedules.
 function followWidth() {
-  const table = document.querySelector("#methods .scroll");
+  const table = document.querySelector("#rows .scroll");
   const picker = document.getElementById("picker");
   const measure = () => {
-    document.querySelector("#methods .more").hidden = table.scrollWidth <= table.clientWidth + 1;
+    document.querySelector("#rows .more").hidden = table.scrollWidth <= table.clientWidth + 1;
     document.documentElement.style.setProperty("--picker", `${picker.offsetHeight}px`);
   };
   new ResizeObserver(measure).observe(table);

@@ -13,7 +13,7 @@ import placement
 from env.cluster import Cluster, Device, both_ways
 from graphs.errors import PlacementError, UnknownNameError
 from graphs.opgraph import Op, OpGraph
-from placement.comparing import suites
+from placement.comparing import cases
 
 METHODS = ("heft", "single_device")
 CLUSTERS = (Cluster.preset("2xK40-pcie"), Cluster.preset("4xK40-pcie"))
@@ -71,7 +71,7 @@ def test_a_stopped_suite_goes_on_with_what_is_missing(tmp_path: Path, monkeypatc
         done.append(graph.name)
         return placement.compare(graph, cluster, *rest, **named)
 
-    monkeypatch.setattr(suites, "compare", stopped)
+    monkeypatch.setattr(cases, "compare", stopped)
     first = placement.suite([SIDE_BY_SIDE, ALONE], CLUSTERS, METHODS, file=file)
     assert first.interrupted
     assert first.rows == whole.rows[:2]

@@ -37,8 +37,10 @@ def test_a_page_escapes_names_and_gives_the_reason_in_place_of_figures() -> None
     page = TABLE.html()
     assert page.count('<th scope="col">') == 4
     assert (
-        '<tr class="best"><th scope="row"><code>a&lt;b</code></th><td>250 ms</td><td>2.00x</td><td>12.4 %</td>' in page
+        '<tr class="best"><th scope="row" data-v="a&lt;b"><code>a&lt;b</code></th><td data-v="0.25">250 ms</td>'
+        '<td data-v="2.0">2.00x</td><td data-v="0.1234">12.4 %</td>' in page
     )
-    assert f'<tr><th scope="row">one device</th><td>500 ms</td><td>{NOTHING}</td><td>{NOTHING}</td>' in page
+    row = '<tr><th scope="row" data-v="one device">one device</th><td data-v="0.5">500 ms</td>'
+    assert f"{row}<td>{NOTHING}</td><td>{NOTHING}</td>" in page
     assert '<td colspan="3" class="reason">needs 3 GB &amp; has 2 GB</td>' in page
     assert "two" not in page

@@ -16,8 +16,7 @@ from env.communication.as_used import AsUsed
 from graphs.capture import capture
 from graphs.errors import InfeasibleError
 from graphs.opgraph import Op, OpGraph, Tensor
-from placement.comparing.figures import Sensitivities, scored_on, what_helps
-from placement.sizing.figures import link_kind, memories, rates
+from placement.comparing.figures import Sensitivities, link_kind, memories, rates, scored_on, what_helps
 
 
 def gpus(count: int, bytes_per_s: float = 1e9, memory_bytes: int = 2**30) -> Cluster:
@@ -46,7 +45,7 @@ def test_work_of_one_kind_takes_its_figure_alone() -> None:
     assert found.rows[0].figure == "FLOP rate of gpu"
     assert found.rows[0].sentence(found.step_s) == "10% more FLOP rate of gpu: 9.1% faster"
     assert found.rows[-1].sentence(found.step_s).endswith("no gain")
-    assert found.advice().startswith("Most would help 10% more FLOP rate of gpu: 9.1% faster")
+    assert found.headline().startswith("Most would help 10% more FLOP rate of gpu: 9.1% faster")
 
 
 def test_a_transfer_takes_links_alone() -> None:

@@ -25,10 +25,9 @@ from graphs import generators
 from graphs.capture import capture
 from graphs.errors import ClusterError, InfeasibleError
 from graphs.opgraph import Op, OpGraph, Tensor
-from placement.comparing import sweeps
+from placement.comparing import cases
+from placement.comparing.cases import what_if
 from placement.comparing.methods import Comparison, compare
-from placement.comparing.sweeps import computing, over_batches, what_if
-from placement.sizing.sweeps import Sweep, parse_sweep
 from placement.verification import verify
 
 
@@ -45,43 +44,10 @@ def branches(count: int, kept_bytes: int = 0) -> OpGraph:
     return OpGraph.build(ops, [Tensor(op.name, 1) for op in ops], "branches")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "devices",
-        "devices=",
-        "devices=3..2",
-        "devices=0..2",
-        "gpus=1..2",
-        "devices=1..2.5",
-        "devices=1,",
-        "devices=2..8..0",
-        "devices=٣",
-    ],
-)
-def test_a_sweep_names_what_it_sweeps(text: str) -> None:
-    with pytest.raises(ValueError, match=r"devices=FIRST\.\.LAST"):
-        parse_sweep(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "counts"),
-    [
-        ("devices=2..4", [2, 3, 4]),
-        ("devices=5", [5]),
-        (" devices = 4, 1,2,2 ", [1, 2, 4]),
-        ("devices=1,2..8..3", [1, 2, 5, 8]),
-    ],
-)
-def test_a_sweep_is_ascending_and_includes_both_ends(text: str, counts: list[int]) -> None:
-    assert parse_sweep(text) == Sweep("devices", tuple(counts))
-
-
 def test_fewer_devices_keep_the_host_and_lose_their_links() -> None:
     smaller = resized(cluster(3), 2)
     assert [d.name for d in smaller.devices] == ["gpu0", "gpu1", "cpu0"]
     assert {end for link in smaller.links for end in (link.src, link.dst)} == {"gpu0", "gpu1", "cpu0", "switch"}
-    assert computing(smaller) == ["gpu0", "gpu1"]
     assert [d.name for d in resized(cluster(3), 4).devices] == ["gpu0", "gpu1", "gpu2", "cpu0", "gpu3"]
     with pytest.raises(ClusterError, match="has 4 devices, got 5, and neither several hosts"):
         resized(Cluster.preset("mixed-gpus"), 5)
@@ -89,7 +55,7 @@ def test_fewer_devices_keep_the_host_and_lose_their_links() -> None:
 
 def test_the_curve_says_where_devices_stop_helping() -> None:
     """Three equal branches: the third device is the last that helps."""
-    found = what_if(branches(3), [resized(cluster(5), n) for n in range(1, 6)], ["heft"], is_sweep=True)
+    found = what_if(branches(3), [resized(cluster(5), n) for n in range(1, 6)], ["heft"], sweep="devices")
     assert [case.speedup for case in found.cases] == pytest.approx([1, 1.5, 3, 3, 3])
     assert found.verdict() == "Adding devices stops helping at 3: no larger number is 1% faster."
     document = json.loads(found.to_json())
@@ -99,7 +65,7 @@ def test_the_curve_says_where_devices_stop_helping() -> None:
 
 
 def test_the_last_device_may_still_help() -> None:
-    found = what_if(branches(4), [resized(cluster(2), n) for n in (1, 2)], ["heft"], is_sweep=True)
+    found = what_if(branches(4), [resized(cluster(2), n) for n in (1, 2)], ["heft"], sweep="devices")
     assert found.verdict() == "The last device, number 2, still helps."
 
 
@@ -128,21 +94,21 @@ def test_throughput_too() -> None:
 
 def _worse_with_more(problem: Problem, seed: int) -> Plan:
     """A method that uses two devices well and every further one badly."""
-    n = len(computing(problem.cluster))
+    n = len(problem.cluster.compute_devices)
     return Plan(np.arange(problem.graph.n_ops) % n if n <= 2 else np.zeros(problem.graph.n_ops, dtype=np.int64))
 
 
 def test_what_fewer_devices_found_is_a_candidate_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "METHODS", {**baselines.METHODS, "expert": _worse_with_more})
     clusters = [resized(cluster(4), n) for n in range(1, 5)]
-    found = what_if(branches(4), clusters, ["expert", "round_robin"], is_sweep=True)
+    found = what_if(branches(4), clusters, ["expert", "round_robin"], sweep="devices")
     expert = [
         next(r for r in case.comparison.results if r.method == "expert") for case in found.cases if case.comparison
     ]
     assert [r.objective_s for r in expert] == pytest.approx([4.0, 2.0, 2.0, 2.0])
     assert expert[3].cluster == clusters[3]
     assert expert[3].note == "Found on 'box with 2'; here expert itself found 4 s."
-    alone = what_if(branches(4), clusters, ["expert"], is_sweep=True)
+    alone = what_if(branches(4), clusters, ["expert"], sweep="devices")
     assert [case.found_on for case in alone.cases][2:] == ["box with 2", "box with 2"]
     assert alone.verdict() == "Adding devices stops helping at 2: no larger number is 1% faster."
     apart = what_if(branches(4), clusters, ["expert"])  # not a sweep: each cluster for itself
@@ -155,7 +121,7 @@ def test_what_fewer_devices_found_is_a_candidate_for_more(monkeypatch: pytest.Mo
 def test_more_devices_are_never_slower(seed: int, ccr: float, objective: str) -> None:
     graph = generators.layered(12, seed=seed, ccr=ccr)
     clusters = [resized(cluster(4, memory_bytes=2**50, bytes_per_s=1e6), n) for n in range(1, 5)]
-    found = what_if(graph, clusters, ["random", "m_topo"], seed=seed, objective=objective, is_sweep=True)
+    found = what_if(graph, clusters, ["random", "m_topo"], seed=seed, objective=objective, sweep="devices")
     times = [math.inf if case.objective_s is None else case.objective_s for case in found.cases]
     assert all(after <= before * (1 + 1e-9) for before, after in itertools.pairwise(times))
     for case in found.cases:
@@ -165,33 +131,33 @@ def test_more_devices_are_never_slower(seed: int, ccr: float, objective: str) ->
 
 def test_how_many_devices_are_needed_is_said() -> None:
     graph, box = branches(6, kept_bytes=100), cluster(4, memory_bytes=250)
-    found = what_if(graph, [resized(box, n) for n in range(1, 5)], ["heft"], is_sweep=True)
+    found = what_if(graph, [resized(box, n) for n in range(1, 5)], ["heft"], sweep="devices")
     assert [case.proven_infeasible for case in found.cases] == [True, True, False, False]
     assert (
         found.verdict()
         == "At least 3 devices are needed. Adding devices stops helping at 3: no larger number is 1% faster."
     )
-    found = what_if(graph, [resized(box, n) for n in (1, 2)], ["heft"], is_sweep=True)
+    found = what_if(graph, [resized(box, n) for n in (1, 2)], ["heft"], sweep="devices")
     assert found.verdict() == "At least 3 devices are needed."
-    found = what_if(graph, [resized(box, n) for n in (1, 4)], ["heft"], is_sweep=True)
+    found = what_if(graph, [resized(box, n) for n in (1, 4)], ["heft"], sweep="devices")
     assert found.verdict() == "At least 2 devices are needed. It fits on 4, the largest number tried."
 
 
 def test_what_was_only_not_found_is_not_called_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     def gives_up(problem: Problem, seed: int) -> Plan:
-        if len(computing(problem.cluster)) < 3:
+        if len(problem.cluster.compute_devices) < 3:
             raise InfeasibleError("no idea")
         return baselines.METHODS["round_robin"](problem, seed)
 
     monkeypatch.setattr(baselines, "METHODS", {**baselines.METHODS, "expert": gives_up})
-    found = what_if(branches(3), [resized(cluster(3), n) for n in (1, 2, 3)], ["expert"], is_sweep=True)
+    found = what_if(branches(3), [resized(cluster(3), n) for n in (1, 2, 3)], ["expert"], sweep="devices")
     assert [case.reason for case in found.cases] == ["no idea", "no idea", None]
     assert not any(case.proven_infeasible for case in found.cases)
     assert found.verdict() == "With 2 no placement that fits was found. It fits on 3, the largest number tried."
 
 
 def test_a_step_of_several_devices_is_told_as_one() -> None:
-    found = what_if(branches(4), [resized(cluster(4), n) for n in (1, 2, 4)], ["heft"], is_sweep=True)
+    found = what_if(branches(4), [resized(cluster(4), n) for n in (1, 2, 4)], ["heft"], sweep="devices")
     assert found.verdict() == "Going from 2 to 4 devices still helps."
 
 
@@ -212,7 +178,7 @@ def gpus(count: int, bytes_per_s: float = 1e11) -> Cluster:
 
 def test_a_sweep_searches_strategies_and_says_what_they_cost() -> None:
     clusters = [resized(gpus(4), n) for n in (1, 2, 4)]
-    found = what_if(perceptron(512), clusters, evaluations=400, is_sweep=True, price=7.2)
+    found = what_if(perceptron(512), clusters, evaluations=400, sweep="devices", price=7.2)
     one, two, four = found.cases
     assert one.by.startswith("auto")  # nothing to split over
     assert two.best is not None
@@ -222,9 +188,9 @@ def test_a_sweep_searches_strategies_and_says_what_they_cost() -> None:
     assert four.efficiency == pytest.approx(four.speedup / 4)
     assert four.cost == pytest.approx(7.2 * 4 * (four.objective_s or 0) / 3600)
     assert found.scaling is not None
-    assert found.advice().startswith(f"Fastest: {four.by} on 4, {four.speedup:.2f}x one device. ")
+    assert found.headline().startswith(f"Fastest: {four.by} on 4, {four.speedup:.2f}x one device. ")
     assert [sentence.split(":")[0] for sentence in found.laws()] == ["Amdahl", "Gunther"]
-    pure = what_if(perceptron(512), clusters, ["auto"], evaluations=400, is_sweep=True)
+    pure = what_if(perceptron(512), clusters, ["auto"], evaluations=400, sweep="devices")
     assert all(case.best is not None and case.best.strategy.is_none for case in pure.cases)
 
 
@@ -237,8 +203,8 @@ def test_a_strategy_of_fewer_devices_is_kept_where_the_search_finds_no_better(mo
         kept = {"alternatives": found.overall.alternatives, "lower_bound_s": found.overall.lower_bound_s}
         return dataclasses.replace(found, overall=dataclasses.replace(slow, **kept))
 
-    monkeypatch.setattr(sweeps, "compare", lazy)
-    found = what_if(perceptron(512), [resized(gpus(3), n) for n in (2, 3)], evaluations=400, is_sweep=True)
+    monkeypatch.setattr(cases, "compare", lazy)
+    found = what_if(perceptron(512), [resized(gpus(3), n) for n in (2, 3)], evaluations=400, sweep="devices")
     two, three = found.cases
     assert three.by == two.by != "auto"
     assert three.found_on == "box with 2"
@@ -247,7 +213,7 @@ def test_a_strategy_of_fewer_devices_is_kept_where_the_search_finds_no_better(mo
 
 def test_a_batch_is_swept() -> None:
     batches = (64, 128, 256)
-    found = over_batches(map(perceptron, batches), gpus(2), evaluations=200, price=3.6)
+    found = what_if(map(perceptron, batches), [gpus(2)], sweep="batch", evaluations=200, price=3.6)
     assert [case.samples for case in found.cases] == list(batches)
     assert found.sweep == "batch"
     assert found.verdict().startswith("Most samples a second: ")
@@ -260,9 +226,9 @@ def test_a_batch_is_swept() -> None:
 
 def test_a_sweep_of_batches_needs_graphs_that_say_theirs() -> None:
     with pytest.raises(ValueError, match="does not say how many samples it has"):
-        over_batches([branches(2)], cluster(2), ["heft"])
+        what_if([branches(2)], [cluster(2)], ["heft"], sweep="batch")
     with pytest.raises(ValueError, match="needs a batch"):
-        over_batches([], cluster(2), ["heft"])
+        what_if([], [cluster(2)], ["heft"], sweep="batch")
 
 
 @pytest.mark.parametrize("is_in_search", [True, False])
@@ -277,21 +243,21 @@ def test_an_interrupted_sweep_has_the_rows_so_far(monkeypatch: pytest.MonkeyPatc
         results = tuple(dataclasses.replace(result, interrupted=last) for result in found.results)
         return dataclasses.replace(found, results=results)
 
-    monkeypatch.setattr(sweeps, "compare", interrupted)
+    monkeypatch.setattr(cases, "compare", interrupted)
     clusters = [resized(cluster(4), n) for n in (1, 2, 3, 4)]
-    swept = what_if(branches(4), clusters, ["heft"], is_sweep=True)
-    batches = over_batches(map(perceptron, (64, 128, 256, 512)), gpus(2), ["heft"])
+    swept = what_if(branches(4), clusters, ["heft"], sweep="devices")
+    batches = what_if(map(perceptron, (64, 128, 256, 512)), [gpus(2)], ["heft"], sweep="batch")
     for found in (swept, batches):
         assert found.interrupted
         assert len(found.cases) == 2 + is_in_search
-        assert f" Interrupted: {len(found.cases)} rows so far" in found.advice()
+        assert f" Interrupted: {len(found.cases)} rows so far" in found.headline()
         assert json.loads(found.to_json())["interrupted"]
     if not is_in_search:
         with pytest.raises(KeyboardInterrupt):  # there is nothing to show
-            what_if(branches(4), clusters[2:], ["heft"], is_sweep=True)
+            what_if(branches(4), clusters[2:], ["heft"], sweep="devices")
 
 
 def test_two_points_are_no_law() -> None:
-    found = what_if(branches(3), [resized(cluster(3), n) for n in (1, 2)], ["heft"], is_sweep=True)
+    found = what_if(branches(3), [resized(cluster(3), n) for n in (1, 2)], ["heft"], sweep="devices")
     assert found.scaling is None
     assert found.laws() == ()

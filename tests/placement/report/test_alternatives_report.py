@@ -14,11 +14,10 @@ from graphs.transforms.strategy import Strategy
 from placement.comparing.methods import with_one_device
 from placement.comparing.strategies import compare_strategies
 from placement.optimization import optimize
-from placement.report import strategy_plan
-from placement.report.alternatives import alternatives_cards, time_and_memory
-from placement.report.html import render_html
-from placement.report.strategies import render_strategies
-from placement.report.strategy_plan import plan_drawing, split_lines
+from placement.report import strategy_drawings
+from placement.report.charts import time_and_memory
+from placement.report.page import render_html
+from placement.report.strategy_drawings import alternatives_cards, plan_drawing, points_of, split_lines
 from placement.results.alternatives import ONE_DEVICE, Alternative, listed
 from placement.results.result import Result
 
@@ -47,7 +46,7 @@ def parsed(text: str) -> ElementTree.Element:
 
 
 def test_every_way_that_fits_is_a_point_and_the_front_is_joined() -> None:
-    svg = parsed(time_and_memory(WAYS))
+    svg = parsed(time_and_memory(points_of(WAYS)))
     titles = [circle.findtext("title") for circle in svg.iter("circle")]
     assert titles == [
         "dp2 | pp2 1f1b mb2 | tp2: 1.5 s, 500 bytes",
@@ -62,7 +61,7 @@ def test_every_way_that_fits_is_a_point_and_the_front_is_joined() -> None:
 
 @pytest.mark.parametrize("ways", [WAYS[:1], ()])
 def test_a_single_way_or_none_can_be_drawn(ways: tuple[Alternative, ...]) -> None:
-    assert len(re.findall("<circle", time_and_memory(ways))) == len(ways)
+    assert len(re.findall("<circle", time_and_memory(points_of(ways)))) == len(ways)
 
 
 def test_the_drawing_has_every_device_in_its_place(result: Result) -> None:
@@ -83,13 +82,13 @@ def test_what_is_split_where() -> None:
 
 def test_a_large_mesh_is_drawn_in_part(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "The first of each are drawn." not in plan_drawing(result)
-    monkeypatch.setattr(strategy_plan, "MOST_ROWS", 1)
+    monkeypatch.setattr(strategy_drawings, "MOST_PLACES", 1)
     assert "The first of each are drawn." in plan_drawing(result)
     assert len(re.findall(">gpu", plan_drawing(result))) == 2 * 4
 
 
 def test_both_pages_show_the_search(result: Result) -> None:
-    page = render_strategies(compare_strategies(mlp(layers=4), CLUSTER, [result.strategy]), result)
+    page = render_html(compare_strategies(mlp(layers=4), CLUSTER, [result.strategy]), searched=result)
     for part in ("Best of each family", "Time against memory", 'id="plan"', "dp8 zero3", "data parallel, ZeRO-3"):
         assert part in page
     placed = optimize(mlp(layers=4), CLUSTER, "heft")

@@ -17,10 +17,9 @@ from graphs import generators
 from graphs.opgraph import OpGraph
 from placement.comparing.methods import compare
 from placement.report import content
-from placement.report import drawn as limits
-from placement.report.content import drawn_of, page_data, shown_schedules
-from placement.report.drawn import Drawn, link_seconds, together
-from placement.report.html import render_html
+from placement.report import content as limits
+from placement.report.content import Drawn, drawn_of, link_seconds, page_data, shown_schedules, together
+from placement.report.page import render_html
 
 GRAPHS = st.builds(generators.random_dag, st.integers(2, 40), seed=st.integers(0, 100))
 

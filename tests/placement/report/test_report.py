@@ -29,15 +29,14 @@ from env.simulation.simulator import Simulator
 from graphs import generators
 from graphs.formatting import format_seconds
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
+from placement.comparing.cases import what_if
 from placement.comparing.methods import Comparison, compare
 from placement.comparing.rows import format_percent
-from placement.comparing.sweeps import what_if
-from placement.report import content, drawn, schedule_of, write_html, write_trace
+from placement.comparing.seeds import compare_seeds
+from placement.report import content, schedule_of, write_html, write_trace
 from placement.report.content import MAX_MEMORY_STEPS, _modules, _steps, drawn_of, page_data, shown_schedules
-from placement.report.html import render_html
 from placement.report.layout import layered_layout, levels
-from placement.report.what_if import render_what_if
-from placement.report.words import headline
+from placement.report.page import render_html
 from placement.results.result import Result
 
 EVIL = '</script><script>window.hit = 1</script><img src=x onerror="window.hit = 2">&amp;"\u2028'
@@ -99,7 +98,7 @@ def test_headline_names_the_winner_and_the_distance(comparison: Comparison) -> N
     assert speedup is not None
     assert speedup > 1.5
     gap = format_percent(best.gap)
-    assert headline(comparison) == (
+    assert comparison.headline() == (
         f"{best.method} is {speedup:.2f}× faster than one device, at most {gap} from optimal {SCOPE}."
     )
     page = render_html(comparison, "placement compare")
@@ -110,31 +109,33 @@ def test_headline_says_when_one_device_is_best() -> None:
     chain = generators.layered(30, seed=0, ccr=50.0)
     joined = generators.fork_join(30, seed=1, ccr=50.0)  # no part of it stands alone
     everything = compare(joined, _cluster(bytes_per_s=1e3), evaluations=200)
-    assert headline(everything) == f"One device is best: no method is faster, and it is proven optimal {SCOPE}."
+    assert everything.headline() == f"One device is best: no method is faster, and it is proven optimal {SCOPE}."
     found = compare(chain, _cluster(bytes_per_s=1e3), METHODS)
-    assert headline(found).startswith("None of sequential_fill, heft, expert and round_robin is faster than one device")
+    assert found.headline().startswith(
+        "None of sequential_fill, heft, expert and round_robin is faster than one device"
+    )
     without = compare(chain, _cluster(bytes_per_s=1e3), ["round_robin"])
     single_s = found.single_device_s
     assert single_s is not None
     gap = format_percent((single_s - found.lower_bound_s) / single_s)
-    assert headline(without).endswith(f"it is at most {gap} from optimal {SCOPE}.")
+    assert without.headline().endswith(f"it is at most {gap} from optimal {SCOPE}.")
 
 
 def test_headline_without_one_device_or_without_anything(comparison: Comparison) -> None:
     alone = dataclasses.replace(comparison, single_device_s=None)
-    assert headline(alone).startswith("One device is not enough in the orders tried; ")
+    assert alone.headline().startswith("One device is not enough in the orders tried; ")
     devices = tuple(dataclasses.replace(device, memory_bytes=1) for device in alone.cluster.devices)
     proved = dataclasses.replace(alone, cluster=dataclasses.replace(alone.cluster, devices=devices))
-    assert headline(proved).startswith("One device is not enough; ")
+    assert proved.headline().startswith("One device is not enough; ")
     failed = tuple(r for r in comparison.results if not r.feasible)
-    assert headline(dataclasses.replace(comparison, results=failed)) == "No method found a placement that fits."
+    assert dataclasses.replace(comparison, results=failed).headline() == "No method found a placement that fits."
 
 
 def test_headline_says_ties(comparison: Comparison) -> None:
     best = comparison.results[0]
     twin = dataclasses.replace(best, method="twin", chosen="twin")
     tied = dataclasses.replace(comparison, results=(best, twin, *comparison.results[1:]))
-    assert headline(tied).startswith(f"{best.method} and twin tie, ")
+    assert tied.headline().startswith(f"{best.method} and twin tie, ")
 
 
 @given(st.floats(0, 1))
@@ -306,9 +307,9 @@ def test_a_sweep_is_drawn_with_what_does_not_fit() -> None:
     box = _cluster(4, memory_bytes=70_000 * 20)
     graph = _branches(4, 10, name="sweep<br>")
     graph = dataclasses.replace(graph, parameter_bytes=np.full(graph.n_ops, 50_000))  # 42 x 50 kB: two devices at least
-    found = what_if(graph, [resized(box, n) for n in (1, 2, 4)], ["expert", "m_topo"], is_sweep=True)
+    found = what_if(graph, [resized(box, n) for n in (1, 2, 4)], ["expert", "m_topo"], sweep="devices")
     assert [case.objective_s is None for case in found.cases] == [True, False, False]
-    text = render_what_if(dataclasses.replace(found, command="placement compare <b>"))
+    text = render_html(dataclasses.replace(found, command="placement compare <b>"))
     assert "sweep&lt;br&gt;" in text
     assert "placement compare &lt;b&gt;" in text
     assert "At least 2 devices are needed." in text
@@ -325,8 +326,8 @@ def test_a_sweep_is_drawn_with_what_does_not_fit() -> None:
 
 
 def test_speed_up_and_efficiency_are_drawn() -> None:
-    found = what_if(_branches(4, 10), [resized(_cluster(3), n) for n in (1, 2, 3)], ["heft"], is_sweep=True)
-    curves = re.findall(r"<svg.*?</svg>", render_what_if(found), re.DOTALL)
+    found = what_if(_branches(4, 10), [resized(_cluster(3), n) for n in (1, 2, 3)], ["heft"], sweep="devices")
+    curves = re.findall(r"<svg.*?</svg>", render_html(found), re.DOTALL)
     assert len(curves) == 2
     texts = [str(t.text) for t in ElementTree.fromstring(curves[1]).iter("text") if t.get("class") == "beside"]
     assert texts == [f"{(case.speedup or 0) / case.devices:.0%}" for case in found.cases]
@@ -334,11 +335,29 @@ def test_speed_up_and_efficiency_are_drawn() -> None:
 
 def test_clusters_are_drawn_as_bars() -> None:
     slow, fast = dataclasses.replace(_cluster(2, 1e6), name="slow<i>"), _cluster(3, 1e9)
-    text = render_what_if(what_if(_branches(4, 10), [slow, fast], ["heft"]))
-    bars = re.findall(r'<div class="bar( best)?"><code>(.*?)</code>.*?width:([\d.]+)%.*?left:([\d.]+)%', text)
-    assert [(best, name) for best, name, *_ in bars] == [("", "slow&lt;i&gt;"), (" best", "3x&lt;i&gt;gpu&lt;/i&gt;")]
-    for _, _, width, bound in bars:
-        assert float(bound) <= float(width) <= 100
+    text = render_html(what_if(_branches(4, 10), [slow, fast], ["heft"]))
+    (chart,) = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
+    bars = [bar for bar in chart.iter("rect") if bar.get("class") in ("best", "other")]
+    titles = [str(bar.findtext("title")).partition(":")[0] for bar in bars]
+    assert list(zip([bar.get("class") for bar in bars], titles, strict=True)) == [
+        ("other", "slow<i>"),
+        ("best", "3x<i>gpu</i>"),
+    ]
+    marks = [path.get("d", "") for path in chart.iter("path") if path.get("class") == "bound"]
+    for bar, mark in zip(bars, marks, strict=True):
+        at = float(mark.removeprefix("M").split()[0])
+        assert at <= float(bar.get("x", "nan")) + float(bar.get("width", "nan")) + 0.1
+
+
+def test_every_page_opens_with_a_sentence_a_number_and_a_picture(comparison: Comparison) -> None:
+    graph, box = _branches(4, 10), _cluster(3)
+    swept = what_if(graph, [resized(box, n) for n in (1, 2, 3)], ["heft"], sweep="devices")
+    for found in (comparison, swept, compare_seeds(graph, box, ["heft", "hash"], seeds=(0, 1))):
+        body = render_html(found).partition("<body>")[2]
+        parts = ('class="headline"', 'class="tiles"', '<svg class="curves"', "<table>", 'class="replay"')
+        places = [body.find(part) for part in parts if part != 'class="replay"' or found.command]
+        assert -1 not in places
+        assert places == sorted(places)
 
 
 def test_a_failed_write_leaves_nothing(comparison: Comparison, tmp_path: Path) -> None:
@@ -357,7 +376,7 @@ const colours = (canvas) => {
   copy.drawImage(canvas, 0, 0);
   return new Set(new Uint32Array(copy.getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size;
 };
-const order = () => [...document.querySelectorAll("#methods tbody tr")].map((row) => row.cells[0].dataset.v);
+const order = () => [...document.querySelectorAll("#rows tbody tr")].map((row) => row.cells[0].dataset.v);
 const at = (canvas, type, x, y) => {
   const box = canvas.getBoundingClientRect();
   const where = { clientX: box.left + x, clientY: box.top + y, button: 0, pointerId: 1, pointerType: "mouse" };
@@ -381,7 +400,7 @@ const at = (canvas, type, x, y) => {
     });
   }
   document.querySelector("#picker button").click();
-  const sorters = document.querySelectorAll("#methods thead button");
+  const sorters = document.querySelectorAll("#rows thead button");
   sorters[0].click();
   seen.byName = order();
   sorters[1].click();
@@ -409,7 +428,7 @@ const at = (canvas, type, x, y) => {
   document.querySelector("#graph [data-zoom=in]").click();
   await frame();
   seen.graphZoomed = Number(graphChart.dataset.marks);
-  seen.more = !document.querySelector("#methods .more").hidden;
+  seen.more = !document.querySelector("#rows .more").hidden;
   const headBox = () => document.querySelector("#timeline .head").getBoundingClientRect();
   scrollTo(0, scrollY + headBox().top + 60); // into the timeline: its title would be above the screen
   await frame();
@@ -530,7 +549,7 @@ class TestBrowser:
         self, comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name, value in {"MAX_OPS": 50, "MAX_BARS": 40, "MAX_TRANSFERS": 5, "MAX_DEVICES": 2}.items():
-            monkeypatch.setattr(drawn, name, value)
+            monkeypatch.setattr(content, name, value)
         monkeypatch.setattr(content, "MAX_SCHEDULED_OPS", 150)
         seen, console = _browse(render_html(comparison), tmp_path)
         assert console == []

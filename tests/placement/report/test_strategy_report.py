@@ -25,9 +25,8 @@ from baselines.strategies.timeline import (
 from env.cluster import Cluster
 from env.simulation.simulator import Simulator
 from graphs.transforms.strategy import Strategy
-from placement.cli.comparing.strategies import strategy_tables
 from placement.comparing.strategies import StrategyComparison, compare_strategies
-from placement.report.strategies import render_strategies
+from placement.report.page import render_html
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")
 LONG = "dp2 zero1 | pp2 1f1b mb2 | tp2 | recompute=*"
@@ -43,7 +42,8 @@ def test_every_column_is_there_at_80_columns(found: StrategyComparison) -> None:
     for width in (80, 100, 160):
         console = Console(width=width, highlight=False, markup=False)
         with console.capture() as capture:
-            for part in strategy_tables(found):
+            sizes = [table.rich() for table in found.sizes()]
+            for part in [*found.lines(), *sizes]:
                 console.print(part, soft_wrap=isinstance(part, str))
         text = capture.get()
         assert "…" not in text
@@ -122,10 +122,10 @@ def test_a_timeline_shows_what_the_schedule_does(text: str) -> None:
 
 
 def test_the_page_is_small_whole_and_safe(found: StrategyComparison) -> None:
-    page = render_strategies(found)
+    page = render_html(found)
     assert len(page) < 200_000
     drawings = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
-    assert len(drawings) == 2 * (len(TEXTS) - 1)  # all but "none"
+    assert len(drawings) == 1 + 2 * (len(TEXTS) - 1)  # time against memory, and two of all but "none"
     for drawing in drawings:
         ElementTree.fromstring(drawing)
     assert "http:" not in page

@@ -11,9 +11,8 @@ from torch import nn
 from env.cluster import Cluster
 from env.rates import ProductRate, Rates
 from graphs.capture import capture
-from placement.comparing.methods import compare
+from placement.comparing.methods import NOT_SEARCHED, compare
 from placement.optimization import optimize
-from placement.report.words import NOT_SEARCHED, headline
 from placement.results.utilisation import BEST_CASE, format_rate, step_size, utilisation
 
 CLUSTER = Cluster.preset("8xH100-nvswitch")
@@ -61,9 +60,9 @@ def test_rates_of_files_are_best_cases_and_measured_ones_are_not() -> None:
 
 def test_a_comparison_of_methods_says_that_strategies_were_not_searched() -> None:
     some = compare(GRAPH, CLUSTER, ["heft"])
-    assert NOT_SEARCHED in headline(some).lower()
+    assert NOT_SEARCHED in some.headline().lower()
     every = compare(GRAPH, CLUSTER, ["heft"], strategies=True, evaluations=100)
-    assert NOT_SEARCHED not in headline(every).lower()
+    assert NOT_SEARCHED not in every.headline().lower()
 
 
 def test_fewer_samples_than_devices_are_told() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.sizing.scaling import AMDAHL, GUNTHER, ScalingFit, fit_batches, fit_devices
+from placement.sizing.sweeps import AMDAHL, GUNTHER, ScalingFit, fit_batches, fit_devices
 
 DEVICES = (1, 2, 4, 8, 16)
 shares = st.floats(0.001, 0.5)

@@ -12,6 +12,10 @@ from placement.sizing.sweeps import FIT_KINDS, Sweep, check_price, cost_of, pars
 @pytest.mark.parametrize(
     ("text", "kind", "sizes"),
     [
+        ("devices=2..4", "devices", (2, 3, 4)),
+        ("devices=5", "devices", (5,)),
+        (" devices = 4, 1,2,2 ", "devices", (1, 2, 4)),
+        ("devices=1,2..8..3", "devices", (1, 2, 5, 8)),
         ("devices=1..64", "devices", (1, 2, 4, 8, 16, 32, 64)),
         ("devices=1..60", "devices", (1, 2, 4, 8, 16, 32, 60)),
         ("devices=1..16", "devices", tuple(range(1, 17))),
@@ -20,13 +24,20 @@ from placement.sizing.sweeps import FIT_KINDS, Sweep, check_price, cost_of, pars
         ("batch=3..100,7", "batch", (3, 6, 7, 12, 24, 48, 96, 100)),
     ],
 )
-def test_long_ranges_go_by_doubling(text: str, kind: str, sizes: tuple[int, ...]) -> None:
+def test_a_sweep_is_ascending_and_long_ranges_go_by_doubling(text: str, kind: str, sizes: tuple[int, ...]) -> None:
     assert parse_sweep(text) == Sweep(kind, sizes)
 
 
-@pytest.mark.parametrize("text", ["batch", "batch=0..4", "batch=4..2", "samples=1..4", "batch=1..4..0", "batch=1e3"])
-def test_what_is_no_sweep_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"for example batch=32\.\.4096"):
+@pytest.mark.parametrize("text", ["NAME", "NAME=", "NAME=0..4", "NAME=4..2", "NAME=1,", "NAME=1..4..0", "NAME=1..2.5"])
+@pytest.mark.parametrize("name", ["batch", "devices", "samples"])
+def test_what_is_no_sweep_is_refused(text: str, name: str) -> None:
+    with pytest.raises(ValueError, match=r"devices=FIRST\.\.LAST.*for example batch=32\.\.4096"):
+        parse_sweep(text.replace("NAME", name))
+
+
+@pytest.mark.parametrize("text", ["gpus=1..2", "devices=٣", "batch=1e3"])
+def test_what_names_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"devices=FIRST\.\.LAST"):
         parse_sweep(text)
 
 
