@@ -125,7 +125,6 @@ FIGURES: dict[str, Callable[[], str]] = {
     "wide_net.wrong": lambda: str(drawn("WRONG")),
     "suite.heft_s": partial(method, "heft", 3),
     "suite.heft": partial(method, "heft", 0),
-    "suite.auto_s": partial(method, "auto", 3),
     "suite.auto": partial(method, "auto", 0),
     "suite.rows": partial(found, "suite.md", r"worse than HEFT on \d+ of (\d+) rows"),
     "zero_shot.pretrained": partial(found, "zero_shot.md", r"\| all \(\d+\) \|(?: [\d.]+ \|){3} ([\d.]+) \|"),
