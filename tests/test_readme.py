@@ -50,7 +50,7 @@ def test_placing_and_learning_print_their_shown_output(capsys: pytest.CaptureFix
     text = (
         README.read_text(encoding="utf-8").partition("## Place it yourself")[2].partition("```sh\nplacement train")[0]
     )
-    shown = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    shown = re.findall(r"```python\n.*?```\n\n```text\n(.*?)```", text, re.DOTALL)
     exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), {})
     assert capsys.readouterr().out == "".join(shown)
 

@@ -68,6 +68,10 @@ def ran(outcome: str) -> str:
     return str(sum(row["ran"].startswith(outcome) for row in rows("exported_strategies.jsonl")))
 
 
+def _none(count: int) -> str:
+    return str(count) if count else "none"
+
+
 def off(file: str) -> list[float]:
     """Errors of predicted step times, as shares of the measured ones."""
     known = (row for row in rows(file) if row["measured_s"])
@@ -106,6 +110,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "exported.all": lambda: str(len(rows("exported_strategies.jsonl"))),
     "exported.equal": partial(ran, "equal"),
     "exported.refused": partial(ran, "refused"),
+    "exported.wrong": lambda: _none(len(rows("exported_strategies.jsonl")) - int(ran("equal")) - int(ran("refused"))),
     "strategies.better": partial(found, "strategies.md", r"better on (\d+) of \d+ rows"),
     "strategies.rows": partial(found, "strategies.md", r"better on \d+ of (\d+) rows"),
     "strategies.equal": partial(found, "strategies.md", r"equal on (\d+)"),
@@ -120,7 +125,6 @@ FIGURES: dict[str, Callable[[], str]] = {
     "wide_net.wrong": lambda: str(drawn("WRONG")),
     "suite.heft_s": partial(method, "heft", 3),
     "suite.heft": partial(method, "heft", 0),
-    "suite.auto_s": partial(method, "auto", 3),
     "suite.auto": partial(method, "auto", 0),
     "suite.rows": partial(found, "suite.md", r"worse than HEFT on \d+ of (\d+) rows"),
     "zero_shot.pretrained": partial(found, "zero_shot.md", r"\| all \(\d+\) \|(?: [\d.]+ \|){3} ([\d.]+) \|"),
