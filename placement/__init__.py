@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
     from graphs.transforms.strategy import Strategy
     from graphs.zoo import build
+    from placement.calibrating.calibration import calibrate
     from placement.calibrating.records import Calibration
-    from placement.calibration import calibrate
     from placement.capturing import capture
     from placement.comparing.methods import Comparison, compare
     from placement.comparing.seeds import SeedComparison, compare_seeds
@@ -93,7 +93,7 @@ _imported, __dir__ = importlib.import_module("graphs.entry_points").lazy(
         "graphs.transforms.strategy": "Strategy",
         "graphs.zoo": "build",
         "placement.calibrating.records": "Calibration",
-        "placement.calibration": "calibrate",
+        "placement.calibrating.calibration": "calibrate",
         "placement.capturing": "capture",
         "placement.comparing.methods": "Comparison compare",
         "placement.comparing.seeds": "SeedComparison compare_seeds",

@@ -62,7 +62,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "comparing",
         "measuring memory_estimate",
         "calibrating",
-        "calibration",
         "report",
         "cli",
         "fitting",
@@ -106,7 +105,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "networks",
         "policies",
         "learners",
-        "by_name checkpoint event_log placing session training",
+        "checkpoint event_log placing session training",
         "__init__",
     ),
 }

@@ -51,14 +51,11 @@ def read_graph(graph: str, how: HowToRead) -> Source:
 
 
 def _source(graph: str, how: HowToRead, sizes: dict[str, int]) -> Source:
-    from placement.configurations.models import graph_of_configuration, is_training_configuration
-    from placement.inputs.sources import Source, read_cluster, read_source
+    from placement.inputs.sources import is_training_configuration, read_cluster, read_source
 
-    if is_training_configuration(graph):
-        name = getattr(how, "cluster", None)
-        cluster = None if name is None else read_cluster(name)
-        return Source(graph_of_configuration(graph, sizes, how.precision, cluster))
-    own: dict[str, Any] = {"train": how.train, "granularity": how.granularity, "dims": sizes}
+    name = getattr(how, "cluster", None) if is_training_configuration(graph) else None
+    cluster = None if name is None else read_cluster(name)
+    own: dict[str, Any] = {"train": how.train, "granularity": how.granularity, "dims": sizes, "cluster": cluster}
     return read_source(graph, **own, precision=how.precision, stack=how.stack)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -35,10 +36,11 @@ EXAMPLES = {
     "train": "placement train nmt4 --cluster 8xV100-nvlink -o policy.zip",
     "fit": "placement fit model.py:make --cluster 4xV100-pcie --methods sync,adam --until loss=0.5",
 }
-_WINGS = {"fit": "placement.fitting.command"}
+if find_spec("placement.fitting") is None:
+    del EXAMPLES["fit"]
 for name, example in EXAMPLES.items():
-    function = imported(f"{_WINGS.get(name, f'placement.cli.commands.{name}')}:{name}")
-    app.command(cls=PlainCommand, epilog=f"Example: {example}")(as_command(function))
+    module = "placement.fitting.command" if name == "fit" else f"placement.cli.commands.{name}"
+    app.command(cls=PlainCommand, epilog=f"Example: {example}")(as_command(imported(f"{module}:{name}")))
 
 
 def _print_version(wanted: bool) -> None:

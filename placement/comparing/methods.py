@@ -20,8 +20,6 @@ from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.transforms.strategy import NONE
 from placement.comparing.rows import AsJson, Column, Row, RowTable, names_of
-from placement.exporters.targets import run_check, runner_limits
-from placement.learning.by_name import learned
 from placement.results.alternatives import best_of_each, single_s
 from placement.results.answer import Answer, relative_gap
 from placement.results.result import OWN_ORDER, Result, versions
@@ -30,9 +28,10 @@ from placement.results.stacks import asked_for, beside_compiled, compiled_words
 from placement.results.strategy_words import family_in_words
 from placement.results.utilisation import basis, rate_of
 from placement.runtime.checking.check import check
+from placement.runtime.checking.runnable import run_check, runner_limits
 from placement.solving.arguments import check_options, check_problem
 from placement.solving.interruption import as_keyboard_interrupt
-from placement.solving.methods import AUTO, SINGLE, default_methods, measure, supports
+from placement.solving.methods import AUTO, SINGLE, default_methods, learned, measure, supports
 from placement.solving.own_methods import own_methods
 from placement.solving.solver import Attempt, Finding, Solver
 from placement.solving.strategy_row import without_answer

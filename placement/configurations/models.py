@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from env.cluster import Cluster
@@ -12,13 +11,7 @@ from graphs.opgraph import OpGraph
 from placement.configurations.configuration import Configuration
 from placement.configurations.strategies import batch_of, settled
 
-_SUFFIXES = (".toml", ".sh", ".yaml", ".yml")
 _DIMS = ("batch", "sequence", "vocabulary")
-
-
-def is_training_configuration(argument: str) -> bool:
-    """Whether it is a file of a tool's configuration, by its suffix."""
-    return argument.endswith(_SUFFIXES) and os.path.isfile(argument)
 
 
 def graph_of_configuration(

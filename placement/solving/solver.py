@@ -40,6 +40,7 @@ from placement.solving.methods import (
     PRETRAINED,
     Place,
     heuristics_for,
+    learned,
     searches_of_auto,
 )
 
@@ -145,8 +146,13 @@ class Solver:
 
         Args:
             limits: for one that searches.
-            place: how it places this problem; None for a name in `baselines`, and for ``"auto"``.
+            place: how a method of one's own, or a learned one that is loaded already, places this problem.
+
+        Raises:
+            PolicyFileError, MismatchError: as `placement.solving.methods.learned`.
         """
+        if place is None:
+            place = learned(self.problem, method)  # before its time begins to count
         compile_for(self.problem, [method], search=limits.budget_s != 0)
         return self.solve_within(method, limits.budget(DEFAULT_BUDGET_S), place)
 
@@ -211,8 +217,8 @@ class Solver:
 
     def _found(self, method: str, budget: Budget, place: Place | None) -> Finding:
         if place is not None:
-            learned = place(self.seed, budget)
-            return Finding(learned.plan, learned.method)
+            found = place(self.seed, budget)
+            return Finding(found.plan, found.method)
         coarse, problem = self._coarse, self._placed
         if method in HEURISTICS:
             plan, chosen, proved = baselines.METHODS[method](problem, self.seed), method, (0.0, "")

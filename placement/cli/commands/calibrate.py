@@ -72,7 +72,7 @@ def calibrate(given: CalibrateOptions) -> None:
     """Measure this machine's devices, links and kernels, or fit a cluster to steps and files you have."""
     _check(given)
     with progress("importing"):
-        from placement import calibration
+        from placement.calibrating import calibration
         from placement.calibrating.machines import HowToMeasure
         from placement.measuring.machine.figures import warn_of_doubts
     with progress("calibrating") as report:

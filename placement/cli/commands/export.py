@@ -12,7 +12,6 @@ import typer
 from placement.cli import completion, options
 from placement.cli.output import check_outputs, emit, emit_json, note, progress, reason_as_json
 from placement.cli.reading import model_graph
-from placement.exporters.registry import EXPORTERS
 
 if TYPE_CHECKING:
     from placement.results.result import Result
@@ -66,6 +65,8 @@ def export(given: ExportOptions) -> None:
         raise typer.BadParameter("--dim says how the model is captured for --to torch; give --model too.")
     found = _exported(given)
     if isinstance(found, str):
+        from placement.exporters.registry import EXPORTERS
+
         _write_text(given, found, EXPORTERS[given.to].text)
         return
     if given.output is not None:
@@ -114,6 +115,7 @@ def _write_text(given: ExportOptions, text: str, word: str) -> None:
 def _exported(given: ExportOptions) -> dict[str, Any] | str:
     with progress("importing"):
         from placement.exporters import exporting
+        from placement.exporters.registry import EXPORTERS
         from placement.inputs.functions import called
         from placement.inputs.sources import read_model
         from placement.results.result import Result
@@ -123,7 +125,8 @@ def _exported(given: ExportOptions) -> dict[str, Any] | str:
         classes = [name.strip() for name in given.no_split.split(",") if name.strip()]
     with reason_as_json(given.as_json), progress(f"exporting {given.file}"):
         sizes = options.parse_dims(given.dim or _dims_of(result, given.model))
-        wants_model = given.model is not None and (given.plan is None or _takes_model(given.to))
+        takes_model = given.to not in EXPORTERS or "model" in EXPORTERS[given.to].takes
+        wants_model = given.model is not None and (given.plan is None or takes_model)
         if wants_model:
             exporting.check_takes(given.to, "model")  # before it is built
         if given.plan is not None:
@@ -152,13 +155,10 @@ def _dims_of(result: Result, model: str | None) -> list[str]:
     return [word for option, word in itertools.pairwise(words) if option == "--dim"]
 
 
-def _takes_model(target: str) -> bool:
-    """Whether a target takes the model."""
-    return target not in EXPORTERS or "model" in EXPORTERS[target].takes
-
-
 def _is_captured(target: str) -> bool:
     """Whether a target takes the graph of the model."""
+    from placement.exporters.registry import EXPORTERS
+
     return target in EXPORTERS and "graph" in EXPORTERS[target].takes
 
 

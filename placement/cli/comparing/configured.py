@@ -159,8 +159,8 @@ def _as_configured(given: CompareOptions, found: Configuration, batch: int | Non
 def _is_saved(graph: str) -> bool:
     """Whether it is a file of a graph, a training step or not, and no model of which a training step is made."""
     from graphs.zoo import MODELS
-    from placement.configurations.models import is_training_configuration
     from placement.inputs.functions import is_model
+    from placement.inputs.sources import is_training_configuration
 
     return not (graph in MODELS or is_model(graph) or is_training_configuration(graph) or graph.endswith(".txt"))
 
