@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -31,9 +31,20 @@ from placement.results.utilisation import Utilisation, basis, uncertainty, utili
 if TYPE_CHECKING:
     from env.simulation.simulator import Schedule, Score
 
+Value = TypeVar("Value")
 OWN_ORDER = "own"  # the value of `Result.priority` when the method itself said in which order ops run
 ALL_STRATEGIES = "among all strategies and placements that keep the step's mathematics"
 ALL, THIS_GRAPH = "all", "this graph"  # keys of `Result.bounds`
+
+
+class _OfAnswer(Generic[Value]):
+    """A field of the answer as an attribute of its result; None without an answer."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, result: Result, owner: type) -> Value | None:
+        return None if result.answer is None else getattr(result.answer, self._name)
 
 
 @dataclass(frozen=True)
@@ -167,33 +178,15 @@ class Result:
         """It fits memory and pins."""
         return self.reason is None
 
-    @property
-    def placement(self) -> Mapping[str, str] | None:
-        return None if self.answer is None else self.answer.placement
-
-    @property
-    def order(self) -> Mapping[str, Sequence[str]] | None:
-        return None if self.answer is None else self.answer.order
-
-    @property
-    def transfer_order(self) -> Sequence[tuple[str, int, str]] | None:
-        return None if self.answer is None else self.answer.transfer_order
-
-    @property
-    def objective_s(self) -> float | None:
-        return None if self.answer is None else self.answer.objective_s
-
-    @property
-    def step_time_s(self) -> float | None:
-        return None if self.answer is None else self.answer.step_time_s
-
-    @property
-    def throughput(self) -> float | None:
-        return None if self.answer is None else self.answer.throughput
-
-    @property
-    def peak_bytes(self) -> Mapping[str, int] | None:
-        return None if self.answer is None else self.answer.peak_bytes
+    placement = _OfAnswer[Mapping[str, str]]()
+    order = _OfAnswer[Mapping[str, Sequence[str]]]()
+    transfer_order = _OfAnswer[Sequence[tuple[str, int, str]]]()
+    objective_s = _OfAnswer[float]()
+    step_time_s = _OfAnswer[float]()
+    throughput = _OfAnswer[float]()
+    peak_bytes = _OfAnswer[Mapping[str, int]]()
+    bytes_moved = _OfAnswer[int]()
+    gap = _OfAnswer[float]()
 
     @property
     def fullest_bytes(self) -> int | None:
@@ -208,14 +201,6 @@ class Result:
         cluster = self.cluster
         hosts = set(cluster.host_devices.tolist()) - {-1} if self.strategy.offload else set()
         return {cluster.devices[d].name for d in hosts}
-
-    @property
-    def bytes_moved(self) -> int | None:
-        return None if self.answer is None else self.answer.bytes_moved
-
-    @property
-    def gap(self) -> float | None:
-        return None if self.answer is None else self.answer.gap
 
     @property
     def utilisation(self) -> Utilisation:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from env.cluster import UNLIMITED_BYTES
 from env.objectives import THROUGHPUT
 from graphs.formatting import format_bytes, format_seconds, show, show_line
+from graphs.origin import CAPACITY, Origin
 from graphs.records import LANE
 from graphs.transforms.coverage import repeats_first
 from placement.results.advice import advice_lines, beside, beyond, for_trainers, ladder_rows, safer, ties
-from placement.results.experts import experts_words
 from placement.results.ranks import rank_map
 from placement.results.result import Result
 from placement.results.stacks import compiled_words
@@ -89,3 +89,14 @@ def _room(result: Result) -> str:
         return ""
     left = format_bytes(device.usable_bytes - peaks[device.name])
     return f"; of {format_bytes(device.memory_bytes)}, {format_bytes(device.reserved_bytes)} reserved, {left} left"
+
+
+def experts_words(origin: Origin) -> str:
+    """How experts take tokens, and how many of them each device is taken to have; empty where there are none."""
+    if origin.experts is None:
+        return ""
+    if origin.experts == CAPACITY:
+        return "with capacity: every seat is computed, whatever the load"
+    if origin.expert_load is None:
+        return "dropless, an even load assumed where they are spread (--expert-load says otherwise)"
+    return f"dropless, {origin.expert_load:g} times an even load assumed on the fullest device where they are spread"
