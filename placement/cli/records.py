@@ -8,6 +8,8 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from placement.cli.options import TOLD, declared
+from placement.cli.options import option_of as option_of
 from placement.cli.output import command_line
 
 _ALWAYS_NAMED = ("seed", "method", "policy")  # in a command line to be repeated, even where they are the defaults
@@ -16,18 +18,23 @@ _ALWAYS_NAMED = ("seed", "method", "policy")  # in a command line to be repeated
 def as_command(run: Callable[[Any], None]) -> Callable[..., None]:
     """The function that typer reads and calls, for one that takes an options record.
 
-    Its parameters are the fields of the record, in their order and with their defaults; it makes the record of what
-    was given and runs the function with it. Name and help are the function's own.
+    Its parameters are the fields of the record, with their defaults and as `placement.cli.options` tells them; it makes
+    the record of what was given and runs the function with it. Name and help are the function's own.
     """
     (record,) = (kind for name, kind in typing.get_type_hints(run).items() if name != "return")
 
     def command(**given: Any) -> None:
         run(record(**given))
 
-    signature = inspect.signature(record, eval_str=True)
+    parameters = [
+        each.replace(annotation=declared(run.__name__, name, each.annotation))
+        for name, each in inspect.signature(record, eval_str=True).parameters.items()
+    ]
+    if all(each.name in TOLD for each in parameters):  # in the order of the table
+        parameters.sort(key=lambda each: list(TOLD).index(each.name))
     command.__name__, command.__doc__ = run.__name__, run.__doc__
-    command.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    vars(command)["__signature__"] = signature
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    vars(command)["__signature__"] = inspect.Signature(parameters)
     return command
 
 
@@ -47,8 +54,3 @@ def again(command: str, arguments: Sequence[str], given: Any, fields: Sequence[s
     """
     named = [field for field in fields if field in _ALWAYS_NAMED or not is_default(given, field)]
     return command_line(command, arguments, {option_of(field): getattr(given, field) for field in named})
-
-
-def option_of(field: str) -> str:
-    """``"budget_s"`` is ``--budget-s``, and ``"from_"``, which Python keeps for itself, ``--from``."""
-    return f"--{field.rstrip('_').replace('_', '-')}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from placement.cli.output import command_line, usage_errors
@@ -19,14 +20,15 @@ ANSWER_FIELDS = (
 _APPLIED = ("seed", "budget_s", "train", "optimizer", "precision", "dim")  # of these, what `placement apply` takes, too
 
 
+@dataclass(frozen=True, kw_only=True)
 class HowToSearch:
-    """The options of a record that are arguments, too, of `placement.optimize` and `placement.compare`."""
+    """Options that are arguments, too, of `placement.optimize` and `placement.compare`."""
 
-    seed: int
-    objective: str
-    priority: str
-    budget_s: float | None
-    evaluations: int | None
+    seed: int = 0
+    objective: str = "latency"
+    priority: str = "longest_path"
+    budget_s: float | None = None
+    evaluations: int | None = None
 
 
 def first_lines(given: Any, result: Result, after: str = ": ") -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -32,61 +32,23 @@ _MANY_FAULTS = 1000  # of a step; fewer take less than a few milliseconds
 class ApplyOptions:
     """Options of ``placement apply``."""
 
-    model: options.ModelToRun
-    placement: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="PLACEMENT",
-            help="Result, as `placement optimize -o` writes it; by default the model is profiled and placed first.",
-        ),
-    ] = None
-    plan: options.PlanNumber = None
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            metavar="NAME|FILE",
-            help="Devices to place on, which this machine must have; local by default, or those of PLACEMENT.",
-        ),
-    ] = None
-    train: options.Train = False
-    optimizer: options.Optimizer = None
-    precision: options.Precision = None
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            "--steps",
-            min=2,
-            help="Steps to run, of which the first half warms up; by default as many as their median needs.",
-        ),
-    ] = None
-    method: Annotated[
-        str | None,
-        typer.Option("--method", metavar="NAME", help="That places without PLACEMENT; auto by default."),
-    ] = None
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            "--strategy",
-            metavar="TEXT",
-            help="How to rewrite the step before it is placed, such as 'dp2 zero1'; none by default.",
-        ),
-    ] = None
-    seed: options.Seed = 0
-    budget_s: options.BudgetSeconds = None
-    dim: options.Dims = None
-    stack: options.Stack = None
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace", metavar="FILE", help="Write what was predicted and what was measured as one trace for Perfetto."
-        ),
-    ] = None
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the placement to this file."),
-    ] = None
-    as_json: options.Json = False
+    model: str
+    placement: Path | None = None
+    plan: int | None = None
+    cluster: str | None = None
+    train: bool = False
+    optimizer: str | None = None
+    precision: str | None = None
+    steps: int | None = None
+    method: str | None = None
+    strategy: str | None = None
+    seed: int = 0
+    budget_s: float | None = None
+    dim: list[str] | None = None
+    stack: str | None = None
+    trace: Path | None = None
+    output: Path | None = None
+    as_json: bool = False
 
 
 def apply(given: ApplyOptions) -> None:

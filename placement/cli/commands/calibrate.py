@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from placement.cli import completion, options
 from placement.cli.output import check_outputs, emit, emit_rich, progress
 
 if TYPE_CHECKING:
@@ -20,52 +19,15 @@ if TYPE_CHECKING:
 class CalibrateOptions:
     """Options of ``placement calibrate``."""
 
-    output: options.Output = None
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--base",
-            metavar="NAME|FILE",
-            autocompletion=completion.one_of(completion.CLUSTERS),
-            help="The cluster that --step, --products and --nccl-tests are about; what they do not say stays as it is.",
-        ),
-    ] = None
-    step: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--step",
-            metavar="'MODEL [--strategy TEXT] [--stack NAME] [--batch SIZE] = TIME'",
-            help="A training step of a run you know and its time in s, ms or us; repeatable. One scales kernels, "
-            "several the network, too.",
-        ),
-    ] = None
-    nccl_tests: Annotated[
-        list[Path] | None,
-        typer.Option("--nccl-tests", metavar="LOG", help="Output of nccl-tests on it; repeatable."),
-    ] = None
-    products: Annotated[
-        Path | None,
-        typer.Option(
-            "--products",
-            metavar="CSV",
-            help="Times of matrix products on one of its devices: dtype, m, n, k, and latency_ms or time_us.",
-        ),
-    ] = None
-    minutes: Annotated[
-        float,
-        typer.Option("--minutes", metavar="COUNT", help="How long kernels and collectives may be measured at most."),
-    ] = 5.0
-    devices: Annotated[
-        int | None,
-        typer.Option(
-            "--devices",
-            metavar="COUNT",
-            min=1,
-            help="Measure that many CPU cores, instead of all GPUs and the CPU or, without a GPU, all cores.",
-        ),
-    ] = None
-    seed: options.Seed = 0
-    as_json: options.Json = False
+    output: Path | None = None
+    base: str | None = None
+    step: list[str] | None = None
+    nccl_tests: list[Path] | None = None
+    products: Path | None = None
+    minutes: float = 5.0
+    devices: int | None = None
+    seed: int = 0
+    as_json: bool = False
 
 
 def calibrate(given: CalibrateOptions) -> None:

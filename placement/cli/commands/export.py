@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from placement.cli import completion, options
+from placement.cli import options
 from placement.cli.output import check_outputs, emit, emit_json, note, progress, reason_as_json
 from placement.cli.reading import model_graph
 
@@ -21,39 +21,14 @@ if TYPE_CHECKING:
 class ExportOptions:
     """Options of ``placement export``."""
 
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Result, as `placement optimize -o` writes it.")]
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="TARGET",
-            autocompletion=completion.one_of(completion.TARGETS),
-            help="For a placement, device_map for transformers and accelerate, or json; for a strategy, torch for a "
-            "script of plain PyTorch, or a configuration for torchtitan, megatron, accelerate or deepspeed.",
-        ),
-    ]
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            help="The model that was placed, built in, a configuration of transformers or file.py:function: its "
-            "parameters that no op uses are then in the device map too, accelerate's file names the classes of its "
-            "layers, and a script takes it from there.",
-        ),
-    ] = None
-    no_split: Annotated[
-        str | None,
-        typer.Option(
-            "--no-split",
-            metavar="CLASS,CLASS,...",
-            help="Modules of these classes stay whole in a device map; needs --model, whose own list is the default.",
-        ),
-    ] = None
-    plan: options.PlanNumber = None
-    dim: options.Dims = None
-    as_json: options.Json = False
-    output: options.Output = None
+    file: Path
+    to: str
+    model: str | None = None
+    no_split: str | None = None
+    plan: int | None = None
+    dim: list[str] | None = None
+    as_json: bool = False
+    output: Path | None = None
 
 
 def export(given: ExportOptions) -> None:

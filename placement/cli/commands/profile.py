@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -20,21 +21,14 @@ if TYPE_CHECKING:
 class ProfileOptions:
     """Options of ``placement profile``."""
 
-    model: options.ModelToRun
-    cluster: Annotated[
-        str,
-        typer.Option(
-            "--cluster",
-            metavar="NAME|FILE",
-            help="Cluster with the kinds of devices to measure, which this machine must have.",
-        ),
-    ] = "local"
-    train: options.Train = False
-    optimizer: options.Optimizer = None
-    precision: options.Precision = None
-    dim: options.Dims = None
-    output: options.Output = None
-    as_json: options.Json = False
+    model: str
+    cluster: str = "local"
+    train: bool = False
+    optimizer: str | None = None
+    precision: str | None = None
+    dim: list[str] | None = None
+    output: Path | None = None
+    as_json: bool = False
 
 
 def profile(given: ProfileOptions) -> None:

@@ -7,11 +7,11 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from placement.cli import completion, options
+from placement.cli import options
 from placement.cli.executing import HowToScore, check_scorer, executed
 from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json, usage_errors
 from placement.cli.reading import on_given_stack
@@ -29,93 +29,24 @@ if TYPE_CHECKING:
 class TrainOptions(HowToScore):
     """Options of ``placement train``."""
 
-    graphs: Annotated[
-        list[str],
-        typer.Argument(metavar="GRAPH", help="As for `placement optimize`; one or several."),
-    ]
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="The policy file, policy.zip; beside it the best placements, policy.best.json, and, until the run is "
-            "complete, policy.checkpoint: the same command goes on from there.",
-        ),
-    ]
-    cluster: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--cluster",
-            metavar="NAME|FILE",
-            help="As for `placement optimize`; several, repeated or with commas between, train on each.",
-        ),
-    ] = None
-    policy: Annotated[
-        str,
-        typer.Option(
-            "--policy",
-            metavar="NAME",
-            autocompletion=completion.one_of(completion.POLICIES),
-            help="hierarchical, seq2seq, graph or ppo.",
-        ),
-    ] = "hierarchical"
-    preset: Annotated[
-        str,
-        typer.Option(
-            "--preset",
-            metavar="NAME",
-            autocompletion=completion.one_of(completion.TRAINING_PRESETS),
-            help="default, or paper: as published, where it is published.",
-        ),
-    ] = "default"
-    evaluations: Annotated[
-        int | None,
-        typer.Option(
-            "--evaluations",
-            metavar="COUNT",
-            min=0,
-            help="How many placements to score: the same policy on any run with the same seed.",
-        ),
-    ] = None
-    budget_s: Annotated[
-        float | None,
-        typer.Option(
-            "--budget-s",
-            metavar="SECONDS",
-            help="How long to train, 600 where neither this nor --evaluations is given; Ctrl-C keeps what is learned.",
-        ),
-    ] = None
-    seed: options.Seed = 0
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Do not begin by imitating the best list schedule.")
-    ] = False
-    restart: Annotated[bool, typer.Option("--restart", help="Begin anew, whatever checkpoint there is.")] = False
-    checkpoint_every_s: Annotated[
-        float, typer.Option("--checkpoint-every-s", metavar="SECONDS", help="Time between checkpoints.")
-    ] = 30.0
-    scorer: options.ScorerOption = "simulate"
-    from_: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            help="A policy file to go on from, trained by the simulator, say, before --scorer execute.",
-        ),
-    ] = None
-    log_dir: Annotated[
-        Path | None,
-        typer.Option("--log-dir", metavar="DIR", help="Write a log for TensorBoard there."),
-    ] = None
-    workers: options.TrainWorkers = None
-    address: options.Address = None
-    train: options.Train = False
-    precision: options.Precision = None
-    granularity: options.Granularity = "op"
-    dim: options.Dims = None
-    stack: options.Stack = None
-    rates: options.Rates = "measured"
-    as_json: options.Json = False
+    graphs: list[str]
+    output: Path
+    cluster: list[str] | None = None
+    policy: str = "hierarchical"
+    preset: str = "default"
+    evaluations: int | None = None
+    budget_s: float | None = None
+    seed: int = 0
+    from_scratch: bool = False
+    restart: bool = False
+    checkpoint_every_s: float = 30.0
+    from_: Path | None = None
+    log_dir: Path | None = None
+    workers: int | None = None
+    address: str | None = None
+    stack: str | None = None
+    rates: str = "measured"
+    as_json: bool = False
 
 
 def train(given: TrainOptions) -> None:
