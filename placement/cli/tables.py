@@ -201,7 +201,7 @@ def reached(devices: Iterable[Device]) -> list[str]:
     """A line for each model of device that has rates, and one that says what the table's figures are then."""
     rated = ((device.model or device.name, device.rates) for device in devices)
     lines = dict.fromkeys(
-        f"reached by {show(name)}: {_rates_words(rates)}" for name, rates in rated if rates is not None
+        f"reached by {show(name)}: {_rate_words(rates)}" for name, rates in rated if rates is not None
     )
     return [*lines, "scored by these; FLOP/s and bandwidth of devices below are peaks"] if lines else []
 
