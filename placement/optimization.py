@@ -25,8 +25,9 @@ from placement.results.stacks import asked_for, beside_compiled
 from placement.runtime.checking.check import check
 from placement.runtime.checking.runnable import check_of_run, nearest_run, run_check, runner_limits, why_not_run
 from placement.solving.arguments import check_options, check_problem
-from placement.solving.best_of_all import FIRST_S, Progress, SearchAids, best_of_all, has_strategies
+from placement.solving.best_of_all import FIRST_S, Progress, best_of_all
 from placement.solving.checked import Check, unchecked
+from placement.solving.choosing import SearchAids, has_strategies
 from placement.solving.interruption import as_keyboard_interrupt
 from placement.solving.methods import AUTO, METHODS, Place
 from placement.solving.own_methods import own_methods

@@ -10,6 +10,7 @@ import shlex
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -20,6 +21,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+    from placement.processes.starting import StepProgress
 
 BROKEN_PIPE = 141  # what a shell reports for a process that SIGPIPE ended
 PIPED_WIDTH = 160  # columns when nobody's terminal sets a limit
@@ -147,6 +150,7 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
+_LONG_S = 30.0  # what is measured longer than this is said, also where no bar is shown
 EVERY_S = 10.0  # whoever reads a pipe or a log sees what is done
 
 
@@ -253,3 +257,29 @@ def _quoted(word: str) -> str:
         return shlex.quote(word)
     plain = (chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\x{byte:02x}" for byte in os.fsencode(word))
     return f"$'{''.join(plain)}'"
+
+
+def tell_steps(
+    bar: Callable[[str, int], None], model: str, dims: dict[str, int]
+) -> Callable[[str, StepProgress], None]:
+    """A function that shows how far the steps of something are, and says beforehand where they take long."""
+    announced: set[tuple[str, bool]] = set()
+
+    def tell(what: str, now: StepProgress) -> None:
+        from graphs.formatting import format_seconds
+
+        is_first = now.done == 0
+        each = f"{format_seconds(now.step_s)} {'predicted for each' if is_first else 'each'}"
+        bar(f"running {what}: step {now.done} of about {now.expected}, {each}", now.done)
+        left_s = (now.expected - now.done) * now.step_s
+        if (what, is_first) not in announced and left_s > _LONG_S:
+            announced.add((what, is_first))
+            takes = "is predicted to take" if is_first else "takes"
+            fewer = "" if dims or ":" in model else "; --dim batch=N takes N samples in place of the model's own number"
+            warnings.warn(
+                f"a step of {what} {takes} {format_seconds(now.step_s)}, and about {now.expected - now.done} "
+                f"{'' if is_first else 'more '}are run, in {format_seconds(left_s)}{fewer}.",
+                stacklevel=1,
+            )
+
+    return tell

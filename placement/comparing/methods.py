@@ -37,7 +37,7 @@ from placement.solving.solver import Attempt, Finding, Solver
 from placement.solving.strategy_row import without_answer
 
 if TYPE_CHECKING:
-    from placement.solving.best_of_all import SearchAids
+    from placement.solving.choosing import SearchAids
 
 SAME = 1e-9  # objectives closer than this, relative, are a tie
 
@@ -201,7 +201,8 @@ def compare(
             graph.
         BoundError: one method's placement beats another one's lower bound.
     """
-    from placement.solving.best_of_all import beside_placements, has_strategies
+    from placement.solving.best_of_all import beside_placements
+    from placement.solving.choosing import has_strategies
 
     asked = default_methods(objective) if methods is None else methods
     own = own_methods(methods) if isinstance(methods, Mapping) else {}
@@ -278,7 +279,7 @@ def _strategies_alone(graph: OpGraph, cluster: Cluster, seed: int, limits: Limit
 
 def _run_alone(graph: OpGraph, cluster: Cluster) -> SearchAids:
     """Aids of a search for strategies that `placement.apply` runs, which are checked."""
-    from placement.solving.best_of_all import SearchAids
+    from placement.solving.choosing import SearchAids
 
     limits = runner_limits(graph, cluster)
     return SearchAids(run_check(limits, check), tool=limits)

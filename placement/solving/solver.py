@@ -15,8 +15,8 @@ from baselines.portfolio import PortfolioOutcome, searched
 from env.bounds.bounds import lower_bound
 from env.bounds.memory_advice import what_would_help
 from env.cluster import Cluster
-from env.objectives import THROUGHPUT
-from env.plan import Plan
+from env.objectives import LATENCY, THROUGHPUT
+from env.plan import Plan, Priority
 from env.problem import Problem
 from env.simulation.loads import loads
 from env.simulation.scoring import Scorer
@@ -44,6 +44,7 @@ from placement.solving.methods import (
     searches_of_auto,
 )
 
+AGENT = "agent"  # the method of a placement that an episode has made
 TABLE_ENTRIES = 100_000_000  # ops times devices: beyond, no table of all times is made, and groups of ops are placed
 
 
@@ -302,3 +303,14 @@ class Solver:
 def _in_groups(coarse: Derived) -> str:
     groups, ops = counted(coarse.graph.n_ops, "group"), counted(coarse.source.n_ops, "op")
     return f"placed in {groups}: on so many devices, {ops} are too many to weigh one by one"
+
+
+def result_of(problem: Problem, plan: Plan, method: str = AGENT) -> Result:
+    """The result that a method has which proposes the plan; without an answer where it does not fit.
+
+    Raises:
+        InfeasibleError: the graph fits nowhere on the cluster, whatever the placement.
+    """
+    began_s = time.perf_counter()
+    solver = Solver(problem.graph, problem.cluster, 0, LATENCY, Priority.LONGEST_PATH.value)
+    return solver.result(Finding(plan, method), Attempt(method, began_s), as_given=True)

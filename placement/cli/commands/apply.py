@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from placement.cli import options
-from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress, reason_as_json, usage_errors
+from placement.cli.output import (
+    check_outputs,
+    emit,
+    emit_json,
+    emit_rich,
+    progress,
+    reason_as_json,
+    tell_steps,
+    usage_errors,
+)
 from placement.cli.reading import model_graph
-from placement.cli.steps import tell_steps
 
 if TYPE_CHECKING:
     from env.cluster import Cluster

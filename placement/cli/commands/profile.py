@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from placement.cli import options
-from placement.cli.output import check_outputs, emit, emit_json, progress
-from placement.cli.steps import tell_steps
+from placement.cli.output import check_outputs, emit, emit_json, progress, tell_steps
 
 if TYPE_CHECKING:
     from placement.measuring.models.profiling import Profile
