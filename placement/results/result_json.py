@@ -178,7 +178,10 @@ def _checked_values(document: Mapping[str, Any], where: str) -> dict[str, Any]:
         MismatchError: names the field.
     """
     hints = {"schema": str, "version": int, **_TYPES, **dict.fromkeys(_PROBLEM, Any)}
-    found = values_of(hints, document, where, MismatchError, tuple(hints))
+    for key in hints:
+        if key not in document:
+            raise MismatchError(f"{where} has no {key!r}; it is not a complete result.")
+    found = values_of(hints, document, where, MismatchError, ())
     for key in ("seed", "solve_time_s"):
         if not 0 <= found[key] < math.inf:
             raise MismatchError(f"{where} has {key} = {short(found[key])}; expected a finite number, 0 or more.")
