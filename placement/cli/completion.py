@@ -68,7 +68,6 @@ def list_of(sources: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 def _names(sources: Iterable[str]) -> list[str]:
-    """The names that sources stand for, in their order."""
     from graphs.entry_points import imported  # pressed the tab key
 
     return [name for source in sources for name in (imported(source) if ":" in source else (source,))]

@@ -50,9 +50,6 @@ class Handed:
 def as_the_tool_runs(given: OptimizeOptions, own: Configuration | None) -> OptimizeOptions:
     """The options, with the precision and the stack of the target where nobody gave others and GRAPH is a model.
 
-    Args:
-        own: as of `own_configuration`.
-
     Raises:
         UnknownNameError: no such target.
     """
@@ -100,11 +97,6 @@ def handed_over(
     """The answer in the target's words, also written to `handed_to`; None where there is nothing to hand over.
 
     A configuration of the target that GRAPH is comes back with the answer in it.
-
-    Args:
-        own: as of `own_configuration`.
-        graph: before the strategy.
-        model: as of `model_for`.
     """
     exporter = _exporter(given)
     if exporter is None or given.for_ is None or not result.feasible or result.strategy.is_none:

@@ -91,7 +91,6 @@ def _parts(problem: Problem, methods: Sequence[str], search: bool) -> list[str]:
 
 @functools.cache
 def _compile(part: str, objective: str) -> None:
-    """Run one part on a problem of two ops."""
     problem, both = two_ops(objective), np.zeros(2, dtype=np.int64)
     if part == _BOUNDS:
         lower_bound(problem)

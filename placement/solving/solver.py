@@ -139,7 +139,6 @@ class Solver:
 
     @cached_property
     def _size(self) -> dict[str, Any]:
-        """Fields of results that the graph alone decides."""
         return step_size(self.problem.graph)
 
     def solve(self, method: str, limits: Limits = NO_LIMITS, place: Place | None = None) -> Result:

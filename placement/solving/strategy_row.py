@@ -140,7 +140,6 @@ def unrewritten_row(result: Result) -> StrategyRow:
 def _result(
     graph: OpGraph, cluster: Cluster, what: Applied, seed: int, began_s: float, bound_s: float | None
 ) -> Result:
-    """The result of the plan that a strategy prescribes."""
     from baselines.strategies.stage_cuts import stage_cuts  # loads all transforms
 
     priority = Priority.LONGEST_PATH.value

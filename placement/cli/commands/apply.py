@@ -98,7 +98,6 @@ def apply(given: ApplyOptions) -> None:
 
 
 def _draws(graph: OpGraph) -> bool:
-    """Whether a step draws random numbers."""
     return any(word in kind for kind in set(graph.kinds) for word in ("dropout", "rand", "bernoulli", "multinomial"))
 
 

@@ -88,7 +88,6 @@ def _write(given: ClustersOptions, cluster: Cluster) -> None:
 
 
 def _printed(given: ClustersOptions, cluster: Cluster) -> bool:
-    """Whether the cluster was asked for as JSON or TOML, and so is printed."""
     if given.as_json:
         emit_json(cluster.to_dict())
     elif given.as_toml:

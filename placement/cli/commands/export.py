@@ -131,7 +131,6 @@ def _dims_of(result: Result, model: str | None) -> list[str]:
 
 
 def _is_captured(target: str) -> bool:
-    """Whether a target takes the graph of the model."""
     from placement.exporters.registry import EXPORTERS
 
     return target in EXPORTERS and "graph" in EXPORTERS[target].takes
