@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from baselines.budget import NO_LIMITS, Budget, Limits
-from baselines.strategies.searching.records import ANY_TOOL, Rival, ScoreMany, ToolLimits
+from baselines.strategies.searching.records import Rival
 from baselines.strategies.searching.settings import DEFAULTS
 from env.cluster import Cluster
 from env.objectives import LATENCY
@@ -74,25 +75,19 @@ def best_of_all(
     # It begins here: compiling takes longer than it, once.
     budget = limits.budget(FIRST_S if aids.first else default_budget_s(graph))
 
-    def searched(rival: Rival) -> StrategyOutcome:
-        part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
-        rival = dataclasses.replace(rival, own=aids.own)
-        outcome = find_strategies(graph, cluster, part, progress, aids.score_many, rival, aids.tool)
-        budget.absorb(part)
-        return outcome
-
+    searched = functools.partial(find_strategies, graph, cluster, budget, progress=progress, aids=aids)
     placed: Result | None
     if isinstance(solver, Solver) and aids.tool.name:
         placed, single = None, solver.solve(SINGLE)
-        outcome = searched(Rival(single.objective_s or math.inf))
+        outcome = searched(rival=Rival(single.objective_s or math.inf))
         budget.spend(outcome.scored)
     elif isinstance(solver, str):
         placed = single = without_answer(graph, few, seed, AUTO, solver)
-        outcome = searched(Rival(share=DEFAULTS.placing_share))
+        outcome = searched(rival=Rival(share=DEFAULTS.placing_share))
         budget.spend(outcome.scored)
     else:
         own = PlacedBeside(solver, budget)
-        outcome = searched(own.rival())
+        outcome = searched(rival=own.rival())
         if progress is not None:
             progress("placing the graph as it is", 0, 0)
         placed = own.best(math.inf if outcome.best is None else outcome.best.step_time_s)
@@ -116,9 +111,7 @@ def beside_placements(
     began_s = time.perf_counter()
     compile_for_strategies()
     budget = limits.budget(default_budget_s(graph))
-    part = budget.part_s(DEFAULTS.scoring_share * budget.left_s())
-    outcome = find_strategies(graph, cluster, part, tool=aids.tool)
-    budget.absorb(part)
+    outcome = find_strategies(graph, cluster, budget, aids=SearchAids(tool=aids.tool))
     budget.spend(outcome.scored)
     return _within(budget, fastest(graph, cluster, seed, placed, single, outcome, aids), began_s)
 
@@ -139,26 +132,26 @@ def find_strategies(
     graph: OpGraph,
     cluster: Cluster,
     budget: Budget,
+    *,
     progress: Progress | None = None,
-    score_many: ScoreMany | None = None,
+    aids: SearchAids = NO_AIDS,
     rival: Rival | None = None,
-    tool: ToolLimits = ANY_TOOL,
 ) -> StrategyOutcome:
-    """Outcome of the search over strategies within a budget of placements; Ctrl-C ends it with its best."""
+    """Outcome of the search over strategies in its share of what a budget has left; Ctrl-C ends it with its best."""
     from baselines.strategies.searching.search import NO_RIVAL, search_strategies  # loads transforms and simulator
 
     begin = tuple(starts(graph, cluster))
-    rival = NO_RIVAL if rival is None else rival
-    seconds = max(DEFAULTS.quick_s, budget.seconds)
-    each = budget.evaluations / DEFAULTS.placements_each
+    rival = dataclasses.replace(NO_RIVAL if rival is None else rival, own=aids.own)
+    seconds = math.inf if math.isinf(budget.seconds) else DEFAULTS.scoring_share * budget.left_s()
+    each = budget.evaluations_left() / DEFAULTS.placements_each
     most = each if math.isinf(each) else max(1, math.ceil(each))
-    own = Budget(seconds, most, interrupted=budget.interrupted, limit=budget.limit)
+    own = Budget(max(DEFAULTS.quick_s, seconds), most, interrupted=budget.interrupted, limit=budget.limit)
 
     def stop() -> None:
         own.interrupted = True
 
     with on_interrupt(stop):
-        outcome = search_strategies(graph, cluster, own, progress, begin, score_many, rival, tool)
+        outcome = search_strategies(graph, cluster, own, progress, begin, aids.score_many, rival, aids.tool)
     budget.spend(0, own.worked_s)
     budget.interrupted |= own.interrupted or outcome.interrupted
     return outcome
