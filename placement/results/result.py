@@ -15,7 +15,8 @@ import numpy as np
 
 from env.cluster import Cluster
 from env.device import Device
-from env.plan import Plan
+from env.objectives import LATENCY
+from env.plan import Plan, Priority
 from env.problem import Problem, scope
 from graphs.disk import read_text, write_atomically
 from graphs.errors import MismatchError
@@ -100,15 +101,15 @@ class Result:
     method: str
     chosen: str
     seed: int
-    objective: str
-    budget_s: float | None
-    evaluations: int | None
-    interrupted: bool
-    priority: str
-    reason: str | None
-    lower_bound_s: float
-    answer: Answer | None
-    versions: Mapping[str, str]
+    objective: str = LATENCY
+    budget_s: float | None = None
+    evaluations: int | None = None
+    interrupted: bool = False
+    priority: str = Priority.LONGEST_PATH.value
+    reason: str | None = None
+    lower_bound_s: float = 0.0
+    answer: Answer | None = None
+    versions: Mapping[str, str] = field(default_factory=lambda: versions())
     strategy: Strategy = field(default_factory=Strategy)
     note: str = ""
     alternatives: Sequence[Alternative] = ()

@@ -138,10 +138,10 @@ def find_strategies(
     rival: Rival | None = None,
 ) -> StrategyOutcome:
     """Outcome of the search over strategies in its share of what a budget has left; Ctrl-C ends it with its best."""
-    from baselines.strategies.searching.search import NO_RIVAL, search_strategies  # loads transforms and simulator
+    from baselines.strategies.searching.search import search_strategies  # loads transforms and simulator
 
     begin = tuple(starts(graph, cluster))
-    rival = dataclasses.replace(NO_RIVAL if rival is None else rival, own=aids.own)
+    rival = dataclasses.replace(rival or Rival(), own=aids.own)
     seconds = math.inf if math.isinf(budget.seconds) else DEFAULTS.scoring_share * budget.left_s()
     each = budget.evaluations_left() / DEFAULTS.placements_each
     most = each if math.isinf(each) else max(1, math.ceil(each))

@@ -30,7 +30,7 @@ from graphs.opgraph import IntArray, OpGraph
 from graphs.transforms.coarsen.multilevel import to_size
 from graphs.transforms.derived import Derived
 from placement.results.answer import Answer, agreed_bound_s, named_transfers, order_by_device, relative_gap
-from placement.results.result import OWN_ORDER, Result, versions
+from placement.results.result import OWN_ORDER, Result
 from placement.results.utilisation import step_size
 from placement.solving.compiling import compile_for
 from placement.solving.methods import (
@@ -203,7 +203,6 @@ class Solver:
             reason=reason,
             lower_bound_s=bound_s,
             answer=answer,
-            versions=versions(),
             note="" if answer is None or isinstance(found.plan, str) else found.plan.note,
             **self._size,
             solve_time_s=time.perf_counter() - attempt.began_s,
