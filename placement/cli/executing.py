@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from graphs.errors import UnknownNameError
 from placement.cli.options import parse_dims
 from placement.cli.output import progress
 from placement.cli.reading import HowToRead
@@ -42,7 +43,6 @@ def check_scorer(how: HowToScore) -> None:
     if is_default(how, "scorer"):
         return
     from env.gym.batch import EXECUTE, SCORERS
-    from graphs.errors import UnknownNameError
 
     if how.scorer not in (*SCORERS, EXECUTE):
         raise UnknownNameError("scorer", how.scorer, (*SCORERS, EXECUTE))

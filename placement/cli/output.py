@@ -18,6 +18,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from graphs.disk import check_target
+from graphs.errors import InfeasibleError, PlacementError
+from graphs.formatting import format_seconds, show_line, show_output
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
@@ -38,8 +42,6 @@ def emit(text: str, colours: bool = False) -> None:
         typer.Exit: he has.
         OSError: stdout is closed or its disk is full.
     """
-    from graphs.formatting import show_output
-
     if sys.stdout is None:  # what Python makes of a stdout that was closed when it started
         raise OSError(errno.EBADF, "it is closed", "stdout")
     with writing_stdout():
@@ -76,8 +78,6 @@ def discard_stdout() -> None:
 @contextmanager
 def usage_errors() -> Iterator[None]:
     """A number out of range is a usage error, while the block runs."""
-    from graphs.errors import PlacementError
-
     try:
         yield
     except PlacementError:
@@ -88,8 +88,6 @@ def usage_errors() -> Iterator[None]:
 
 def note(sentence: str) -> None:
     """Say something beside the answer, on one line of stderr."""
-    from graphs.formatting import show_line
-
     print(f"placement: note: {show_line(sentence)}", file=sys.stderr)
 
 
@@ -101,8 +99,6 @@ def emit_json(value: Any) -> None:
 @contextmanager
 def reason_as_json(as_json: bool) -> Iterator[None]:
     """Print it as JSON, too, if the block finds that nothing can fit. Outermost: `progress` redirects stdout."""
-    from graphs.errors import InfeasibleError
-
     try:
         yield
     except InfeasibleError as error:
@@ -157,8 +153,6 @@ EVERY_S = 10.0  # whoever reads a pipe or a log sees what is done
 @contextmanager
 def _lines(what: str, total: int | None) -> Iterator[Callable[[str, int], None]]:
     """A line on stderr in `EVERY_S` about what is done now, and for how long."""
-    from graphs.formatting import show_line
-
     doing, ended, began_s = [what, ""], threading.Event(), time.monotonic()
 
     def say(now: str, done: int) -> None:
@@ -192,7 +186,6 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[str, int
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from env.compiling import listening
-    from graphs.formatting import show_line
 
     columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
     counted = [BarColumn(), MofNCompleteColumn()] if total is not None else []
@@ -218,8 +211,6 @@ def check_outputs(*outputs: Path | None, inputs: Sequence[str | Path | None] = (
         OSError: as `graphs.disk.check_target`.
         typer.BadParameter: two outputs are one file, or an output is an input, or has no name.
     """
-    from graphs.disk import check_target
-
     read = {os.path.realpath(_file_of(str(path))) for path in inputs if path is not None}
     written: set[str] = set()
     for path in outputs:
@@ -266,8 +257,6 @@ def tell_steps(
     announced: set[tuple[str, bool]] = set()
 
     def tell(what: str, now: StepProgress) -> None:
-        from graphs.formatting import format_seconds
-
         is_first = now.done == 0
         each = f"{format_seconds(now.step_s)} {'predicted for each' if is_first else 'each'}"
         bar(f"running {what}: step {now.done} of about {now.expected}, {each}", now.done)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from graphs.errors import CaptureError, InfeasibleError, MismatchError
+from graphs.formatting import format_bytes, format_seconds, show
 from placement.cli import options
 from placement.cli.output import (
     check_outputs,
@@ -114,7 +116,6 @@ def _loaded(given: ApplyOptions, file: Path) -> Result:
             "--method, --strategy, --optimizer, --precision, --stack and --budget-s say how to place; leave them out "
             "with PLACEMENT."
         )
-    from graphs.errors import MismatchError
     from placement.inputs.sources import LOCAL, read_cluster
     from placement.measuring.machine.figures import warn_of_doubts
     from placement.results.result import Result
@@ -136,7 +137,6 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         from baselines.budget import Limits
         from env.objectives import LATENCY
         from env.plan import Priority
-        from graphs.errors import InfeasibleError
         from graphs.transforms.strategy import NONE, Strategy
         from placement.inputs.examples import read_example
         from placement.inputs.sources import LOCAL, read_cluster
@@ -175,7 +175,6 @@ def _graph_of(example: Example, machine: Cluster, given: ApplyOptions, report: R
     """
     from graphs.capture import capture
     from graphs.capture.failure import TO_MODULES
-    from graphs.errors import CaptureError
     from graphs.origin import COMPILED, EAGER
     from placement.measuring.models.profiling import measured_profile, step_to_measure
     from placement.measuring.models.repeats import Repeats
@@ -205,8 +204,6 @@ def _graph_of(example: Example, machine: Cluster, given: ApplyOptions, report: R
 
 def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:
     """The placement run for real, beside the plain model."""
-    from graphs.formatting import format_seconds
-
     predicted = "no time" if result.step_time_s is None else format_seconds(result.step_time_s)
     with progress(f"running {given.model}, predicted {predicted} a step") as bar:
         from placement.measuring.runs.trial import try_out
@@ -247,8 +244,6 @@ def _show(trial: Trial, result_stack: str) -> None:
     """
     from rich.table import Table
 
-    from graphs.formatting import format_bytes, format_seconds, show
-
     table = Table(box=None, pad_edge=False)
     for column in ("device", "ops", "busy", "predicted", "peak of process", "predicted", "parameters"):
         table.add_column(column, justify="left" if column == "device" else "right")
@@ -274,8 +269,6 @@ def _show(trial: Trial, result_stack: str) -> None:
 
 def _verdict(trial: Trial) -> str:
     """Whether the results are the plain model's, and how much faster they came."""
-    from graphs.formatting import format_seconds
-
     if trial.differs:
         same = "other results than the plain model's"
     elif True in (trial.outputs_equal, trial.gradients_equal, trial.buffers_equal, trial.weights_equal):
@@ -288,7 +281,6 @@ def _verdict(trial: Trial) -> str:
 
 def _sentences(trial: Trial) -> list[str]:
     """Measured times, what they were compared with, and how noisy they were."""
-    from graphs.formatting import format_seconds, show
     from graphs.origin import EAGER
 
     timed = trial.steps - trial.dropped

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from graphs.disk import write_atomically
+from graphs.formatting import format_bytes, format_count, format_seconds
 from placement.cli.output import check_outputs, emit, emit_rich, progress
 
 if TYPE_CHECKING:
@@ -51,8 +53,6 @@ def calibrate(given: CalibrateOptions) -> None:
     if found.machine is not None:
         warn_of_doubts(found.cluster)
     if given.output is not None:
-        from graphs.disk import write_atomically
-
         write_atomically(given.output, found.cluster.to_toml())
     if given.as_json:
         emit(found.to_json())
@@ -91,7 +91,6 @@ def _show_machine(found: MeasuredMachine) -> None:
     """The figures of the roofline and of links, and how far they can be trusted."""
     from rich.table import Table
 
-    from graphs.formatting import format_bytes, format_count, format_seconds
     from placement.cli.tables import cluster_details
 
     spreads = Table(box=None, header_style="bold", padding=(0, 1))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from graphs.disk import write_atomically
 from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress
 
 if TYPE_CHECKING:
@@ -82,8 +83,6 @@ def _list_presets(as_json: bool) -> None:
 
 def _write(given: ClustersOptions, cluster: Cluster) -> None:
     if given.output:
-        from graphs.disk import write_atomically
-
         write_atomically(given.output, cluster.to_toml())
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from graphs.errors import UnknownNameError
 from placement.cli.output import command_line, emit, emit_rich, progress
 from placement.cli.reading import HowToRead, read_graph
 from placement.cli.records import again, is_default, option_of
@@ -32,7 +33,6 @@ class EstimateOptions(HowToRead):
 def estimate(given: EstimateOptions) -> None:
     """Say how much memory a model needs, by number format and optimizer, and how many devices that takes at least."""
     with progress("importing"):
-        from graphs.errors import UnknownNameError
         from graphs.kept import STATES
         from placement.inputs.sources import check_cluster_argument, cluster_for
     if given.optimizer is not None and given.optimizer not in STATES:

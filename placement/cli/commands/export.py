@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from graphs.disk import write_atomically
+from graphs.formatting import format_bytes, show_line
 from placement.cli import options
 from placement.cli.output import check_outputs, emit, emit_json, note, progress, reason_as_json
 from placement.cli.reading import model_graph
@@ -45,10 +47,7 @@ def export(given: ExportOptions) -> None:
         _write_text(given, found, EXPORTERS[given.to].text)
         return
     if given.output is not None:
-        from graphs.disk import write_atomically
-
         write_atomically(given.output, json.dumps(found, indent=1, allow_nan=False) + "\n")
-    from graphs.formatting import show_line
     from placement.exporters.device_map import DeviceMap
 
     if given.to == "accelerate" and given.model is None:
@@ -75,8 +74,6 @@ def _note_layers(found: dict[str, Any]) -> None:
 def _write_text(given: ExportOptions, text: str, word: str) -> None:
     """Write a text, such as a script, to a file or to stdout; with ``--json`` as a field of an object."""
     if given.output is not None:
-        from graphs.disk import write_atomically
-
         write_atomically(given.output, text)
     if given.as_json:
         emit_json({word: text})
@@ -137,7 +134,6 @@ def _is_captured(target: str) -> bool:
 
 
 def _described(found: dict[str, Any]) -> str:
-    from graphs.formatting import format_bytes
     from placement.exporters.device_map import DeviceMap
 
     if isinstance(found, DeviceMap):

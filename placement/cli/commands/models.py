@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from graphs.errors import UnknownNameError
 from placement.cli.output import emit_json, emit_rich, progress
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ class ModelsOptions:
 
 def models(given: ModelsOptions) -> None:
     """List the built-in models: ops, edges, FLOPs, bytes, and how much placement can gain at best."""
-    from graphs.errors import UnknownNameError
     from graphs.origin import EAGER
     from graphs.zoo import MODELS
     from placement.sizing.speedup_limit import reference_device

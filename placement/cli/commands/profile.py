@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from graphs.errors import CaptureError
+from graphs.formatting import format_seconds, show
 from placement.cli import options
 from placement.cli.output import check_outputs, emit, emit_json, progress, tell_steps
 
@@ -62,7 +64,6 @@ def _measured(given: ProfileOptions) -> Profile:
     sizes = options.parse_dims(given.dim)
     with progress(f"measuring {given.model}") as bar:
         from graphs.capture.failure import TO_MODULES
-        from graphs.errors import CaptureError
         from placement.inputs.examples import read_example
         from placement.inputs.sources import read_cluster
         from placement.measuring.models.profiling import measured_profile, step_to_measure
@@ -86,8 +87,6 @@ def _measured(given: ProfileOptions) -> Profile:
 
 
 def _show(found: Profile, devices: dict[str, dict[str, Any]]) -> None:
-    from graphs.formatting import format_seconds, show
-
     for key, own in devices.items():
         emit(
             f"{show(found.graph.name)} on {show(key)}: {format_seconds(own['step_s'])} a step, {own['steps']} steps; "

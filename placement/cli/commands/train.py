@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from graphs.disk import write_atomically
+from graphs.errors import InfeasibleError
+from graphs.formatting import format_seconds, show
 from placement.cli import options
 from placement.cli.executing import HowToScore, check_scorer, executed
 from placement.cli.output import (
@@ -70,7 +73,6 @@ def train(given: TrainOptions) -> None:
     running: Running = contextlib.nullcontext(given.scorer)
     if not is_default(given, "scorer"):
         running = executed(given.graphs, targets, given)
-    from graphs.disk import write_atomically
     from placement.learning import training
     from placement.report.learning import learning_curve
 
@@ -189,7 +191,6 @@ def _measured(found: Training) -> tuple[float | None, ...]:
 def _summary(found: Training) -> Iterator[str]:
     from env.objectives import LATENCY
     from env.problem import scope
-    from graphs.formatting import format_seconds, show
 
     rows = zip(found.labels, found.results, found.result_files, _measured(found), strict=True)
     for label, result, path, measured_s in rows:
@@ -210,9 +211,6 @@ def _summary(found: Training) -> Iterator[str]:
 
 def _refuse_empty(found: Training) -> None:
     """Raises: InfeasibleError: no placement of one of the problems fits."""
-    from graphs.errors import InfeasibleError
-    from graphs.formatting import show
-
     for label, result in zip(found.labels, found.results, strict=True):
         if result is None:
             raise InfeasibleError(
@@ -250,7 +248,6 @@ def _table(session: Session, status: Status) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
 
-    from graphs.formatting import format_seconds, show
     from placement.results.answer import relative_gap
 
     table = Table(box=None, header_style="bold", padding=(0, 1))

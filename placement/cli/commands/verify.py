@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from graphs.formatting import show_line
 from placement.cli.output import emit, emit_json, progress
 from placement.cli.reading import HowToRead, read_graph
 from placement.cli.records import is_default
@@ -31,7 +32,6 @@ def verify(given: VerifyOptions) -> None:
             "--train, --granularity, --precision and --dim say how to read --graph GRAPH; give that too."
         )
     with progress("importing"):
-        from graphs.formatting import show_line
         from placement import verification
         from placement.inputs.sources import read_cluster
         from placement.results.result import Result
