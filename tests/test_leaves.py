@@ -47,7 +47,7 @@ def test_the_core_answers_with_each_leafs_folder_absent(tmp_path: Path) -> None:
         [sys.executable, "-c", PROGRAM, *LEAVES], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert found.returncode == 0, found.stderr[-2000:]
-    assert "graph on 4xV100-pcie, method 'heft'" in found.stdout
+    assert "graph on 4xV100-pcie, method heft" in found.stdout
 
 
 def test_no_leaf_is_loaded_by_what_is_none() -> None:
