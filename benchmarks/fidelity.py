@@ -209,7 +209,6 @@ def _plans(problem: Problem, seed: int, budget_s: float) -> Iterator[tuple[str, 
     """Placements to run, each by its method's name."""
     import baselines
     from baselines.budget import Limits
-    from placement.optimization import solved
     from placement.solving.solver import Solver
 
     for name in HEURISTICS:
@@ -219,7 +218,7 @@ def _plans(problem: Problem, seed: int, budget_s: float) -> Iterator[tuple[str, 
     yield DEVICE_MAP, _device_map(problem)
     solver = Solver(problem.graph, problem.cluster, seed, "latency", "longest_path")
     for name in SEARCHES:
-        found = solved(solver, name, Limits(budget_s))
+        found = solver.solve(name, Limits(budget_s))
         yield name, found.plan()
     for number, share in enumerate(MOVED_SHARES):
         yield f"{name}, {share:.0%} moved", _moved(problem, found.device_numbers(), share, seed + number)

@@ -31,9 +31,9 @@ from env.cluster import Cluster
 from env.device import Device
 from graphs.capture.record import default_loss
 from graphs.formatting import format_seconds
+from placement.calibrating.calibration import of_measured
 from placement.calibrating.machines import HowToMeasure, measured_device
 from placement.calibrating.records import Calibration
-from placement.calibration import of_measured
 from placement.measuring.machine.speeds import BRIEF, THOROUGH
 
 OUT = Path("docs/results")

@@ -25,10 +25,10 @@ from graphs.origin import COMPILED
 from graphs.records import Work
 from graphs.transforms.stacks import on_stack
 from graphs.transforms.strategy import Strategy
+from placement.calibrating.calibration import of_measured
 from placement.calibrating.kernels import MeasuredKernel
 from placement.calibrating.machines import Measured, with_data_sheets
 from placement.calibrating.records import Calibration
-from placement.calibration import of_measured
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,6 @@ def _heft_s(problem: Any) -> float:
 
 def _task_row(case: Case, problem: Any) -> Row:
     from baselines.budget import Limits
-    from placement.optimization import solved
     from placement.solving.methods import HEURISTICS, supports
     from placement.solving.solver import Solver
 
@@ -168,7 +167,7 @@ def _task_row(case: Case, problem: Any) -> Row:
         return _curve(learner, lambda: time.monotonic() - began > case["budget_s"])
     solver = Solver(problem.graph, problem.cluster, case["seed"], "latency", "longest_path")
     if case["method"] != "heuristics":
-        found = solved(solver, case["method"], Limits(case["budget_s"]))
+        found = solver.solve(case["method"], Limits(case["budget_s"]))
         return {"best_s": found.objective_s, "samples": found.evaluations, "seconds": found.solve_time_s}
     values = {name: solver.solve(name).objective_s for name in HEURISTICS if supports(name, "latency")}
     return {"best_s": min(value for value in values.values() if value is not None), "heuristics": values}

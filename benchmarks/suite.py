@@ -26,7 +26,6 @@ from baselines.budget import Limits
 from env.cluster import Cluster
 from graphs.disk import write_atomically
 from placement.inputs.sources import read_source
-from placement.optimization import solved
 from placement.solving.methods import AUTO, HEURISTICS, SEARCHES, supports
 from placement.solving.solver import Solver
 
@@ -92,7 +91,7 @@ def _run(options: argparse.Namespace, rows: dict[str, Row], rows_file: Path) -> 
                     continue
                 if seed not in solvers:
                     solvers[seed] = Solver(graph, cluster, seed, options.objective, "longest_path")
-                result = solved(solvers[seed], method, Limits(budget_s))
+                result = solvers[seed].solve(method, Limits(budget_s))
                 if result.interrupted:
                     raise KeyboardInterrupt
                 rows[key] = row | {

@@ -49,7 +49,6 @@ from graphs.opgraph import OpGraph
 from graphs.zoo.cache import model_graph
 from placement.learning.learners.pretrained import PRETRAINED, load_pretrained, propose_pretrained
 from placement.learning.policies.policy_file import load_policy
-from placement.optimization import solved
 from placement.solving.solver import Solver
 
 SEEN_MODELS = ("inception_v3", "rnnlm", "two_tower")  # on clusters held out
@@ -159,7 +158,7 @@ def _searched(row: Row, options: argparse.Namespace) -> tuple[str, float, float]
     """Name of a problem, and the step times of methods pretrained+local_search and auto with the same seconds."""
     solver = Solver(row.graph, row.cluster, options.seed, "latency", "longest_path")
     learned_s, auto_s = (
-        solved(solver, method, Limits(options.budget_s)).objective_s for method in ("pretrained+local_search", "auto")
+        solver.solve(method, Limits(options.budget_s)).objective_s for method in ("pretrained+local_search", "auto")
     )
     assert learned_s is not None
     assert auto_s is not None

@@ -65,16 +65,11 @@ def capture(
         raise CaptureError(
             f"{os.fspath(model)} brings its own arguments and loss; leave out args, kwargs and loss, or give a module."
         )
-    from placement.configurations.models import graph_of_configuration, is_training_configuration
     from placement.inputs.sources import read_source
 
-    path = os.fspath(model)
-    if is_training_configuration(path):
-        graph = graph_of_configuration(path, dims or {}, precision, cluster)
-    else:
-        stack = COMPILED if is_compiled else None
-        own: dict[str, Any] = {"train": train, "granularity": granularity, "dims": dims}
-        graph = read_source(path, **own, precision=precision, stack=stack).graph
+    named: dict[str, Any] = {"train": train, "granularity": granularity, "dims": dims, "cluster": cluster}
+    stack = COMPILED if is_compiled else None
+    graph = read_source(os.fspath(model), **named, precision=precision, stack=stack).graph
     if graph.is_training and graph.origin.optimizer not in (None, optimizer):
         from graphs.transforms.optimizers import with_optimizer
 

@@ -22,8 +22,8 @@ from graphs.opgraph import OpGraph
 from graphs.origin import EAGER
 from graphs.recipes import PRECISIONS, number_bytes
 from graphs.transforms.strategy import Strategy
-from placement.exporters.targets import runner_limits
 from placement.results.stacks import stack_word
+from placement.runtime.checking.runnable import runner_limits
 from placement.sizing.fewest_devices import FewestDevices, fewest_devices
 from placement.solving.arguments import check_cluster, check_graph
 

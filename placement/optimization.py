@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,28 +14,20 @@ from env.cluster import Cluster
 from env.objectives import LATENCY
 from env.plan import Method, Priority
 from env.problem import Problem
+from graphs.entry_points import imported
 from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.exporters.registry import ANY
-from placement.exporters.targets import (
-    check_of_run,
-    nearest_run,
-    run_check,
-    runner_limits,
-    tool_for,
-    why_not_run,
-    written_check,
-)
-from placement.learning.by_name import learned
 from placement.processes.runner import opened
 from placement.results.alternatives import KeptTo
 from placement.results.result import Result
 from placement.results.stacks import asked_for, beside_compiled
 from placement.runtime.checking.check import check
+from placement.runtime.checking.runnable import check_of_run, nearest_run, run_check, runner_limits, why_not_run
 from placement.solving.arguments import check_options, check_problem
-from placement.solving.best_of_all import FIRST_S, Progress, SearchAids, best_of_all, has_strategies
+from placement.solving.best_of_all import FIRST_S, Progress, best_of_all
 from placement.solving.checked import Check, unchecked
+from placement.solving.choosing import SearchAids, has_strategies
 from placement.solving.interruption import as_keyboard_interrupt
 from placement.solving.methods import AUTO, METHODS, Place
 from placement.solving.own_methods import own_methods
@@ -48,9 +40,10 @@ if TYPE_CHECKING:
 
     from env.gym.batch import ScorerFactory
 
-__all__ = ["METHODS", "optimize", "solved"]
+__all__ = ["METHODS", "optimize"]
 
 SIMULATOR = "simulate"  # the scorer by default
+_TARGETS = "placement.exporters.targets"  # loaded where a target is named
 
 
 @as_keyboard_interrupt()
@@ -149,39 +142,43 @@ def optimize(
         name = str(getattr(method, "__name__", type(method).__name__))
         method, own_place = name, own_methods({name: method}).get(name)
     check_options([AUTO if own_place is not None else method], seed, objective, priority, limits)
-    asked = strategy if strategy is None or isinstance(strategy, Strategy) else Strategy.parse(strategy)
+    fixed = None if strategy is None else _read(strategy)
     placed = asked_for(graph, stack)
-    tool = tool_for(target, placed, cluster, model)
+    run = runner_limits(placed, cluster, model)
+    tool = run if target is None else imported(f"{_TARGETS}:tool_for")(target, placed, cluster, model)
     question = Question(
         placed,
         cluster,
         method,
-        seed,
-        objective,
-        priority,
-        limits,
-        scorer,
-        None if asked is None else tool.cut(asked),
-        progress,
-        None if workers is None and address is None else (1 if workers is None else workers, address),
-        tool,
-        model,
-        first,
-        tuple(each if isinstance(each, Strategy) else Strategy.parse(each) for each in own),
-        runner_limits(placed, cluster, model) if target == ANY else None,
-        own_place,
+        seed=seed,
+        objective=objective,
+        priority=priority,
+        limits=limits,
+        scorer=scorer,
+        strategy=None if fixed is None else tool.cut(fixed),
+        progress=progress,
+        workers=None if workers is None and address is None else (1 if workers is None else workers, address),
+        tool=tool,
+        model=model,
+        first=first,
+        own=tuple(map(_read, own)),
+        beyond=run if tool is ANY_TOOL else None,
+        own_place=own_place,
     )
-    if question.tool.name:
+    if tool.name:
         _check_target(question)
-    elif question.runner is None:
+    elif question.beyond is None:
         _check_runs(question)
     if first:
         _check_first(question)
-    way = next(way for way in WAYS.values() if way.fits(question))
-    result = way.run(question)
-    if question.runner is not None and result.answer is not None:
-        result = dataclasses.replace(result, not_run=why_not_run(question.runner, result.strategy))
-    return result if first else beside_compiled(result, question.graph, cluster)
+    result = _answered(question)
+    if question.beyond is not None and result.answer is not None:
+        result = dataclasses.replace(result, not_run=why_not_run(run, result.strategy))
+    return result if first else beside_compiled(result, placed, cluster)
+
+
+def _read(strategy: str | Strategy) -> Strategy:
+    return strategy if isinstance(strategy, Strategy) else Strategy.parse(strategy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,10 +189,7 @@ class Question:
         limits: budget, evaluations, and by the clock.
         workers: how many, and the address of their Ray cluster; None: this process alone.
         tool: limits of what runs the answer.
-        model: of the graph, where it was given.
-        first: whether the first advice is enough.
-        own: strategies of the user's own.
-        runner: limits of `placement.apply`, where the search goes beyond these; else None.
+        beyond: limits of `placement.apply`, where the search goes beyond these; else None.
         own_place: makes the method of a problem, where it is the user's own function; else None.
     """
 
@@ -210,12 +204,12 @@ class Question:
     strategy: Strategy | None
     progress: Progress | None
     workers: tuple[int, str | None] | None
-    tool: ToolLimits = ANY_TOOL
-    model: nn.Module | None = None
-    first: bool = False
-    own: tuple[Strategy, ...] = ()
-    runner: ToolLimits | None = None
-    own_place: Callable[[Problem], Place] | None = None
+    tool: ToolLimits
+    model: nn.Module | None
+    first: bool
+    own: tuple[Strategy, ...]
+    beyond: ToolLimits | None
+    own_place: Callable[[Problem], Place] | None
 
     @property
     def is_simulated(self) -> bool:
@@ -228,11 +222,6 @@ class Question:
         return (self.method, self.objective, self.priority) == (AUTO, LATENCY, Priority.LONGEST_PATH.value)
 
     @property
-    def fixes_strategy(self) -> bool:
-        """A strategy rewrites the graph as the user says."""
-        return self.strategy is not None and not self.strategy.is_none
-
-    @property
     def searches_strategies(self) -> bool:
         """Nothing fixes or excludes strategies, and there are some."""
         return self.strategy is None and self.is_usual and has_strategies(self.graph)
@@ -241,14 +230,23 @@ class Question:
     def check(self) -> Check:
         """Finds out about a strategy before it is the answer."""
         found = unchecked if self.first else check
-        if self.runner is not None:
-            return check_of_run(self.runner, found)
-        return written_check(self.tool.name, self.model, found) if self.tool.name else run_check(self.tool, found)
+        if self.beyond is not None:
+            return check_of_run(self.beyond, found)
+        if not self.tool.name:
+            return run_check(self.tool, found)
+        written: Check = imported(f"{_TARGETS}:written_check")(self.tool.name, self.model, found)
+        return written
 
     def solver(self) -> Solver:
         return Solver(self.graph, self.cluster, self.seed, self.objective, self.priority)
 
+    def placed(self, solver: Solver) -> Result:
+        """A placement of the graph as it is, by one method."""
+        place = None if self.own_place is None else self.own_place(solver.problem)
+        return solver.solve(self.method, self.limits, place)
+
     def best_of_all(self, score_many: ScoreMany | None = None) -> Result:
+        """The fastest of one device, placements of the graph as it is, and all strategies."""
         aids = SearchAids(self.check, score_many, self.tool, self.first, self.own)
         return best_of_all(self.graph, self.cluster, self.seed, self.limits, self.progress, aids)
 
@@ -312,59 +310,49 @@ def _check_first(question: Question) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Way:
-    """A way to answer.
-
-    Attributes:
-        fits: whether a question is one for it.
-        run: gives the answer.
-    """
-
-    fits: Callable[[Question], bool]
-    run: Callable[[Question], Result]
+def _answered(question: Question) -> Result:
+    """The answer, in the first way that a question is one for."""
+    if question.workers is not None:
+        return _by_workers(question, *question.workers)
+    if question.strategy is not None and not question.strategy.is_none:
+        return _fixed_strategy(question, question.strategy)
+    if not question.is_simulated:
+        return _measured(question)
+    return question.best_of_all() if question.searches_strategies else question.placed(question.solver())
 
 
-def _by_workers(question: Question) -> Result:
+def _by_workers(question: Question, count: int, address: str | None) -> Result:
     """The fastest of all, as without workers; they score strategies side by side."""
-    assert question.workers is not None
     if not (question.searches_strategies and question.is_simulated):
         raise MismatchError(
             "workers score strategies by the simulator, and none are searched here; leave out workers, for placements "
             "are searched by threads of this process."
         )
-    with opened(Shared(question.graph, question.cluster), *question.workers) as runner:
+    with opened(Shared(question.graph, question.cluster), count, address) as runner:
         return question.best_of_all(partial(many_scored, runner))
 
 
-def _fixed_strategy(question: Question) -> Result:
+def _fixed_strategy(question: Question, strategy: Strategy) -> Result:
     """The strategy that the user chose, checked.
 
     Raises:
         InfeasibleError: it would compute something else than the model.
     """
-    graph, cluster, strategy = question.graph, question.cluster, question.strategy
-    assert strategy is not None
     if not (question.is_usual and question.is_simulated) or question.limits != NO_LIMITS:
         raise MismatchError(
             f"strategy {strategy.text!r} says itself where and in which order ops run; leave out method, objective, "
             "priority, budgets and scorer."
         )
-    result = strategy_row(graph, cluster, strategy, question.seed).result
+    result = strategy_row(question.graph, question.cluster, strategy, question.seed).result
     if result.answer is None:
         return result
-    found = question.check(graph, cluster, result)
+    found = question.check(question.graph, question.cluster, result)
     if found.problem:
         raise InfeasibleError(
             f"strategy {strategy.text!r} is not to be taken: {found.problem}; a search leaves such strategies out."
         )
     kept_to = KeptTo(question.tool.name) if question.tool.name else None
     return dataclasses.replace(result, checked=found.words, kept_to=kept_to)
-
-
-def _all_strategies(question: Question) -> Result:
-    """The fastest of one device, placements of the graph as it is, and all strategies."""
-    return question.best_of_all()
 
 
 def _measured(question: Question) -> Result:
@@ -377,38 +365,7 @@ def _measured(question: Question) -> Result:
         raise MismatchError(f"a scorer gives step times; expected objective {LATENCY}, got {question.objective}.")
     solver = question.solver()
     measuring = make_scorer(solver.problem)  # says at once if it is for another model
-    placed = fastest_measured(solver, _solved(question, solver), measuring)
+    placed = fastest_measured(solver, question.placed(solver), measuring)
     if question.searches_strategies and isinstance(measuring, StrategyScorer):
-        found = question.best_of_all()
-        return fastest_strategy(question.graph, question.cluster, found, placed, measuring)
+        return fastest_strategy(question.graph, question.cluster, question.best_of_all(), placed, measuring)
     return placed
-
-
-def _placement(question: Question) -> Result:
-    """A placement of the graph as it is, by one method."""
-    return _solved(question, question.solver())
-
-
-def _solved(question: Question, solver: Solver) -> Result:
-    if question.own_place is None:
-        return solved(solver, question.method, question.limits)
-    return solver.solve(question.method, question.limits, question.own_place(solver.problem))
-
-
-# The first that fits is taken.
-WAYS: Mapping[str, Way] = {
-    "by workers": Way(lambda question: question.workers is not None, _by_workers),
-    "fixed strategy": Way(lambda question: question.fixes_strategy, _fixed_strategy),
-    "measured": Way(lambda question: not question.is_simulated, _measured),
-    "all strategies": Way(lambda question: question.searches_strategies, _all_strategies),
-    "placement": Way(lambda question: True, _placement),
-}
-
-
-def solved(solver: Solver, method: str, limits: Limits = NO_LIMITS) -> Result:
-    """The result of any method by its name; policies are loaded before their time begins to count.
-
-    Raises:
-        PolicyFileError, MismatchError: as `placement.learning.by_name.learned`.
-    """
-    return solver.solve(method, limits, learned(solver.problem, method))

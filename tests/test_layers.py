@@ -62,7 +62,6 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "comparing",
         "measuring memory_estimate",
         "calibrating",
-        "calibration",
         "report",
         "cli",
         "fitting",
@@ -105,7 +104,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "networks",
         "policies",
         "learners",
-        "by_name placing session training",
+        "placing session training",
         "__init__",
     ),
 }

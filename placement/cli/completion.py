@@ -9,25 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-MODELS = ("graphs.zoo.registry:MODELS",)
 CLUSTERS = ("env.presets:PRESETS", "local")
-POLICIES = ("placement.learning.learners.registry:TRAINABLE",)
-METHODS = ("placement.solving.methods:METHODS",)
-STACKS = ("eager", "compiled", "fused")
-RATES = ("measured", "peak")
-OBJECTIVES = ("env.objectives:OBJECTIVES",)
-COMMUNICATIONS = ("overlapped", "blocking")
-PRIORITIES = ("longest_path", "fifo", "msr")
-SCORERS = ("simulate", "execute")
-GRANULARITIES = ("op", "module", "auto")
-PRECISIONS = ("graphs.recipes:PRECISIONS",)
-OPTIMIZERS = ("adam", "adamw", "momentum", "sgd")
-COUNTED_OPTIMIZERS = ("adam", "adamw", "adam8bit", "momentum", "adafactor", "sgd")  # by `placement estimate`
-TARGETS = ("placement.exporters.registry:TARGETS",)
-TOOLS = ("placement.configurations.registry:TOOLS",)
-SEARCHED = ("placement.exporters.registry:SEARCHED",)
-FIT_METHODS = ("placement.fitting.registry:NAMES",)
-TRAINING_PRESETS = ("placement.learning.learners.registry:PRESETS",)
+_MODELS = ("graphs.zoo.registry:MODELS",)
+_METHODS = ("placement.solving.methods:METHODS",)
+SOURCES = {  # by field, or COMMAND.FIELD where that command takes others
+    "graph": _MODELS,
+    "graphs": _MODELS,
+    "model": _MODELS,
+    "optimizer": ("adam", "adamw", "momentum", "sgd"),
+    "estimate.optimizer": ("adam", "adamw", "adam8bit", "momentum", "adafactor", "sgd"),
+    "precision": ("graphs.recipes:PRECISIONS",),
+    "granularity": ("op", "module", "auto"),
+    "stack": ("eager", "compiled", "fused"),
+    "cluster": CLUSTERS,
+    "clusters": CLUSTERS,
+    "base": CLUSTERS,
+    "communication": ("overlapped", "blocking"),
+    "rates": ("measured", "peak"),
+    "method": _METHODS,
+    "methods": _METHODS,
+    "for_": ("placement.exporters.registry:SEARCHED",),
+    "objective": ("env.objectives:OBJECTIVES",),
+    "priority": ("longest_path", "fifo", "msr"),
+    "scorer": ("simulate", "execute"),
+    "format": ("placement.configurations.registry:TOOLS",),
+    "to": ("placement.exporters.registry:TARGETS",),
+    "policy": ("placement.learning.learners.registry:TRAINABLE",),
+    "preset": ("placement.learning.learners.registry:PRESETS",),
+}
+_LISTS = ("cluster", "clusters", "method", "methods")  # several, with commas between them
+
+
+def completed(own: str, field: str) -> Callable[[str], list[str]] | None:
+    """The function that completes a value of a field, by its own name, COMMAND.FIELD, or the field's; None for none."""
+    sources = SOURCES.get(own, SOURCES.get(field))
+    if sources is None:
+        return None
+    return list_of(sources) if field in _LISTS else one_of(sources)
 
 
 def one_of(sources: Iterable[str]) -> Callable[[str], list[str]]:
@@ -50,7 +68,6 @@ def list_of(sources: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 def _names(sources: Iterable[str]) -> list[str]:
-    """The names that sources stand for, in their order."""
     from graphs.entry_points import imported  # pressed the tab key
 
     return [name for source in sources for name in (imported(source) if ":" in source else (source,))]

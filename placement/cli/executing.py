@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from graphs.errors import UnknownNameError
 from placement.cli.options import parse_dims
 from placement.cli.output import progress
 from placement.cli.reading import HowToRead
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
     Running = AbstractContextManager[str | ScorerFactory]
 
 
+@dataclass(frozen=True, kw_only=True)
 class HowToScore(HowToRead):
-    """The options of a record that say who tells how fast a placement is, and on which graph."""
+    """Options of the commands whose placements may really be run."""
 
-    scorer: str
+    scorer: str = "simulate"
 
 
 def check_scorer(how: HowToScore) -> None:
@@ -40,7 +43,6 @@ def check_scorer(how: HowToScore) -> None:
     if is_default(how, "scorer"):
         return
     from env.gym.batch import EXECUTE, SCORERS
-    from graphs.errors import UnknownNameError
 
     if how.scorer not in (*SCORERS, EXECUTE):
         raise UnknownNameError("scorer", how.scorer, (*SCORERS, EXECUTE))
@@ -70,7 +72,7 @@ def profiled(model: str, cluster: str | None, how: HowToRead) -> tuple[OpGraph, 
     with progress(f"measuring {model}"):
         from placement.measuring.models.profiling import profile
 
-        own: dict[str, Any] = {"optimizer": how.optimizer or "adam", "name": example.name}
+        own: dict[str, Any] = {"optimizer": _optimizer(how), "name": example.name}
         graph = profile(example.model, example.args, example.kwargs, target, how.train, **own)
     return graph, target, _running(example, target, how)
 
@@ -87,6 +89,10 @@ def executed(models: list[str], clusters: list[Cluster], how: HowToRead) -> Runn
     return _running(_example(models[0], how), clusters[0], how)
 
 
+def _optimizer(how: HowToRead) -> str:
+    return getattr(how, "optimizer", None) or "adam"
+
+
 def _example(model: str, how: HowToRead) -> Example:
     with progress(f"reading {model}"):
         from placement.inputs.examples import read_example
@@ -98,6 +104,6 @@ def _example(model: str, how: HowToRead) -> Example:
 def _running(example: Example, cluster: Cluster, how: HowToRead) -> Iterator[str | ScorerFactory]:
     from placement.measuring.runs.executor import Executor
 
-    own: dict[str, Any] = {"optimizer": how.optimizer or "adam", "name": example.name}
+    own: dict[str, Any] = {"optimizer": _optimizer(how), "name": example.name}
     with Executor(example.model, example.args, example.kwargs, cluster=cluster, train=how.train, **own) as executor:
         yield executor.scorer

@@ -10,6 +10,7 @@ import shlex
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -17,9 +18,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from graphs.disk import check_target
+from graphs.errors import InfeasibleError, PlacementError
+from graphs.formatting import format_seconds, show_line, show_output
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+    from placement.processes.starting import StepProgress
 
 BROKEN_PIPE = 141  # what a shell reports for a process that SIGPIPE ended
 PIPED_WIDTH = 160  # columns when nobody's terminal sets a limit
@@ -35,8 +42,6 @@ def emit(text: str, colours: bool = False) -> None:
         typer.Exit: he has.
         OSError: stdout is closed or its disk is full.
     """
-    from graphs.formatting import show_output
-
     if sys.stdout is None:  # what Python makes of a stdout that was closed when it started
         raise OSError(errno.EBADF, "it is closed", "stdout")
     with writing_stdout():
@@ -73,8 +78,6 @@ def discard_stdout() -> None:
 @contextmanager
 def usage_errors() -> Iterator[None]:
     """A number out of range is a usage error, while the block runs."""
-    from graphs.errors import PlacementError
-
     try:
         yield
     except PlacementError:
@@ -85,8 +88,6 @@ def usage_errors() -> Iterator[None]:
 
 def note(sentence: str) -> None:
     """Say something beside the answer, on one line of stderr."""
-    from graphs.formatting import show_line
-
     print(f"placement: note: {show_line(sentence)}", file=sys.stderr)
 
 
@@ -98,8 +99,6 @@ def emit_json(value: Any) -> None:
 @contextmanager
 def reason_as_json(as_json: bool) -> Iterator[None]:
     """Print it as JSON, too, if the block finds that nothing can fit. Outermost: `progress` redirects stdout."""
-    from graphs.errors import InfeasibleError
-
     try:
         yield
     except InfeasibleError as error:
@@ -147,14 +146,13 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
+_LONG_S = 30.0  # what is measured longer than this is said, also where no bar is shown
 EVERY_S = 10.0  # whoever reads a pipe or a log sees what is done
 
 
 @contextmanager
 def _lines(what: str, total: int | None) -> Iterator[Callable[[str, int], None]]:
     """A line on stderr in `EVERY_S` about what is done now, and for how long."""
-    from graphs.formatting import show_line
-
     doing, ended, began_s = [what, ""], threading.Event(), time.monotonic()
 
     def say(now: str, done: int) -> None:
@@ -188,7 +186,6 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[str, int
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from env.compiling import listening
-    from graphs.formatting import show_line
 
     columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
     counted = [BarColumn(), MofNCompleteColumn()] if total is not None else []
@@ -214,8 +211,6 @@ def check_outputs(*outputs: Path | None, inputs: Sequence[str | Path | None] = (
         OSError: as `graphs.disk.check_target`.
         typer.BadParameter: two outputs are one file, or an output is an input, or has no name.
     """
-    from graphs.disk import check_target
-
     read = {os.path.realpath(_file_of(str(path))) for path in inputs if path is not None}
     written: set[str] = set()
     for path in outputs:
@@ -253,3 +248,27 @@ def _quoted(word: str) -> str:
         return shlex.quote(word)
     plain = (chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\x{byte:02x}" for byte in os.fsencode(word))
     return f"$'{''.join(plain)}'"
+
+
+def tell_steps(
+    bar: Callable[[str, int], None], model: str, dims: dict[str, int]
+) -> Callable[[str, StepProgress], None]:
+    """A function that shows how far the steps of something are, and says beforehand where they take long."""
+    announced: set[tuple[str, bool]] = set()
+
+    def tell(what: str, now: StepProgress) -> None:
+        is_first = now.done == 0
+        each = f"{format_seconds(now.step_s)} {'predicted for each' if is_first else 'each'}"
+        bar(f"running {what}: step {now.done} of about {now.expected}, {each}", now.done)
+        left_s = (now.expected - now.done) * now.step_s
+        if (what, is_first) not in announced and left_s > _LONG_S:
+            announced.add((what, is_first))
+            takes = "is predicted to take" if is_first else "takes"
+            fewer = "" if dims or ":" in model else "; --dim batch=N takes N samples in place of the model's own number"
+            warnings.warn(
+                f"a step of {what} {takes} {format_seconds(now.step_s)}, and about {now.expected - now.done} "
+                f"{'' if is_first else 'more '}are run, in {format_seconds(left_s)}{fewer}.",
+                stacklevel=1,
+            )
+
+    return tell

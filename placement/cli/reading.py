@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from placement.cli.options import parse_dims
@@ -14,14 +15,21 @@ if TYPE_CHECKING:
     from placement.results.result import Result
 
 
+@dataclass(frozen=True, kw_only=True)
 class HowToRead:
-    """The options of a record that say how a GRAPH is read."""
+    """Options of every command that reads a GRAPH."""
 
-    train: bool
-    granularity: str
-    dim: list[str] | None
-    optimizer: str | None = None
+    train: bool = False
     precision: str | None = None
+    granularity: str = "op"
+    dim: list[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HowToCapture(HowToRead):
+    """Options of the commands that take the graph to another recipe and stack."""
+
+    optimizer: str | None = None
     stack: str | None = None
     expert_load: float | None = None
 
@@ -37,29 +45,23 @@ def read_graph(graph: str, how: HowToRead) -> Source:
             dropless experts.
     """
     sizes = parse_dims(how.dim)
+    optimizer, stack, load = (getattr(how, name, None) for name in ("optimizer", "stack", "expert_load"))
     with progress(f"reading {graph}"):
-        source = _source(graph, how, sizes)
-    if how.optimizer is not None:
+        from placement.inputs.sources import is_training_configuration, read_cluster, read_source
+
+        name = getattr(how, "cluster", None) if is_training_configuration(graph) else None
+        cluster = None if name is None else read_cluster(name)
+        own: dict[str, Any] = {"train": how.train, "granularity": how.granularity, "dims": sizes, "cluster": cluster}
+        source = read_source(graph, **own, precision=how.precision, stack=stack)
+    if optimizer is not None:
         from graphs.transforms.optimizers import with_optimizer
 
-        source = dataclasses.replace(source, graph=with_optimizer(source.graph, how.optimizer))
-    if how.expert_load is not None:
+        source = dataclasses.replace(source, graph=with_optimizer(source.graph, optimizer))
+    if load is not None:
         from graphs.transforms.expert_load import with_expert_load
 
-        source = dataclasses.replace(source, graph=with_expert_load(source.graph, how.expert_load))
-    return on_given_stack(source, how.stack)
-
-
-def _source(graph: str, how: HowToRead, sizes: dict[str, int]) -> Source:
-    from placement.configurations.models import graph_of_configuration, is_training_configuration
-    from placement.inputs.sources import Source, read_cluster, read_source
-
-    if is_training_configuration(graph):
-        name = getattr(how, "cluster", None)
-        cluster = None if name is None else read_cluster(name)
-        return Source(graph_of_configuration(graph, sizes, how.precision, cluster))
-    own: dict[str, Any] = {"train": how.train, "granularity": how.granularity, "dims": sizes}
-    return read_source(graph, **own, precision=how.precision, stack=how.stack)
+        source = dataclasses.replace(source, graph=with_expert_load(source.graph, load))
+    return on_given_stack(source, stack)
 
 
 def model_graph(argument: str, sizes: dict[str, int], result: Result) -> OpGraph:

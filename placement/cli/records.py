@@ -10,6 +10,8 @@ from typing import Any
 
 import typer
 
+from placement.cli.options import TOLD, declared
+from placement.cli.options import option_of as option_of
 from placement.cli.output import command_line
 
 _ALWAYS_NAMED = ("seed", "method", "policy")  # in a command line to be repeated, even where they are the defaults
@@ -18,18 +20,23 @@ _ALWAYS_NAMED = ("seed", "method", "policy")  # in a command line to be repeated
 def as_command(run: Callable[[Any], None]) -> Callable[..., None]:
     """The function that typer reads and calls, for one that takes an options record.
 
-    Its parameters are the fields of the record, in their order and with their defaults; it makes the record of what
-    was given and runs the function with it. Name and help are the function's own.
+    Its parameters are the fields of the record, with their defaults and as `placement.cli.options` tells them; it makes
+    the record of what was given and runs the function with it. Name and help are the function's own.
     """
     (record,) = (kind for name, kind in typing.get_type_hints(run).items() if name != "return")
 
     def command(**given: Any) -> None:
         run(record(**given))
 
-    signature = inspect.signature(record, eval_str=True)
+    parameters = [
+        each.replace(annotation=declared(run.__name__, name, each.annotation))
+        for name, each in inspect.signature(record, eval_str=True).parameters.items()
+    ]
+    if all(each.name in TOLD for each in parameters):  # in the order of the table
+        parameters.sort(key=lambda each: list(TOLD).index(each.name))
     command.__name__, command.__doc__ = run.__name__, run.__doc__
-    command.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
-    vars(command)["__signature__"] = signature
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    vars(command)["__signature__"] = inspect.Signature(parameters)
     return command
 
 
@@ -37,14 +44,6 @@ def is_default(given: Any, field: str) -> bool:
     """Whether an option has its default, given or not."""
     (default,) = (known.default for known in dataclasses.fields(given) if known.name == field)
     return bool(getattr(given, field) == default)
-
-
-def refuse(given: Any, fields: Sequence[str], why: str) -> None:
-    """Raises: typer.BadParameter: one of these options is given, which does not go with what `why` says."""
-    there = {known.name for known in dataclasses.fields(given)}
-    for field in fields:
-        if field in there and not is_default(given, field):
-            raise typer.BadParameter(f"{why}; leave out {option_of(field)}.")
 
 
 def again(command: str, arguments: Sequence[str], given: Any, fields: Sequence[str]) -> str:
@@ -59,6 +58,9 @@ def again(command: str, arguments: Sequence[str], given: Any, fields: Sequence[s
     return command_line(command, arguments, {option_of(field): getattr(given, field) for field in named})
 
 
-def option_of(field: str) -> str:
-    """``"budget_s"`` is ``--budget-s``, and ``"from_"``, which Python keeps for itself, ``--from``."""
-    return f"--{field.rstrip('_').replace('_', '-')}"
+def refuse(given: Any, fields: Sequence[str], why: str) -> None:
+    """Raises: typer.BadParameter: one of these options is given, which does not go with what `why` says."""
+    there = {known.name for known in dataclasses.fields(given)}
+    for field in fields:
+        if field in there and not is_default(given, field):
+            raise typer.BadParameter(f"{why}; leave out {option_of(field)}.")

@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib.util import find_spec
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from graphs.entry_points import imported
-from placement.cli.output import emit
-from placement.cli.plain_help import PlainCommand, PlainGroup
+from placement.cli.options import PANELS, TOLD, option_of
+from placement.cli.output import emit, writing_stdout
 from placement.cli.records import as_command
+
+_MOST_IN_ONE = 12  # parameters, of a command whose options need no panels
+_PANELS = {option_of(field): told.panel for field, told in TOLD.items() if told.panel in PANELS}
+
+
+class _PlainHelp:
+    """Help in panels, without the types that typer prints beside a name of its own: ``<bool>``, ``<list[str]>``."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, the help option included."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            panel = _PANELS.get(parameter.opts[0]) if len(parameters) > _MOST_IN_ONE else None
+            parameter.rich_help_panel = getattr(parameter, "rich_help_panel", None) or panel
+            if parameter.param_type_name == "argument" or parameter.metavar is None:
+                vars(parameter)["display_type_rich"] = _nothing
+        return parameters
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the arguments; on ``--help`` typer prints here, past `placement.cli.output.emit`."""
+        with writing_stdout():
+            return super().make_context(*args, **kwargs)  # type: ignore[misc]
+
+
+class _Command(_PlainHelp, TyperCommand):
+    """A command with such help."""
+
+
+class _Group(_PlainHelp, TyperGroup):
+    """A group of commands with such help."""
+
+
+def _nothing(*_: object, **__: object) -> str:
+    return ""
+
 
 app = typer.Typer(
     name="placement",
     help="Decides where every operation of a neural network runs, proves how far that is from optimal, and runs it "
     "there.",
-    cls=PlainGroup,
+    cls=_Group,
 )
 # Every command, in the order of --help, and an example: `placement.cli.commands.NAME` has a function of that name,
 # but for those of a wing of their own.
@@ -35,10 +72,11 @@ EXAMPLES = {
     "train": "placement train nmt4 --cluster 8xV100-nvlink -o policy.zip",
     "fit": "placement fit model.py:make --cluster 4xV100-pcie --methods sync,adam --until loss=0.5",
 }
-_WINGS = {"fit": "placement.fitting.command"}
+if find_spec("placement.fitting") is None:
+    del EXAMPLES["fit"]
 for name, example in EXAMPLES.items():
-    function = imported(f"{_WINGS.get(name, f'placement.cli.commands.{name}')}:{name}")
-    app.command(cls=PlainCommand, epilog=f"Example: {example}")(as_command(function))
+    module = "placement.fitting.command" if name == "fit" else f"placement.cli.commands.{name}"
+    app.command(cls=_Command, epilog=f"Example: {example}")(as_command(imported(f"{module}:{name}")))
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,8 +1,9 @@
-"""From the words of a command line to how methods search."""
+"""From the words of a command line to how methods search. `given` is the record of the command that searched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from placement.cli.output import command_line, usage_errors
@@ -19,22 +20,21 @@ ANSWER_FIELDS = (
 _APPLIED = ("seed", "budget_s", "train", "optimizer", "precision", "dim")  # of these, what `placement apply` takes, too
 
 
+@dataclass(frozen=True, kw_only=True)
 class HowToSearch:
-    """The options of a record that are arguments, too, of `placement.optimize` and `placement.compare`."""
+    """Options that are arguments, too, of `placement.optimize` and `placement.compare`."""
 
-    seed: int
-    objective: str
-    priority: str
-    budget_s: float | None
-    evaluations: int | None
+    seed: int = 0
+    objective: str = "latency"
+    priority: str = "longest_path"
+    budget_s: float | None = None
+    evaluations: int | None = None
 
 
 def first_lines(given: Any, result: Result, after: str = ": ") -> list[str]:
     """The first lines of an answer: the advice, the command that follows it, and the rest of a long advice.
 
     Args:
-        given: the options record of the command that searched.
-        result: with alternatives.
         after: ": ", or spaces that align the command with the lines of a summary.
     """
     from placement.results.advice import advice_lines, prefers_one_device
@@ -51,12 +51,7 @@ def compiled_line(words: str) -> list[str]:
 
 
 def with_against(lines: Sequence[str], given: Any, result: Result) -> list[str]:
-    """The lines of a summary with the command to try beside `do_it`, where predictions cannot tell the two apart.
-
-    Args:
-        given: the options record of the command that searched.
-        result: with alternatives.
-    """
+    """The lines of a summary with the command to try beside `do_it`, where predictions cannot tell the two apart."""
     from placement.results.advice import tied
 
     near = tied(result)
@@ -72,7 +67,6 @@ def do_it(given: Any, result: Result, on_one_device: bool = False, other: Strate
     A model on the devices of this machine is run by it, as far as `placement apply` has the options for that.
 
     Args:
-        given: the options record of the command that searched.
         other: a strategy to take instead.
     """
     from placement.cli.records import is_default, option_of
@@ -97,7 +91,6 @@ def do_it(given: Any, result: Result, on_one_device: bool = False, other: Strate
 
 
 def _is_given(given: Any, field: str) -> bool:
-    """Whether a command has an option, and not at its default."""
     from placement.cli.records import is_default
 
     return hasattr(given, field) and not is_default(given, field)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,11 @@ from env.presets.gpus import compared
 from env.resizing import resized
 from graphs.formatting import format_bytes, format_count, format_seconds, show, show_line
 from graphs.kept import kept_words
-from placement.cli.reached import reached
 
 if TYPE_CHECKING:
     from env.communication.times import CollectiveTimes
+    from env.device import Device
+    from env.rates import Rates
     from graphs.opgraph import OpGraph
     from graphs.transforms.coverage import Coverage
     from placement.measuring.machine.links import ComparedCollective
@@ -194,6 +195,27 @@ def new_table(*headers: str, left: Sequence[str] = ()) -> Table:
         is_text = header in left or (number == 0 and "strategy" in header)
         table.add_column(header, justify=justify, no_wrap=not is_text, overflow="fold")
     return table
+
+
+def reached(devices: Iterable[Device]) -> list[str]:
+    """A line for each model of device that has rates, and one that says what the table's figures are then."""
+    rated = ((device.model or device.name, device.rates) for device in devices)
+    lines = dict.fromkeys(
+        f"reached by {show(name)}: {_rate_words(rates)}" for name, rates in rated if rates is not None
+    )
+    return [*lines, "scored by these; FLOP/s and bandwidth of devices below are peaks"] if lines else []
+
+
+def _rate_words(rates: Rates) -> str:
+    by_rate: dict[float, list[str]] = {}
+    for dtype, rate in rates.products.items():
+        by_rate.setdefault(rate.flops_per_s, []).append(dtype)
+    products = ", ".join(f"{format_count(most)}FLOP/s {' and '.join(names)}" for most, names in by_rate.items())
+    long = f" (long runs take {rates.sustained:g} times as long)" if rates.sustained > 1 else ""
+    attention = "" if rates.attention is None else f"; attention {format_count(rates.attention.flops_per_s)}FLOP/s"
+    moved = f"; memory {format_bytes(rates.bytes_per_s)}/s, a kernel at least {format_seconds(rates.floor_s)}"
+    source = show_line(rates.source) or "source not said"
+    return f"products {products}{long}{attention}{moved}; {source}"
 
 
 # -- the memory of a step ----------------------------------------------------------------------------------------

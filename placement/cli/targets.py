@@ -19,13 +19,13 @@ from graphs.errors import (
 )
 from placement.cli.comparing.asked import OptimizeOptions
 from placement.cli.options import parse_dims
-from placement.exporters.registry import ANY, EXPORTERS, SEARCHED, Exporter
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
     from graphs.opgraph import OpGraph
     from graphs.transforms.strategy import Strategy
     from placement.configurations.configuration import Configuration
+    from placement.exporters.registry import Exporter
     from placement.results.result import Result
 
 _SHORT = 60  # lines of a text that are shown in full
@@ -50,18 +50,13 @@ class Handed:
 def as_the_tool_runs(given: OptimizeOptions, own: Configuration | None) -> OptimizeOptions:
     """The options, with the precision and the stack of the target where nobody gave others and GRAPH is a model.
 
-    Args:
-        own: as of `own_configuration`.
-
     Raises:
         UnknownNameError: no such target.
     """
-    if given.for_ is not None and given.for_ not in SEARCHED:
-        raise UnknownNameError("target", given.for_, SEARCHED)
-    from graphs.origin import EAGER
-
     exporter = _exporter(given)
     if own is not None:
+        from graphs.origin import EAGER
+
         stack = None if own.stack == EAGER else own.stack
         return dataclasses.replace(given, stack=given.stack or stack, optimizer=given.optimizer or own.optimizer)
     if exporter is None or (exporter.precision, exporter.stack) == (None, None):
@@ -102,11 +97,6 @@ def handed_over(
     """The answer in the target's words, also written to `handed_to`; None where there is nothing to hand over.
 
     A configuration of the target that GRAPH is comes back with the answer in it.
-
-    Args:
-        own: as of `own_configuration`.
-        graph: before the strategy.
-        model: as of `model_for`.
     """
     exporter = _exporter(given)
     if exporter is None or given.for_ is None or not result.feasible or result.strategy.is_none:
@@ -129,8 +119,10 @@ def handed_over(
 
 def own_configuration(given: OptimizeOptions) -> Configuration | None:
     """The configuration of the target that GRAPH is; None where it is anything else."""
-    from placement.configurations.models import is_training_configuration
+    if given.for_ is None:
+        return None
     from placement.configurations.registry import TOOLS, read_configuration, tool_of
+    from placement.inputs.sources import is_training_configuration
 
     if given.for_ not in TOOLS or not is_training_configuration(given.graph):
         return None
@@ -148,10 +140,10 @@ def own_strategies(
 
     A first advice has no time to score it, too.
     """
-    from placement.configurations.strategies import settled
-
     if own is None or given.first or given.strategy is not None:
         return ()
+    from placement.configurations.strategies import settled
+
     found = _strategy_of(settled(own, cluster), graph)
     return () if found is None else (found,)
 
@@ -263,4 +255,15 @@ def _handed(given: OptimizeOptions, exporter: Exporter, result: Result, text: st
 
 
 def _exporter(given: OptimizeOptions) -> Exporter | None:
-    return None if given.for_ in (None, ANY) else EXPORTERS[given.for_]
+    """The tool of ``--for``; None without one, and of ``any``.
+
+    Raises:
+        UnknownNameError: no such target.
+    """
+    if given.for_ is None:
+        return None
+    from placement.exporters.registry import EXPORTERS, SEARCHED
+
+    if given.for_ not in SEARCHED:
+        raise UnknownNameError("target", given.for_, SEARCHED)
+    return EXPORTERS.get(given.for_)

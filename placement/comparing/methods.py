@@ -29,8 +29,6 @@ from placement.comparing.rows import (
     Said,
     format_percent,
 )
-from placement.exporters.targets import run_check, runner_limits
-from placement.learning.by_name import learned
 from placement.results.alternatives import best_of_each, single_s
 from placement.results.answer import Answer, relative_gap
 from placement.results.result import OWN_ORDER, Result, versions
@@ -39,15 +37,16 @@ from placement.results.stacks import asked_for
 from placement.results.strategy_words import family_in_words
 from placement.results.utilisation import rate_of
 from placement.runtime.checking.check import check
+from placement.runtime.checking.runnable import run_check, runner_limits
 from placement.solving.arguments import check_options, check_problem
 from placement.solving.interruption import as_keyboard_interrupt
-from placement.solving.methods import AUTO, SINGLE, default_methods, measure, supports
+from placement.solving.methods import AUTO, SINGLE, default_methods, learned, measure, supports
 from placement.solving.own_methods import own_methods
 from placement.solving.solver import Attempt, Finding, Solver
 from placement.solving.strategy_row import without_answer
 
 if TYPE_CHECKING:
-    from placement.solving.best_of_all import SearchAids
+    from placement.solving.choosing import SearchAids
 
 SAME = 1e-9  # objectives closer than this, relative, are a tie
 NOT_SEARCHED = "strategies were not searched"
@@ -243,7 +242,8 @@ def compare(
             graph.
         BoundError: one method's placement beats another one's lower bound.
     """
-    from placement.solving.best_of_all import beside_placements, has_strategies
+    from placement.solving.best_of_all import beside_placements
+    from placement.solving.choosing import has_strategies
 
     asked = default_methods(objective) if methods is None else methods
     own = own_methods(methods) if isinstance(methods, Mapping) else {}
@@ -302,7 +302,7 @@ def compare(
 
 def _run_alone(graph: OpGraph, cluster: Cluster) -> SearchAids:
     """Keep a search to strategies that `placement.apply` runs, and check them."""
-    from placement.solving.best_of_all import SearchAids
+    from placement.solving.choosing import SearchAids
 
     limits = runner_limits(graph, cluster)
     return SearchAids(run_check(limits, check), tool=limits)

@@ -18,13 +18,13 @@ from graphs.origin import EAGER
 from graphs.transforms.strategy import Strategy
 from graphs.transforms.strategy_reading import read_strategies
 from placement.comparing.rows import PEAK_PARTS, CaseGrid, Column, Row, RowTable, Said
-from placement.exporters.targets import runner_limits, why_not_run
 from placement.results.result import Result, versions
 from placement.results.result_json import comparison_row
 from placement.results.stacks import asked_for
 from placement.results.utilisation import rate_of
 from placement.results.why import spent, why_not
 from placement.runtime.checking.check import check
+from placement.runtime.checking.runnable import runner_limits, why_not_run
 from placement.solving.arguments import check_options, check_problem
 from placement.solving.best_of_all import solver_or_reason
 from placement.solving.methods import AUTO, SINGLE

@@ -7,7 +7,6 @@ megatron/training/arguments.py of core 0.15.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -223,11 +222,6 @@ class _Arguments:
 
 _SUFFIXES = (".toml", ".sh", ".yaml", ".yml")
 _DIMS = ("batch", "sequence", "vocabulary")
-
-
-def is_training_configuration(argument: str) -> bool:
-    """Whether it is a file of a tool's configuration, by its suffix."""
-    return argument.endswith(_SUFFIXES) and os.path.isfile(argument)
 
 
 def graph_of_configuration(

@@ -12,7 +12,8 @@ from graphs.errors import InfeasibleError, MismatchError, UnknownNameError
 from graphs.formatting import show
 from graphs.kept import check_formats
 from graphs.transforms.strategy import Strategy
-from placement.exporters.registry import EXPORTERS, PLACES_PARTS
+from placement.exporters.registry import EXPORTERS
+from placement.runtime.checking.runnable import PLACES_PARTS
 
 if TYPE_CHECKING:
     from torch import nn

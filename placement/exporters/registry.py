@@ -121,6 +121,5 @@ EXPORTERS: Mapping[str, Exporter] = {
     ),
 }
 TARGETS = tuple(EXPORTERS)
-PLACES_PARTS = "it places the ops of each part one by one, and nothing runs both"  # as of `lacks`, of all
 ANY = "any"  # the target of a search over all strategies, also those that nothing runs
 SEARCHED = (ANY, *(name for name, exporter in EXPORTERS.items() if exporter.lacks))

@@ -63,7 +63,7 @@ class FitOptions:
         typer.Option(
             "--methods",
             metavar="A,B,...",
-            autocompletion=completion.list_of(completion.FIT_METHODS),
+            autocompletion=completion.list_of(("placement.fitting.registry:NAMES",)),
             help="Methods, parts joined by +, each with its options: local_sgd:period=8, downpour:fetch=5+adagrad.",
         ),
     ] = "sync"
@@ -110,19 +110,19 @@ class FitOptions:
             help="The time to the loss with each number of workers, or each mini-batch, batch=8..64, and its laws.",
         ),
     ] = None
-    seed: options.Seed = 0
+    seed: int = 0
     real: Annotated[
         bool,
         typer.Option(
             "--real", help="Run it in processes of this host, one for each worker and server; the cluster is local."
         ),
     ] = False
-    dim: options.Dims = None
-    stack: options.Stack = None
-    precision: options.Precision = None
-    html: options.Html = None
-    output: options.Output = None
-    as_json: options.Json = False
+    dim: list[str] | None = None
+    stack: str | None = None
+    precision: str | None = None
+    html: Path | None = None
+    output: Path | None = None
+    as_json: bool = False
 
 
 def fit(given: FitOptions) -> None:

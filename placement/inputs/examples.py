@@ -77,7 +77,6 @@ def read_example(
 
 
 def _checked(example: Example) -> Example:
-    """Refuse what could not be run."""
     check_call(example.model, example.args, example.kwargs)
     check_states(example.model)
     check_data(tensors_of(argument_leaves(example.model, example.args, example.kwargs)))

@@ -245,7 +245,6 @@ def call_function(label: str, dims: Mapping[str, int] | None = None, building: B
 
 
 def _function(label: str) -> Callable[..., Any]:
-    """The function that ``file.py:function`` names."""
     file, _, name = label.rpartition(":")
     path = Path(file)
     _refuse_namesakes(path)

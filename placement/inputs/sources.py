@@ -15,6 +15,7 @@ from env.gym.named import LOCAL as LOCAL
 from env.gym.named import check_cluster_name, cluster_named
 from env.published import neurips_cluster
 from graphs.disk import read_text, stem
+from graphs.entry_points import imported
 from graphs.errors import CaptureError, ClusterError, GraphFileError, UnknownNameError
 from graphs.files import load_graph
 from graphs.opgraph import OpGraph
@@ -43,24 +44,31 @@ def read_source(
     dims: Mapping[str, int] | None = None,
     precision: str | None = None,
     stack: str | None = None,
+    cluster: Cluster | None = None,
 ) -> Source:
     """The graph a GRAPH argument names.
 
     Args:
-        argument: a built-in model, ``file.py:function``, a configuration of transformers, or a file: a saved graph, a
-            NeurIPS 2020 problem, a PipeDream profile, an ONNX model or an exported program.
+        argument: a built-in model, ``file.py:function``, a configuration of transformers, one of torchtitan or
+            Megatron-LM, which is of a training step, or a file: a saved graph, a NeurIPS 2020 problem, a PipeDream
+            profile, an ONNX model or an exported program.
         train: the training graph; for models, functions that return one, and PipeDream profiles.
         granularity: of what is captured, ``"op"``, ``"module"`` or ``"auto"``.
         dims: sizes of the symbolic dimensions of an ONNX model, by name; of a built-in model ``"batch"``, its samples;
             keyword arguments of a ``file.py:function``; of a configuration ``"batch"``, ``"sequence"``, ``"target"``.
         precision: of what is captured; None: as the model is.
         stack: on which it is to run; the graph is not on it yet, but a configuration is captured as it runs there.
+        cluster: for a configuration of torchtitan or Megatron-LM, whose batch may follow from the number of devices.
 
     Raises:
         UnknownNameError: neither a model nor a file, or no such precision.
         GraphFileError: a file that is not what it says, or an option that does not suit it.
         CaptureError: the model cannot be traced, or the user's function failed.
+        ConfigurationError: as `placement.configurations.models.graph_of_configuration`.
     """
+    if is_training_configuration(argument):
+        of_tool = imported("placement.configurations.models:graph_of_configuration")
+        return Source(of_tool(argument, dims or {}, precision, cluster))
     for name, size in (dims or {}).items():
         if size < 1 and not is_function(argument):  # whose switch may be 0
             raise GraphFileError(f"got --dim {name}={size}; expected 1 or more.")
@@ -79,6 +87,11 @@ def read_source(
     source = _from_file(argument, train, dims or {})
     check_precision(argument, source.graph, precision)
     return source
+
+
+def is_training_configuration(argument: str) -> bool:
+    """Whether it is a file of a training tool's configuration, by its suffix."""
+    return argument.endswith((".toml", ".sh", ".yaml", ".yml")) and os.path.isfile(argument)
 
 
 def check_name(argument: str) -> None:

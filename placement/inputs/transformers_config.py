@@ -124,7 +124,6 @@ def _model(path: str, dims: Mapping[str, int]) -> tuple[Any, Any]:
 
 
 def _read(path: str) -> tuple[Any, Any]:
-    """The configuration and the class of its model."""
     try:
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its own imports

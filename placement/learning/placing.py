@@ -23,9 +23,9 @@ from placement.learning.learners.registry import make_learner, within_63_bits
 from placement.learning.policies.policy import PlacementPolicy
 from placement.learning.policies.policy_file import load_policy
 from placement.processes.threads import one_thread, single_threaded
+from placement.solving.compiling import two_ops
 from placement.solving.interruption import on_interrupt
 from placement.solving.methods import LOCAL_SEARCH, POLICY_FILE, PRETRAINED, REFINED, Place, is_method
-from placement.solving.warmup import two_ops
 
 _BATCH = 32  # placements a saved policy draws at once
 _LEARNING = 1 / 3  # of the budget, where local search has the rest

@@ -1,4 +1,7 @@
-"""The first lines of an answer: how to run the model, how much that gains, and the cost of the next best ways."""
+"""The first lines of an answer: how to run the model, how much that gains, and the cost of the next best ways.
+
+Results here have alternatives; `placement.solving.one_device.beside_one_device` adds them where none were searched.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +51,7 @@ def in_two(text: str) -> list[str]:
 
 
 def advice_lines(result: Result) -> list[str]:
-    """The advice as its first line and, where that does not hold it all, a second with the rest.
-
-    Args:
-        result: as of `advice`.
-    """
+    """The advice as its first line and, where that does not hold it all, a second with the rest."""
     return in_two(show_line(advice(result)))
 
 
@@ -60,9 +59,6 @@ def advice(result: Result) -> str:
     """Advice in one line.
 
     It begins with "not final" where Ctrl-C or a limit of the clock has ended the search, and says what nothing runs.
-
-    Args:
-        result: with alternatives (`placement.solving.one_device.beside_one_device` adds them where none were searched).
     """
     before = ("not final: " if result.interrupted else "") + ("nothing runs it: " if result.not_run else "")
     return f"{before}{_advice(result)}"
@@ -118,7 +114,6 @@ def _within(result: Result, room: int) -> str:
 
 
 def _is_same(one: Alternative, result: Result) -> bool:
-    """Whether an alternative is the answer itself."""
     return one.name == PLACEMENT if result.strategy.is_none else one.strategy == result.strategy
 
 
@@ -131,11 +126,7 @@ def _is_another(one: Alternative, best_s: float, one_s: float | None) -> bool:
 
 
 def prefers_one_device(result: Result) -> bool:
-    """Whether the advice is to take one device, which is as fast.
-
-    Args:
-        result: as of `advice`.
-    """
+    """Whether the advice is to take one device, which is as fast."""
     one = on_one_device(result.alternatives)
     if one is None or one.name != ONE_DEVICE or one.step_time_s is None or result.answer is None:
         return False
@@ -143,7 +134,6 @@ def prefers_one_device(result: Result) -> bool:
 
 
 def _is_searched(result: Result) -> bool:
-    """Whether strategies were searched, so that one can say what is best."""
     return result.method == AUTO and bool(result.bounds)
 
 
@@ -183,7 +173,6 @@ def _gain(speedup: float | None, which: str, time: str) -> str:
 
 
 def _is_host(result: Result, device: str) -> bool:
-    """Whether the device of a name is a CPU."""
     number = result.cluster.device_index.get(device)
     return number is not None and result.cluster.devices[number].kind == HOST
 
@@ -197,11 +186,7 @@ def _one_device(result: Result, which: str) -> str:
 
 
 def tied(result: Result) -> list[Alternative]:
-    """The best of other families that predictions cannot tell from the answer, fastest first.
-
-    Args:
-        result: as of `advice`.
-    """
+    """The best of other families that predictions cannot tell from the answer, fastest first."""
     answer, off = result.answer, result.uncertainty
     if answer is None or off is None:
         return []
@@ -219,9 +204,6 @@ def ties(result: Result) -> str:
     """The answer and the ways that are within the error of predictions, and how long it takes to tell; else empty.
 
     Two are enough to try: the answer, and the fastest of the others.
-
-    Args:
-        result: as of `advice`.
     """
     near, off = tied(result), result.uncertainty
     if not near or off is None:
@@ -291,11 +273,7 @@ def _bought(before: Rung | None, one: Rung) -> str:
 
 
 def for_trainers(result: Result) -> str:
-    """The fastest strategy beside a training step that is placed op by op, which no training tool runs; else empty.
-
-    Args:
-        result: as of `advice`.
-    """
+    """The fastest strategy beside a training step that is placed op by op, which no training tool runs; else empty."""
     answer = result.answer
     as_placed = result.strategy.is_none or result.strategy.is_placed
     if answer is None or not (as_placed and result.graph.is_training and len(answer.used) > 1):
@@ -313,11 +291,7 @@ def for_trainers(result: Result) -> str:
 
 
 def safer(result: Result) -> str:
-    """The fastest way that needs clearly less memory than an answer that leaves little, and its cost; else empty.
-
-    Args:
-        result: as of `advice`.
-    """
+    """The fastest way that needs clearly less memory than an answer that leaves little, and its cost; else empty."""
     answer = result.answer
     if answer is None or not _leaves_little(result):
         return ""

@@ -68,7 +68,6 @@ def _axes(cluster: Cluster, strategy: Strategy, grid: IntArray, several: bool, i
 
 
 def _crosses(cluster: Cluster, grid: IntArray) -> bool:
-    """Whether some stage is on another host than the next one."""
     host = cluster.host_number[grid]
     return bool((host != host[:1]).any())
 
@@ -80,7 +79,6 @@ def _narrowest(cluster: Cluster, groups: IntArray) -> float:
 
 
 def _is_even(cluster: Cluster, devices: IntArray) -> bool:
-    """Whether all pairs of devices are joined equally well."""
     if not 2 < len(devices) <= _MOST_DEVICES:
         return True
     first, second = np.triu_indices(len(devices), 1)

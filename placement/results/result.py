@@ -9,13 +9,14 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from env.cluster import Cluster
 from env.device import Device
-from env.plan import Plan
+from env.objectives import LATENCY
+from env.plan import Plan, Priority
 from env.problem import Problem, scope
 from graphs.disk import read_text, write_atomically
 from graphs.errors import MismatchError
@@ -31,9 +32,20 @@ from placement.results.utilisation import Utilisation, basis, uncertainty, utili
 if TYPE_CHECKING:
     from env.simulation.simulator import Schedule, Score
 
+Value = TypeVar("Value")
 OWN_ORDER = "own"  # the value of `Result.priority` when the method itself said in which order ops run
 ALL_STRATEGIES = "among all strategies and placements that keep the step's mathematics"
 ALL, THIS_GRAPH = "all", "this graph"  # keys of `Result.bounds`
+
+
+class _OfAnswer(Generic[Value]):
+    """A field of the answer as an attribute of its result; None without an answer."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, result: Result, owner: type) -> Value | None:
+        return None if result.answer is None else getattr(result.answer, self._name)
 
 
 @dataclass(frozen=True)
@@ -89,15 +101,15 @@ class Result:
     method: str
     chosen: str
     seed: int
-    objective: str
-    budget_s: float | None
-    evaluations: int | None
-    interrupted: bool
-    priority: str
-    reason: str | None
-    lower_bound_s: float
-    answer: Answer | None
-    versions: Mapping[str, str]
+    objective: str = LATENCY
+    budget_s: float | None = None
+    evaluations: int | None = None
+    interrupted: bool = False
+    priority: str = Priority.LONGEST_PATH.value
+    reason: str | None = None
+    lower_bound_s: float = 0.0
+    answer: Answer | None = None
+    versions: Mapping[str, str] = field(default_factory=lambda: versions())
     strategy: Strategy = field(default_factory=Strategy)
     note: str = ""
     alternatives: Sequence[Alternative] = ()
@@ -167,33 +179,15 @@ class Result:
         """It fits memory and pins."""
         return self.reason is None
 
-    @property
-    def placement(self) -> Mapping[str, str] | None:
-        return None if self.answer is None else self.answer.placement
-
-    @property
-    def order(self) -> Mapping[str, Sequence[str]] | None:
-        return None if self.answer is None else self.answer.order
-
-    @property
-    def transfer_order(self) -> Sequence[tuple[str, int, str]] | None:
-        return None if self.answer is None else self.answer.transfer_order
-
-    @property
-    def objective_s(self) -> float | None:
-        return None if self.answer is None else self.answer.objective_s
-
-    @property
-    def step_time_s(self) -> float | None:
-        return None if self.answer is None else self.answer.step_time_s
-
-    @property
-    def throughput(self) -> float | None:
-        return None if self.answer is None else self.answer.throughput
-
-    @property
-    def peak_bytes(self) -> Mapping[str, int] | None:
-        return None if self.answer is None else self.answer.peak_bytes
+    placement = _OfAnswer[Mapping[str, str]]()
+    order = _OfAnswer[Mapping[str, Sequence[str]]]()
+    transfer_order = _OfAnswer[Sequence[tuple[str, int, str]]]()
+    objective_s = _OfAnswer[float]()
+    step_time_s = _OfAnswer[float]()
+    throughput = _OfAnswer[float]()
+    peak_bytes = _OfAnswer[Mapping[str, int]]()
+    bytes_moved = _OfAnswer[int]()
+    gap = _OfAnswer[float]()
 
     @property
     def fullest_bytes(self) -> int | None:
@@ -208,14 +202,6 @@ class Result:
         cluster = self.cluster
         hosts = set(cluster.host_devices.tolist()) - {-1} if self.strategy.offload else set()
         return {cluster.devices[d].name for d in hosts}
-
-    @property
-    def bytes_moved(self) -> int | None:
-        return None if self.answer is None else self.answer.bytes_moved
-
-    @property
-    def gap(self) -> float | None:
-        return None if self.answer is None else self.answer.gap
 
     @property
     def utilisation(self) -> Utilisation:

@@ -41,17 +41,11 @@ def check_same_model(result: Result, graph: OpGraph) -> None:
     """Refuse a graph of another model than that of a result's strategy; op times may have been measured since.
 
     Raises:
-        MismatchError: another model, or a result of a release that did not note its model.
+        MismatchError: another model.
     """
     if graph.hash == result.source_hash or model_hash(with_recipe_of(result, graph)) == result.model_hash:
         return
-    strategy = show(result.strategy.text)
-    if not result.model_hash:
-        raise MismatchError(
-            f"the result for strategy {strategy} is of an earlier release and does not say for which model, and this "
-            "graph is another than it was found for; find it again."
-        )
     raise MismatchError(
-        f"the result is for strategy {strategy} of another model than this one; find one for this model, frozen and "
-        "cast as here, and inputs of these shapes."
+        f"the result is for strategy {show(result.strategy.text)} of another model than this one; find one for this "
+        "model, frozen and cast as here, and inputs of these shapes."
     )

@@ -110,8 +110,6 @@ def _largest(found: Iterable[PartDifference]) -> list[PartDifference]:
 
 @dataclass(frozen=True)
 class _Axis:
-    """All exchanges along one axis."""
-
     busy_s: float = 0.0
     exposed_s: float = 0.0
     sizes: Mapping[str, int] = field(default_factory=dict)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import numpy as np
 
@@ -19,13 +20,15 @@ import baselines
 from baselines.budget import Budget
 from baselines.registry import STARTS
 from env.bounds.bounds import lower_bound
+from env.cluster import Cluster, Device, both_ways
 from env.compiling import listening, report
 from env.objectives import LATENCY, THROUGHPUT
 from env.plan import Plan
 from env.problem import Problem
 from env.simulation.scoring import Scorer
+from graphs.opgraph import Op, OpGraph, Phase, Tensor
+from graphs.rows import SplitRow
 from placement.solving.methods import AUTO, HEURISTICS, REFINED, SEARCHES, heuristics_for
-from placement.solving.warmup import small_step, two_ops
 
 _BOUNDS, _SIMULATOR, _SEQUENCES, _LOCAL = "bounds", "simulator", "fixed sequences", "local_search"
 _APART = (_LOCAL,)  # about half of all compiling
@@ -88,7 +91,6 @@ def _parts(problem: Problem, methods: Sequence[str], search: bool) -> list[str]:
 
 @functools.cache
 def _compile(part: str, objective: str) -> None:
-    """Run one part on a problem of two ops."""
     problem, both = two_ops(objective), np.zeros(2, dtype=np.int64)
     if part == _BOUNDS:
         lower_bound(problem)
@@ -153,3 +155,41 @@ def compile_parts(parts: Sequence[str], objective: str) -> None:
     """The work of the other process."""
     for part in parts:
         _compile(part, objective)
+
+
+# -- problems of a few ops, to warm up with ---------------------------------------------------------------------
+
+
+def two_ops(objective: str = LATENCY) -> Problem:
+    """Two ops in a row on two linked devices."""
+    devices = tuple(Device(name, "cpu", 1, {"float32": 1.0}, 1.0) for name in "ab")
+    ops = [Op("x", time_s={"*": 1.0}), Op("y", time_s={"*": 1.0})]
+    graph = OpGraph.build(ops, [Tensor("x", 0, ("y",))], "two ops")
+    return Problem(graph, Cluster("two devices", devices, both_ways("a", "b", 1.0, 0.0)), objective)
+
+
+def small_step() -> tuple[OpGraph, Cluster]:
+    """A training step of two layers whose batch of four may be cut, and two linked devices for it."""
+    read, back = "batch: S(0,4)->S(0,4)", "batch: S(0,4),S(0,4)->S(0,4)"
+    backward = Phase.BACKWARD
+    ops = [
+        _op("x", "batch: ->S(0,4)"),
+        _op("a", read),
+        _op("b", read),
+        _op("b/backward", read, phase=backward, forward_of="b"),
+        _op("a/backward", back, phase=backward, forward_of="a"),
+    ]
+    reads = {
+        "x": ("a",),
+        "a": ("b", "a/backward"),
+        "b": ("b/backward",),
+        "b/backward": ("a/backward",),
+        "a/backward": (),
+    }
+    graph = OpGraph.build(ops, [Tensor(name, 16, readers) for name, readers in reads.items()], "small step")
+    devices = tuple(Device(name, "gpu", 1 << 30, {"float32": 1e9}, 1e9) for name in "ab")
+    return graph, Cluster("two devices", devices, both_ways("a", "b", 1e9, 1e-6))
+
+
+def _op(name: str, row: str, **given: Any) -> Op:
+    return Op(name, flops=1e6, bytes_moved=16.0, split_rows=(SplitRow.parse(row),), **given)

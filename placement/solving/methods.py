@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import baselines
 from baselines import registry
 from env.objectives import LATENCY, THROUGHPUT
+from graphs.entry_points import imported
 
 if TYPE_CHECKING:
     from baselines.budget import Budget, Search
@@ -39,6 +40,19 @@ class Place(Protocol):
 def is_learned(method: str) -> bool:
     """Whether a policy decides: one trained on the problem, the one that comes with the package, or one in a file."""
     return method in LEARNED or method.startswith(POLICY_FILE)
+
+
+def learned(problem: Problem, method: str) -> Place | None:
+    """How a learned method places a problem, loaded and warmed up; None for every other method.
+
+    Raises:
+        PolicyFileError: a policy file that cannot be read.
+        MismatchError: a policy that cannot place this problem.
+    """
+    if not is_learned(method):
+        return None
+    found: Place = imported("placement.learning.placing:prepared")(problem, method)  # loads torch
+    return found
 
 
 def is_method(name: str) -> bool:

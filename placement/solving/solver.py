@@ -15,8 +15,8 @@ from baselines.portfolio import PortfolioOutcome, searched
 from env.bounds.bounds import lower_bound
 from env.bounds.memory import what_would_help
 from env.cluster import Cluster
-from env.objectives import THROUGHPUT
-from env.plan import Plan
+from env.objectives import LATENCY, THROUGHPUT
+from env.plan import Plan, Priority
 from env.problem import Problem
 from env.simulation.scoring import Scorer, loads
 from env.simulation.simulator import Schedule, Score
@@ -29,7 +29,7 @@ from graphs.opgraph import IntArray, OpGraph
 from graphs.transforms.coarsen.multilevel import to_size
 from graphs.transforms.derived import Derived
 from placement.results.answer import Answer, agreed_bound_s, named_transfers, order_by_device, relative_gap
-from placement.results.result import OWN_ORDER, Result, versions
+from placement.results.result import OWN_ORDER, Result
 from placement.results.utilisation import step_size
 from placement.solving.compiling import compile_for
 from placement.solving.methods import (
@@ -39,9 +39,11 @@ from placement.solving.methods import (
     PRETRAINED,
     Place,
     heuristics_for,
+    learned,
     searches_of_auto,
 )
 
+AGENT = "agent"  # the method of a placement that an episode has made
 TABLE_ENTRIES = 100_000_000  # ops times devices: beyond, no table of all times is made, and groups of ops are placed
 
 
@@ -136,7 +138,6 @@ class Solver:
 
     @cached_property
     def _size(self) -> dict[str, Any]:
-        """Fields of results that the graph alone decides."""
         return step_size(self.problem.graph)
 
     def solve(self, method: str, limits: Limits = NO_LIMITS, place: Place | None = None) -> Result:
@@ -144,8 +145,13 @@ class Solver:
 
         Args:
             limits: for one that searches.
-            place: how it places this problem; None for a name in `baselines`, and for ``"auto"``.
+            place: how a method of one's own, or a learned one that is loaded already, places this problem.
+
+        Raises:
+            PolicyFileError, MismatchError: as `placement.solving.methods.learned`.
         """
+        if place is None:
+            place = learned(self.problem, method)  # before its time begins to count
         compile_for(self.problem, [method], search=limits.budget_s != 0)
         return self.solve_within(method, limits.budget(DEFAULT_BUDGET_S), place)
 
@@ -196,7 +202,6 @@ class Solver:
             reason=reason,
             lower_bound_s=bound_s,
             answer=answer,
-            versions=versions(),
             note="" if answer is None or isinstance(found.plan, str) else found.plan.note,
             **self._size,
             solve_time_s=time.perf_counter() - attempt.began_s,
@@ -210,8 +215,8 @@ class Solver:
 
     def _found(self, method: str, budget: Budget, place: Place | None) -> Finding:
         if place is not None:
-            learned = place(self.seed, budget)
-            return Finding(learned.plan, learned.method)
+            found = place(self.seed, budget)
+            return Finding(found.plan, found.method)
         coarse, problem = self._coarse, self._placed
         if method in HEURISTICS:
             plan, chosen, proved = baselines.METHODS[method](problem, self.seed), method, (0.0, "")
@@ -295,3 +300,14 @@ class Solver:
 def _in_groups(coarse: Derived) -> str:
     groups, ops = counted(coarse.graph.n_ops, "group"), counted(coarse.source.n_ops, "op")
     return f"placed in {groups}: on so many devices, {ops} are too many to weigh one by one"
+
+
+def result_of(problem: Problem, plan: Plan, method: str = AGENT) -> Result:
+    """The result that a method has which proposes the plan; without an answer where it does not fit.
+
+    Raises:
+        InfeasibleError: the graph fits nowhere on the cluster, whatever the placement.
+    """
+    began_s = time.perf_counter()
+    solver = Solver(problem.graph, problem.cluster, 0, LATENCY, Priority.LONGEST_PATH.value)
+    return solver.result(Finding(plan, method), Attempt(method, began_s), as_given=True)

@@ -19,7 +19,7 @@ from env.simulation.simulator import Simulator
 from graphs.errors import InfeasibleError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
-from placement.results.result import Result, versions
+from placement.results.result import Result
 from placement.results.same_model import model_hash
 from placement.results.utilisation import step_size
 from placement.results.why import spent
@@ -140,7 +140,6 @@ def unrewritten_row(result: Result) -> StrategyRow:
 def _result(
     graph: OpGraph, cluster: Cluster, what: Applied, seed: int, began_s: float, bound_s: float | None
 ) -> Result:
-    """The result of the plan that a strategy prescribes."""
     from baselines.strategies.stage_cuts import stage_cuts  # loads all transforms
 
     priority = Priority.LONGEST_PATH.value
@@ -168,21 +167,4 @@ def _result(
 
 def without_answer(graph: OpGraph, cluster: Cluster, seed: int, method: str, reason: str) -> Result:
     """The result of a graph that does not fit."""
-    return Result(
-        graph=graph,
-        cluster=cluster,
-        source_hash=graph.hash,
-        method=method,
-        chosen=method,
-        seed=seed,
-        objective=LATENCY,
-        budget_s=None,
-        evaluations=None,
-        interrupted=False,
-        priority=Priority.LONGEST_PATH.value,
-        reason=reason,
-        lower_bound_s=0.0,
-        answer=None,
-        versions=versions(),
-        **step_size(graph),
-    )
+    return Result(graph, cluster, graph.hash, method, method, seed, reason=reason, **step_size(graph))

@@ -22,7 +22,6 @@ from env.plan import Method, Plan
 from env.problem import Problem
 from graphs.errors import BoundError
 from graphs.generators import fork_join, layered
-from placement.optimization import solved
 from placement.results.answer import agreed_bound_s
 from placement.solving.methods import heuristics_for
 from placement.solving.solver import Solver
@@ -243,7 +242,7 @@ def test_the_same_seconds_find_the_same(method: str) -> None:
         if is_busy:
             busy.start()
         solver = Solver(layered(60, 0), Cluster.preset("4xV100-pcie"), 0, LATENCY, "longest_path")
-        result = solved(solver, method, Limits(0.1))
+        result = solver.solve(method, Limits(0.1))
         ended.set()
         found.append((result.placement, result.order, result.evaluations, result.lower_bound_s))
     assert found[0] == found[1]

@@ -8,14 +8,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from graphs.errors import CaptureError, InfeasibleError, MismatchError
+from graphs.formatting import format_bytes, format_seconds, show
 from placement.cli import options
-from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress, reason_as_json, usage_errors
+from placement.cli.output import (
+    check_outputs,
+    emit,
+    emit_json,
+    emit_rich,
+    progress,
+    reason_as_json,
+    tell_steps,
+    usage_errors,
+)
 from placement.cli.reading import model_graph
-from placement.cli.steps import tell_steps
 
 if TYPE_CHECKING:
     from env.cluster import Cluster
@@ -32,61 +42,23 @@ _MANY_FAULTS = 1000  # of a step; fewer take less than a few milliseconds
 class ApplyOptions:
     """Options of ``placement apply``."""
 
-    model: options.ModelToRun
-    placement: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="PLACEMENT",
-            help="Result, as `placement optimize -o` writes it; by default the model is profiled and placed first.",
-        ),
-    ] = None
-    plan: options.PlanNumber = None
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            metavar="NAME|FILE",
-            help="Devices to place on, which this machine must have; local by default, or those of PLACEMENT.",
-        ),
-    ] = None
-    train: options.Train = False
-    optimizer: options.Optimizer = None
-    precision: options.Precision = None
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            "--steps",
-            min=2,
-            help="Steps to run, of which the first half warms up; by default as many as their median needs.",
-        ),
-    ] = None
-    method: Annotated[
-        str | None,
-        typer.Option("--method", metavar="NAME", help="That places without PLACEMENT; auto by default."),
-    ] = None
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            "--strategy",
-            metavar="TEXT",
-            help="How to rewrite the step before it is placed, such as 'dp2 zero1'; none by default.",
-        ),
-    ] = None
-    seed: options.Seed = 0
-    budget_s: options.BudgetSeconds = None
-    dim: options.Dims = None
-    stack: options.Stack = None
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace", metavar="FILE", help="Write what was predicted and what was measured as one trace for Perfetto."
-        ),
-    ] = None
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the placement to this file."),
-    ] = None
-    as_json: options.Json = False
+    model: str
+    placement: Path | None = None
+    plan: int | None = None
+    cluster: str | None = None
+    train: bool = False
+    optimizer: str | None = None
+    precision: str | None = None
+    steps: int | None = None
+    method: str | None = None
+    strategy: str | None = None
+    seed: int = 0
+    budget_s: float | None = None
+    dim: list[str] | None = None
+    stack: str | None = None
+    trace: Path | None = None
+    output: Path | None = None
+    as_json: bool = False
 
 
 def apply(given: ApplyOptions) -> None:
@@ -128,7 +100,6 @@ def apply(given: ApplyOptions) -> None:
 
 
 def _draws(graph: OpGraph) -> bool:
-    """Whether a step draws random numbers."""
     return any(word in kind for kind in set(graph.kinds) for word in ("dropout", "rand", "bernoulli", "multinomial"))
 
 
@@ -145,7 +116,6 @@ def _loaded(given: ApplyOptions, file: Path) -> Result:
             "--method, --strategy, --optimizer, --precision, --stack and --budget-s say how to place; leave them out "
             "with PLACEMENT."
         )
-    from graphs.errors import MismatchError
     from placement.inputs.sources import LOCAL, read_cluster
     from placement.measuring.machine.figures import warn_of_doubts
     from placement.results.result import Result
@@ -167,7 +137,6 @@ def _placed(given: ApplyOptions, dims: dict[str, int]) -> Result:
         from baselines.budget import Limits
         from env.objectives import LATENCY
         from env.plan import Priority
-        from graphs.errors import InfeasibleError
         from graphs.transforms.strategy import NONE, Strategy
         from placement.inputs.examples import read_example
         from placement.inputs.sources import LOCAL, read_cluster
@@ -206,7 +175,6 @@ def _graph_of(example: Example, machine: Cluster, given: ApplyOptions, report: R
     """
     from graphs.capture import capture
     from graphs.capture.failure import TO_MODULES
-    from graphs.errors import CaptureError
     from graphs.origin import COMPILED, EAGER
     from placement.measuring.models.profiling import measured_profile, step_to_measure
     from placement.measuring.models.repeats import Repeats
@@ -236,8 +204,6 @@ def _graph_of(example: Example, machine: Cluster, given: ApplyOptions, report: R
 
 def _tried(given: ApplyOptions, result: Result, dims: dict[str, int]) -> Trial:
     """The placement run for real, beside the plain model."""
-    from graphs.formatting import format_seconds
-
     predicted = "no time" if result.step_time_s is None else format_seconds(result.step_time_s)
     with progress(f"running {given.model}, predicted {predicted} a step") as bar:
         from placement.measuring.runs.trial import try_out
@@ -278,8 +244,6 @@ def _show(trial: Trial, result_stack: str) -> None:
     """
     from rich.table import Table
 
-    from graphs.formatting import format_bytes, format_seconds, show
-
     table = Table(box=None, pad_edge=False)
     for column in ("device", "ops", "busy", "predicted", "peak of process", "predicted", "parameters"):
         table.add_column(column, justify="left" if column == "device" else "right")
@@ -305,8 +269,6 @@ def _show(trial: Trial, result_stack: str) -> None:
 
 def _verdict(trial: Trial) -> str:
     """Whether the results are the plain model's, and how much faster they came."""
-    from graphs.formatting import format_seconds
-
     if trial.differs:
         same = "other results than the plain model's"
     elif True in (trial.outputs_equal, trial.gradients_equal, trial.buffers_equal, trial.weights_equal):
@@ -319,7 +281,6 @@ def _verdict(trial: Trial) -> str:
 
 def _sentences(trial: Trial) -> list[str]:
     """Measured times, what they were compared with, and how noisy they were."""
-    from graphs.formatting import format_seconds, show
     from graphs.origin import EAGER
 
     timed = trial.steps - trial.dropped

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from placement.cli import completion, options
+from graphs.disk import write_atomically
+from graphs.formatting import format_bytes, format_count, format_seconds
 from placement.cli.output import check_outputs, emit, emit_rich, progress
 
 if TYPE_CHECKING:
@@ -20,59 +21,22 @@ if TYPE_CHECKING:
 class CalibrateOptions:
     """Options of ``placement calibrate``."""
 
-    output: options.Output = None
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--base",
-            metavar="NAME|FILE",
-            autocompletion=completion.one_of(completion.CLUSTERS),
-            help="The cluster that --step, --products and --nccl-tests are about; what they do not say stays as it is.",
-        ),
-    ] = None
-    step: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--step",
-            metavar="'MODEL [--strategy TEXT] [--stack NAME] [--batch SIZE] = TIME'",
-            help="A training step of a run you know and its time in s, ms or us; repeatable. One scales kernels, "
-            "several the network, too.",
-        ),
-    ] = None
-    nccl_tests: Annotated[
-        list[Path] | None,
-        typer.Option("--nccl-tests", metavar="LOG", help="Output of nccl-tests on it; repeatable."),
-    ] = None
-    products: Annotated[
-        Path | None,
-        typer.Option(
-            "--products",
-            metavar="CSV",
-            help="Times of matrix products on one of its devices: dtype, m, n, k, and latency_ms or time_us.",
-        ),
-    ] = None
-    minutes: Annotated[
-        float,
-        typer.Option("--minutes", metavar="COUNT", help="How long kernels and collectives may be measured at most."),
-    ] = 5.0
-    devices: Annotated[
-        int | None,
-        typer.Option(
-            "--devices",
-            metavar="COUNT",
-            min=1,
-            help="Measure that many CPU cores, instead of all GPUs and the CPU or, without a GPU, all cores.",
-        ),
-    ] = None
-    seed: options.Seed = 0
-    as_json: options.Json = False
+    output: Path | None = None
+    base: str | None = None
+    step: list[str] | None = None
+    nccl_tests: list[Path] | None = None
+    products: Path | None = None
+    minutes: float = 5.0
+    devices: int | None = None
+    seed: int = 0
+    as_json: bool = False
 
 
 def calibrate(given: CalibrateOptions) -> None:
     """Measure this machine's devices, links and kernels, or fit a cluster to steps and files you have."""
     _check(given)
     with progress("importing"):
-        from placement import calibration
+        from placement.calibrating import calibration
         from placement.calibrating.machines import HowToMeasure
         from placement.measuring.machine.figures import warn_of_doubts
     with progress("calibrating") as report:
@@ -89,8 +53,6 @@ def calibrate(given: CalibrateOptions) -> None:
     if found.machine is not None:
         warn_of_doubts(found.cluster)
     if given.output is not None:
-        from graphs.disk import write_atomically
-
         write_atomically(given.output, found.cluster.to_toml())
     if given.as_json:
         emit(found.to_json())
@@ -129,7 +91,6 @@ def _show_machine(found: MeasuredMachine) -> None:
     """The figures of the roofline and of links, and how far they can be trusted."""
     from rich.table import Table
 
-    from graphs.formatting import format_bytes, format_count, format_seconds
     from placement.cli.tables import cluster_details
 
     spreads = Table(box=None, header_style="bold", padding=(0, 1))

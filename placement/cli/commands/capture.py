@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from placement.cli import options
 from placement.cli.output import check_outputs, emit_json, emit_rich
-from placement.cli.reading import HowToRead, read_graph
+from placement.cli.reading import HowToCapture, read_graph
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph
@@ -15,20 +15,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptureOptions(HowToRead):
+class CaptureOptions(HowToCapture):
     """Options of ``placement capture``."""
 
-    graph: options.Graph
-    output: options.Output = None
-    train: options.Train = False
-    optimizer: options.Optimizer = None
-    precision: options.Precision = None
-    granularity: options.Granularity = "op"
-    dim: options.Dims = None
-    stack: options.Stack = None
-    expert_load: options.ExpertLoad = None
-    explain: options.Explain = False
-    as_json: options.Json = False
+    graph: str
+    output: Path | None = None
+    explain: bool = False
+    as_json: bool = False
 
 
 def capture(given: CaptureOptions) -> None:

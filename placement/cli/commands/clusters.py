@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from placement.cli import options
+from graphs.disk import write_atomically
 from placement.cli.output import check_outputs, emit, emit_json, emit_rich, progress
 
 if TYPE_CHECKING:
@@ -23,31 +23,13 @@ PATTERN = "8xH100-nvswitch"
 class ClustersOptions:
     """Options of ``placement clusters``."""
 
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME|FILE", help="Show this cluster in full; all of them by default."),
-    ] = None
-    rates: options.Rates = "measured"
-    as_json: options.Json = False
-    as_toml: Annotated[bool, typer.Option("--toml", help="Print the named cluster as TOML, to be changed.")] = False
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the named cluster as TOML."),
-    ] = None
-    collectives: Annotated[
-        bool,
-        typer.Option(
-            "--collectives",
-            help="Time an all-reduce of 1 KiB to 1 GiB on the named cluster by each algorithm, and where they cross; "
-            "of CPU cores of 'local' all collectives, predicted and measured.",
-        ),
-    ] = False
-    ranks: Annotated[
-        int | None,
-        typer.Option(
-            "--ranks", metavar="COUNT", help="With --collectives: how many devices take part, instead of all."
-        ),
-    ] = None
+    name: str | None = None
+    rates: str = "measured"
+    as_json: bool = False
+    as_toml: bool = False
+    output: Path | None = None
+    collectives: bool = False
+    ranks: int | None = None
 
 
 def clusters(given: ClustersOptions) -> None:
@@ -101,13 +83,10 @@ def _list_presets(as_json: bool) -> None:
 
 def _write(given: ClustersOptions, cluster: Cluster) -> None:
     if given.output:
-        from graphs.disk import write_atomically
-
         write_atomically(given.output, cluster.to_toml())
 
 
 def _printed(given: ClustersOptions, cluster: Cluster) -> bool:
-    """Whether the cluster was asked for as JSON or TOML, and so is printed."""
     if given.as_json:
         emit_json(cluster.to_dict())
     elif given.as_toml:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from placement.cli import completion, options
+from graphs.errors import UnknownNameError
 from placement.cli.output import command_line, emit, emit_rich, progress
 from placement.cli.reading import HowToRead, read_graph
 from placement.cli.records import again, is_default, option_of
@@ -23,30 +23,16 @@ _READ = ("granularity", "train", "precision", "dim", "stack")  # how the graph i
 class EstimateOptions(HowToRead):
     """Options of ``placement estimate``."""
 
-    graph: options.Graph
-    cluster: options.ClusterOption = None
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            "--optimizer",
-            metavar="NAME",
-            autocompletion=completion.one_of(completion.COUNTED_OPTIMIZERS),
-            help="For which devices are counted: adam, adamw, adam8bit, momentum, adafactor or sgd; the captured one "
-            "by default.",
-        ),
-    ] = None
-    train: options.Train = False
-    precision: options.Precision = None
-    granularity: options.Granularity = "op"
-    dim: options.Dims = None
-    stack: options.Stack = None
-    as_json: options.Json = False
+    graph: str
+    cluster: str | None = None
+    optimizer: str | None = None
+    stack: str | None = None
+    as_json: bool = False
 
 
 def estimate(given: EstimateOptions) -> None:
     """Say how much memory a model needs, by number format and optimizer, and how many devices that takes at least."""
     with progress("importing"):
-        from graphs.errors import UnknownNameError
         from graphs.kept import STATES
         from placement.inputs.sources import check_cluster_argument, cluster_for
     if given.optimizer is not None and given.optimizer not in STATES:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from placement.cli import completion, options
+from graphs.disk import write_atomically
+from graphs.formatting import format_bytes, show_line
+from placement.cli import options
 from placement.cli.output import check_outputs, emit, emit_json, note, progress, reason_as_json
 from placement.cli.reading import model_graph
-from placement.exporters.registry import EXPORTERS
 
 if TYPE_CHECKING:
     from placement.results.result import Result
@@ -22,39 +23,14 @@ if TYPE_CHECKING:
 class ExportOptions:
     """Options of ``placement export``."""
 
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Result, as `placement optimize -o` writes it.")]
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="TARGET",
-            autocompletion=completion.one_of(completion.TARGETS),
-            help="For a placement, device_map for transformers and accelerate, or json; for a strategy, torch for a "
-            "script of plain PyTorch, or a configuration for torchtitan, megatron, accelerate or deepspeed.",
-        ),
-    ]
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            help="The model that was placed, built in, a configuration of transformers or file.py:function: its "
-            "parameters that no op uses are then in the device map too, accelerate's file names the classes of its "
-            "layers, and a script takes it from there.",
-        ),
-    ] = None
-    no_split: Annotated[
-        str | None,
-        typer.Option(
-            "--no-split",
-            metavar="CLASS,CLASS,...",
-            help="Modules of these classes stay whole in a device map; needs --model, whose own list is the default.",
-        ),
-    ] = None
-    plan: options.PlanNumber = None
-    dim: options.Dims = None
-    as_json: options.Json = False
-    output: options.Output = None
+    file: Path
+    to: str
+    model: str | None = None
+    no_split: str | None = None
+    plan: int | None = None
+    dim: list[str] | None = None
+    as_json: bool = False
+    output: Path | None = None
 
 
 def export(given: ExportOptions) -> None:
@@ -66,13 +42,12 @@ def export(given: ExportOptions) -> None:
         raise typer.BadParameter("--dim says how the model is captured for --to torch; give --model too.")
     found = _exported(given)
     if isinstance(found, str):
+        from placement.exporters.registry import EXPORTERS
+
         _write_text(given, found, EXPORTERS[given.to].text)
         return
     if given.output is not None:
-        from graphs.disk import write_atomically
-
         write_atomically(given.output, json.dumps(found, indent=1, allow_nan=False) + "\n")
-    from graphs.formatting import show_line
     from placement.exporters.device_map import DeviceMap
 
     if given.to == "accelerate" and given.model is None:
@@ -99,8 +74,6 @@ def _note_layers(found: dict[str, Any]) -> None:
 def _write_text(given: ExportOptions, text: str, word: str) -> None:
     """Write a text, such as a script, to a file or to stdout; with ``--json`` as a field of an object."""
     if given.output is not None:
-        from graphs.disk import write_atomically
-
         write_atomically(given.output, text)
     if given.as_json:
         emit_json({word: text})
@@ -114,6 +87,7 @@ def _write_text(given: ExportOptions, text: str, word: str) -> None:
 def _exported(given: ExportOptions) -> dict[str, Any] | str:
     with progress("importing"):
         from placement.exporters import exporting
+        from placement.exporters.registry import EXPORTERS
         from placement.inputs.functions import called
         from placement.inputs.sources import read_model
         from placement.results.result import Result
@@ -123,7 +97,8 @@ def _exported(given: ExportOptions) -> dict[str, Any] | str:
         classes = [name.strip() for name in given.no_split.split(",") if name.strip()]
     with reason_as_json(given.as_json), progress(f"exporting {given.file}"):
         sizes = options.parse_dims(given.dim or _dims_of(result, given.model))
-        wants_model = given.model is not None and (given.plan is None or _takes_model(given.to))
+        takes_model = given.to not in EXPORTERS or "model" in EXPORTERS[given.to].takes
+        wants_model = given.model is not None and (given.plan is None or takes_model)
         if wants_model:
             exporting.check_takes(given.to, "model")  # before it is built
         if given.plan is not None:
@@ -152,18 +127,13 @@ def _dims_of(result: Result, model: str | None) -> list[str]:
     return [word for option, word in itertools.pairwise(words) if option == "--dim"]
 
 
-def _takes_model(target: str) -> bool:
-    """Whether a target takes the model."""
-    return target not in EXPORTERS or "model" in EXPORTERS[target].takes
-
-
 def _is_captured(target: str) -> bool:
-    """Whether a target takes the graph of the model."""
+    from placement.exporters.registry import EXPORTERS
+
     return target in EXPORTERS and "graph" in EXPORTERS[target].takes
 
 
 def _described(found: dict[str, Any]) -> str:
-    from graphs.formatting import format_bytes
     from placement.exporters.device_map import DeviceMap
 
     if isinstance(found, DeviceMap):

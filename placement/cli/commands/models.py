@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from placement.cli import options
+from graphs.errors import UnknownNameError
 from placement.cli.output import emit_json, emit_rich, progress
 
 if TYPE_CHECKING:
@@ -18,16 +16,15 @@ if TYPE_CHECKING:
 class ModelsOptions:
     """Options of ``placement models``."""
 
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Models to show; all by default.")] = None
-    train: options.Train = False
-    precision: options.Precision = None
-    stack: options.Stack = None
-    as_json: options.Json = False
+    names: list[str] | None = None
+    train: bool = False
+    precision: str | None = None
+    stack: str | None = None
+    as_json: bool = False
 
 
 def models(given: ModelsOptions) -> None:
     """List the built-in models: ops, edges, FLOPs, bytes, and how much placement can gain at best."""
-    from graphs.errors import UnknownNameError
     from graphs.origin import EAGER
     from graphs.zoo import MODELS
     from placement.sizing.speedup_limit import reference_device

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from graphs.disk import write_atomically
+from graphs.errors import InfeasibleError
 from placement.cli.comparing.asked import OptimizeOptions
 from placement.cli.executing import check_scorer, profiled
 from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json
@@ -141,8 +143,6 @@ def _problem(given: OptimizeOptions) -> tuple[OpGraph, Cluster, Running]:
 def _write(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Cluster) -> Iterator[str]:
     """Write the files asked for; yields a sentence about each."""
     if given.html is not None:
-        from graphs.disk import write_atomically
-
         write_atomically(given.html, _page(result, given, graph, cluster))
         yield f"report: {given.html}"
     if given.paper is not None:
@@ -177,7 +177,6 @@ def _page(result: Result, given: OptimizeOptions, graph: OpGraph, cluster: Clust
 
 def _refuse(given: OptimizeOptions, result: Result) -> None:
     """Raises: InfeasibleError: says why nothing was found, and what may find something."""
-    from graphs.errors import InfeasibleError
     from placement.solving.methods import HEURISTICS
 
     if result.alternatives:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from graphs.errors import CaptureError
+from graphs.formatting import format_seconds, show
 from placement.cli import options
-from placement.cli.output import check_outputs, emit, emit_json, progress
-from placement.cli.steps import tell_steps
+from placement.cli.output import check_outputs, emit, emit_json, progress, tell_steps
 
 if TYPE_CHECKING:
     from placement.measuring.models.profiling import Profile
@@ -20,21 +22,14 @@ if TYPE_CHECKING:
 class ProfileOptions:
     """Options of ``placement profile``."""
 
-    model: options.ModelToRun
-    cluster: Annotated[
-        str,
-        typer.Option(
-            "--cluster",
-            metavar="NAME|FILE",
-            help="Cluster with the kinds of devices to measure, which this machine must have.",
-        ),
-    ] = "local"
-    train: options.Train = False
-    optimizer: options.Optimizer = None
-    precision: options.Precision = None
-    dim: options.Dims = None
-    output: options.Output = None
-    as_json: options.Json = False
+    model: str
+    cluster: str = "local"
+    train: bool = False
+    optimizer: str | None = None
+    precision: str | None = None
+    dim: list[str] | None = None
+    output: Path | None = None
+    as_json: bool = False
 
 
 def profile(given: ProfileOptions) -> None:
@@ -69,7 +64,6 @@ def _measured(given: ProfileOptions) -> Profile:
     sizes = options.parse_dims(given.dim)
     with progress(f"measuring {given.model}") as bar:
         from graphs.capture.failure import TO_MODULES
-        from graphs.errors import CaptureError
         from placement.inputs.examples import read_example
         from placement.inputs.sources import read_cluster
         from placement.measuring.models.profiling import measured_profile, step_to_measure
@@ -93,8 +87,6 @@ def _measured(given: ProfileOptions) -> Profile:
 
 
 def _show(found: Profile, devices: dict[str, dict[str, Any]]) -> None:
-    from graphs.formatting import format_seconds, show
-
     for key, own in devices.items():
         emit(
             f"{show(found.graph.name)} on {show(key)}: {format_seconds(own['step_s'])} a step, {own['steps']} steps; "

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from placement.cli import completion, options
+from placement.cli import options
 from placement.cli.output import emit, emit_json, emit_rich, progress
 from placement.cli.reading import HowToRead, read_graph
 
@@ -17,52 +16,19 @@ from placement.cli.reading import HowToRead, read_graph
 class SuiteOptions(HowToRead):
     """Options of ``placement suite``."""
 
-    graphs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="GRAPH...",
-            autocompletion=completion.one_of(completion.MODELS),
-            help="Built-in models, files and file.py:function, as `placement optimize` takes one.",
-        ),
-    ]
-    clusters: Annotated[
-        str,
-        typer.Option(
-            "--clusters",
-            metavar="A,B,...",
-            autocompletion=completion.list_of(completion.CLUSTERS),
-            help="Presets and TOML files; each graph is placed on each of them.",
-        ),
-    ]
-    methods: options.Methods = None
-    strategies: Annotated[
-        bool | None,
-        typer.Option(
-            "--strategies/--no-strategies",
-            help="Search strategies, too, as `placement optimize` does; by default where --methods names none.",
-        ),
-    ] = None
-    seed: options.Seed = 0
-    budget_s: options.BudgetSeconds = None
-    evaluations: options.Evaluations = None
-    workers: options.Workers = None
-    address: options.Address = None
-    train: options.Train = False
-    precision: options.Precision = None
-    granularity: options.Granularity = "op"
-    dim: options.Dims = None
-    stack: options.Stack = None
-    rates: options.Rates = "measured"
-    as_json: options.Json = False
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="A line of JSON for each row is appended here; rows that it has are not made again.",
-        ),
-    ] = None
+    graphs: list[str]
+    clusters: str
+    methods: str | None = None
+    strategies: bool | None = None
+    seed: int = 0
+    budget_s: float | None = None
+    evaluations: int | None = None
+    workers: int | None = None
+    address: str | None = None
+    stack: str | None = None
+    rates: str = "measured"
+    as_json: bool = False
+    output: Path | None = None
 
 
 def suite(given: SuiteOptions) -> None:

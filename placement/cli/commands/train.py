@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from placement.cli import completion, options
+from graphs.disk import write_atomically
+from graphs.errors import InfeasibleError
+from graphs.formatting import format_seconds, show
+from placement.cli import options
 from placement.cli.executing import HowToScore, check_scorer, executed
-from placement.cli.output import check_outputs, emit, emit_json, progress, reason_as_json, usage_errors
+from placement.cli.output import (
+    check_outputs,
+    emit,
+    emit_json,
+    is_terminal,
+    note,
+    progress,
+    reason_as_json,
+    usage_errors,
+)
 from placement.cli.reading import on_given_stack
 from placement.cli.records import again, is_default
-from placement.cli.training_display import training_display
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from env.cluster import Cluster
     from graphs.opgraph import OpGraph
     from placement.cli.executing import Running
+    from placement.learning.session import Session, Status
     from placement.learning.training import Training
 
 
@@ -29,93 +44,24 @@ if TYPE_CHECKING:
 class TrainOptions(HowToScore):
     """Options of ``placement train``."""
 
-    graphs: Annotated[
-        list[str],
-        typer.Argument(metavar="GRAPH", help="As for `placement optimize`; one or several."),
-    ]
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="The policy file, policy.zip; beside it the best placements, policy.best.json, and, until the run is "
-            "complete, policy.checkpoint: the same command goes on from there.",
-        ),
-    ]
-    cluster: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--cluster",
-            metavar="NAME|FILE",
-            help="As for `placement optimize`; several, repeated or with commas between, train on each.",
-        ),
-    ] = None
-    policy: Annotated[
-        str,
-        typer.Option(
-            "--policy",
-            metavar="NAME",
-            autocompletion=completion.one_of(completion.POLICIES),
-            help="hierarchical, seq2seq, graph or ppo.",
-        ),
-    ] = "hierarchical"
-    preset: Annotated[
-        str,
-        typer.Option(
-            "--preset",
-            metavar="NAME",
-            autocompletion=completion.one_of(completion.TRAINING_PRESETS),
-            help="default, or paper: as published, where it is published.",
-        ),
-    ] = "default"
-    evaluations: Annotated[
-        int | None,
-        typer.Option(
-            "--evaluations",
-            metavar="COUNT",
-            min=0,
-            help="How many placements to score: the same policy on any run with the same seed.",
-        ),
-    ] = None
-    budget_s: Annotated[
-        float | None,
-        typer.Option(
-            "--budget-s",
-            metavar="SECONDS",
-            help="How long to train, 600 where neither this nor --evaluations is given; Ctrl-C keeps what is learned.",
-        ),
-    ] = None
-    seed: options.Seed = 0
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Do not begin by imitating the best list schedule.")
-    ] = False
-    restart: Annotated[bool, typer.Option("--restart", help="Begin anew, whatever checkpoint there is.")] = False
-    checkpoint_every_s: Annotated[
-        float, typer.Option("--checkpoint-every-s", metavar="SECONDS", help="Time between checkpoints.")
-    ] = 30.0
-    scorer: options.ScorerOption = "simulate"
-    from_: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            help="A policy file to go on from, trained by the simulator, say, before --scorer execute.",
-        ),
-    ] = None
-    log_dir: Annotated[
-        Path | None,
-        typer.Option("--log-dir", metavar="DIR", help="Write a log for TensorBoard there."),
-    ] = None
-    workers: options.TrainWorkers = None
-    address: options.Address = None
-    train: options.Train = False
-    precision: options.Precision = None
-    granularity: options.Granularity = "op"
-    dim: options.Dims = None
-    stack: options.Stack = None
-    rates: options.Rates = "measured"
-    as_json: options.Json = False
+    graphs: list[str]
+    output: Path
+    cluster: list[str] | None = None
+    policy: str = "hierarchical"
+    preset: str = "default"
+    evaluations: int | None = None
+    budget_s: float | None = None
+    seed: int = 0
+    from_scratch: bool = False
+    restart: bool = False
+    checkpoint_every_s: float = 30.0
+    from_: Path | None = None
+    log_dir: Path | None = None
+    workers: int | None = None
+    address: str | None = None
+    stack: str | None = None
+    rates: str = "measured"
+    as_json: bool = False
 
 
 def train(given: TrainOptions) -> None:
@@ -127,7 +73,6 @@ def train(given: TrainOptions) -> None:
     running: Running = contextlib.nullcontext(given.scorer)
     if not is_default(given, "scorer"):
         running = executed(given.graphs, targets, given)
-    from graphs.disk import write_atomically
     from placement.learning import training
     from placement.report.paper import learning_curve
 
@@ -246,7 +191,6 @@ def _measured(found: Training) -> tuple[float | None, ...]:
 def _summary(found: Training) -> Iterator[str]:
     from env.objectives import LATENCY
     from env.problem import scope
-    from graphs.formatting import format_seconds, show
 
     rows = zip(found.labels, found.results, found.result_files, _measured(found), strict=True)
     for label, result, path, measured_s in rows:
@@ -267,11 +211,66 @@ def _summary(found: Training) -> Iterator[str]:
 
 def _refuse_empty(found: Training) -> None:
     """Raises: InfeasibleError: no placement of one of the problems fits."""
-    from graphs.errors import InfeasibleError
-    from graphs.formatting import show
-
     for label, result in zip(found.labels, found.results, strict=True):
         if result is None:
             raise InfeasibleError(
                 f"none of {found.samples:,} answers for {show(label)} fits; train longer, or see `placement optimize`."
             )
+
+
+# -- a live table of the run, on a terminal ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def training_display() -> Iterator[tuple[Callable[[Session], None], Callable[[Status], None]]]:
+    """Functions to call at the beginning and after every update: a table on stderr, in a pipe a line in `EVERY_S`."""
+    sessions: list[Session] = []
+
+    def begin(session: Session) -> None:
+        sessions.append(session)
+        if session.resumed_from:
+            note(f"going on from {session.files.checkpoint}, {session.resumed_from:,} placements in.")
+
+    if not is_terminal(sys.stderr):
+        with progress("training") as say:
+            yield begin, lambda status: say(_line(status), status.update.samples)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(stderr=True, markup=False), transient=True, refresh_per_second=4) as live:
+        live.update("preparing")
+        yield begin, lambda status: live.update(_table(sessions[0], status))
+
+
+def _table(session: Session, status: Status) -> RenderableType:
+    """A row for each problem, and a line about the run."""
+    from rich.console import Group
+    from rich.table import Table
+
+    from placement.results.answer import relative_gap
+
+    table = Table(box=None, header_style="bold", padding=(0, 1))
+    table.add_column("graph")
+    for header in ("best", "mean", "lower bound", "gap"):
+        table.add_column(header, justify="right")
+    for label, best_s, mean_s, target in zip(
+        session.labels, status.best_s, status.mean_s, session.targets, strict=True
+    ):
+        gap = "–" if best_s is None or not session.proves else f"{relative_gap(best_s, target.lower_bound_s):.1%}"
+        figures = ["–" if value is None else format_seconds(value) for value in (best_s, mean_s, target.lower_bound_s)]
+        table.add_row(show(label), *figures, gap)
+    return Group(table, _line(status))
+
+
+def _line(status: Status) -> str:
+    update = status.update
+    return (
+        f"{update.samples:,} placements, {status.samples_per_s:,.0f} a second; "
+        f"entropy {update.entropy:.2f}, {update.feasible:.0%} fit; {_clock(status.left_s)} left"
+    )
+
+
+def _clock(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from placement.cli import options
+from graphs.formatting import show_line
 from placement.cli.output import emit, emit_json, progress
 from placement.cli.reading import HowToRead, read_graph
 from placement.cli.records import is_default
@@ -18,23 +17,11 @@ from placement.cli.records import is_default
 class VerifyOptions(HowToRead):
     """Options of ``placement verify``."""
 
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Result, as `placement optimize -o` writes it.")]
-    graph: Annotated[
-        str | None,
-        typer.Option("--graph", metavar="GRAPH", help="The graph it should be for; the one in FILE by default."),
-    ] = None
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster", metavar="NAME|FILE", help="The cluster it should be for; the one in FILE by default."
-        ),
-    ] = None
-    plan: options.PlanNumber = None
-    train: options.Train = False
-    precision: options.Precision = None
-    granularity: options.Granularity = "op"
-    dim: options.Dims = None
-    as_json: options.Json = False
+    file: Path
+    graph: str | None = None
+    cluster: str | None = None
+    plan: int | None = None
+    as_json: bool = False
 
 
 def verify(given: VerifyOptions) -> None:
@@ -45,7 +32,6 @@ def verify(given: VerifyOptions) -> None:
             "--train, --granularity, --precision and --dim say how to read --graph GRAPH; give that too."
         )
     with progress("importing"):
-        from graphs.formatting import show_line
         from placement import verification
         from placement.inputs.sources import read_cluster
         from placement.results.result import Result

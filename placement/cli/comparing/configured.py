@@ -149,8 +149,8 @@ def _as_configured(given: CompareOptions, found: Configuration, batch: int | Non
 def _is_saved(graph: str) -> bool:
     """True for a saved graph; False for a model, of which a training step is captured."""
     from graphs.zoo import MODELS
-    from placement.configurations.models import is_training_configuration
     from placement.inputs.functions import is_model
+    from placement.inputs.sources import is_training_configuration
 
     return not (graph in MODELS or is_model(graph) or is_training_configuration(graph) or graph.endswith(".txt"))
 

@@ -18,7 +18,8 @@ from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.exporters.registry import EXPORTERS, SEARCHED
-from placement.exporters.targets import runner_limits, tool_for
+from placement.exporters.targets import tool_for
+from placement.runtime.checking.runnable import runner_limits
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "strategies.md"
 BEGIN, END = "<!-- written by tests/helpers/parallel/run_table.py -->", "<!-- end -->"

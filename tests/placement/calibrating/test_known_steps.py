@@ -15,9 +15,9 @@ from graphs.capture import capture
 from graphs.errors import ClusterError, PlacementError
 from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
+from placement.calibrating.calibration import calibrate
 from placement.calibrating.given import read_step
 from placement.calibrating.scaling import fitted_to, predicted_s, scaled
-from placement.calibration import calibrate
 
 
 def test_a_step_is_read_like_a_command_line() -> None:

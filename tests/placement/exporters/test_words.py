@@ -102,7 +102,7 @@ def test_a_model_says_what_its_words_do_not() -> None:
     model = Scaled()
     graph = placement.capture(model, (torch.zeros(8, 16),), train=True)
     strategy = Strategy.parse("tp2")
-    from placement.exporters.targets import runner_limits, why_not_run
+    from placement.runtime.checking.runnable import runner_limits, why_not_run
 
     assert why_not_run(runner_limits(graph, CLUSTER), strategy)
     del model

@@ -14,9 +14,9 @@ from placement.optimization import optimize
 from placement.results.advice import advice
 from placement.results.alternatives import DDP, FSDP
 from placement.results.utilisation import uncertainty
-from placement.solving.best_of_all import fastest, find_strategies, solver_or_reason
+from placement.solving.best_of_all import find_strategies, solver_or_reason
+from placement.solving.choosing import WITHIN, fastest, oddities, plainer, plainness
 from placement.solving.methods import SINGLE
-from placement.solving.plainest import WITHIN, oddities, plainer, plainness
 from placement.solving.solver import Solver
 
 CLUSTER = Cluster.preset("8xA100-nvswitch")

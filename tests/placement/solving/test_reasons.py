@@ -8,7 +8,7 @@ from baselines.strategies.estimating.estimate import Figures
 from env.cluster import Cluster
 from graphs.transforms.strategy import Strategy
 from placement.results.alternatives import ONE_DEVICE, Alternative
-from placement.solving.reasons import reason
+from placement.solving.remarks import reason
 from placement.solving.strategy_row import StrategyRow, strategy_row, unrewritten_row
 
 GRAPH, CLUSTER = mlp(batch=8, layers=2), Cluster.preset("8xA100-nvswitch", rates="peak")

@@ -252,7 +252,7 @@ def test_as_many_evaluations_find_nothing_better_without_strategies(links_slower
 def test_ctrl_c_ends_placing_too(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
 
-    def nothing(*_: Any) -> StrategyOutcome:
+    def nothing(*_: Any, **__: Any) -> StrategyOutcome:
         timer.start()
         return StrategyOutcome(None, {})
 

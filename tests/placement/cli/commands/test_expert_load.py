@@ -11,7 +11,7 @@ from command_lines import Call, refused
 
 from graphs.capture import capture
 from graphs.zoo import build
-from placement.results.experts import experts_words
+from placement.results.summary import experts_words
 
 DROPLESS = """
 import torch

@@ -15,7 +15,6 @@ from command_lines import Call, process, refused
 
 from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
-from placement.cli import training_display
 from placement.results.result import Result
 
 
@@ -82,7 +81,7 @@ def test_train_says_what_it_made(call: Call, fan_file: Path, graph_file: Path, t
 def test_train_shows_how_it_goes_to_who_is_watching(
     call: Call, fan_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_display, "is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr("placement.cli.commands.train.is_terminal", lambda stream: stream is sys.stderr)
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     code, out, err = call("train", fan_file, *TRAIN)
     assert code == 0

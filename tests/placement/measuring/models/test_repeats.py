@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.cli.steps import tell_steps
+from placement.cli.output import tell_steps
 from placement.measuring.machine.figures import relative_spread
 from placement.measuring.models.repeats import Repeats, beforehand, run_steps
 from placement.processes.starting import StepProgress
