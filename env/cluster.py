@@ -236,7 +236,7 @@ class Cluster:
 
     def to_dict(self) -> dict[str, Any]:
         """The cluster as JSON values; ``from_dict`` of it equals this cluster."""
-        found = plain(self)
+        found: dict[str, Any] = plain(self)
         found |= {key: [_with_texts(entry) for entry in found[key]] for key in ("devices", "links")}
         return {key: found[key] for key in _ABOUT} | found
 

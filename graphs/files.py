@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from graphs.codec import plain, record_of, values_of
 from graphs.disk import read_bytes, read_json, read_text, write_atomically
-from graphs.errors import GraphError, GraphFileError
+from graphs.errors import GraphError, GraphFileError, MissingPackageError
 from graphs.opgraph import Op, OpGraph, Tensor
 from graphs.origin import Origin
 from graphs.packed import graph_from_columns, packed_columns
@@ -139,8 +139,12 @@ def _read_json(path: Path) -> tuple[Any, tuple[str, str] | None]:
 
 
 def _read_onnx(path: Path) -> OpGraph:
-    from graphs.readers.onnx_graph import read_onnx  # onnx takes a while to import
-
+    try:
+        from graphs.readers.onnx_graph import read_onnx  # onnx takes a while to import
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        raise MissingPackageError("an ONNX model", "onnx") from error
     return read_onnx(path)
 
 

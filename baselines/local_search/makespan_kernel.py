@@ -34,9 +34,8 @@ from baselines.local_search.makespan_state import (
 )
 from env.jit import inlined, inner
 from env.simulation.kernel import LONGEST_PATH, loop, prepare
-from env.simulation.memory_kernel import memory
 from env.simulation.pieces import next_random, scrambled
-from env.simulation.step_records import Arrays, Output, StepSizes, StepState
+from env.simulation.step_state import Arrays, Output, StepSizes, StepState, memory
 
 
 @inner
@@ -125,6 +124,7 @@ def simulate(
     s.counts[INSTANTS] += instants
     if step_s > limit or step_s == INF:
         return INF, x
+    # Memory is summed up for steps alone that are quick enough to be taken.
     memory(g, w, out, s.device, size, x, step_s)
     for d in range(size.n_devices):
         if out.peak_bytes[d] > u.capacity_bytes[d]:

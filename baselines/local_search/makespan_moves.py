@@ -39,9 +39,8 @@ from baselines.local_search.makespan_state import (
     wide,
 )
 from env.jit import entry, inlined, inner
-from env.simulation.memory_kernel import new_output, new_state, sizes_of
 from env.simulation.pieces import pointers
-from env.simulation.step_records import Arrays, Output, StepSizes, StepState
+from env.simulation.step_state import Arrays, Output, StepSizes, StepState, new_output, new_state, sizes_of
 
 # Kinds of moves
 GROUP, SEGMENT, CUT, GATHER, SWAP, RAISE, LOWER, RANDOM, REKEY, NUDGE = range(10)

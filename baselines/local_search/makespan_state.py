@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from baselines.local_search.groups import groupings
 from env.problem import Problem
-from env.simulation.step_records import Arrays, arrays_of
+from env.simulation.step_state import Arrays, arrays_of
 from env.units import Units
 from graphs.arrays import pointers
 from graphs.opgraph import FloatArray, IntArray

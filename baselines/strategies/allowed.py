@@ -16,7 +16,7 @@ from graphs.opgraph import OpGraph, Phase
 from graphs.records import HOST
 from graphs.rows import op_with_statistics
 from graphs.transforms.coverage import unshared
-from graphs.transforms.recomputing import unmatched
+from graphs.transforms.recomputing.selecting import unmatched
 from graphs.transforms.splitting.cuts import Sharding, differing, shares
 from graphs.transforms.splitting.cutting import check_parts
 from graphs.transforms.splitting.masks import of_integer_inputs

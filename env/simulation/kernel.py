@@ -20,13 +20,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from env.jit import entry, inlined, inner, parallel_entry, prange
-from env.simulation.memory_kernel import memory, new_output, new_state, sizes_of
 from env.simulation.pieces import edge_s, pointers, pop, push
-from env.simulation.step_records import Arrays, Index, Output, StepSizes, StepState
+from env.simulation.step_state import (
+    Arrays,
+    Index,
+    Output,
+    StepSizes,
+    StepState,
+    memory,
+    new_output,
+    new_state,
+    sizes_of,
+)
 
 if TYPE_CHECKING:
     from graphs.opgraph import FloatArray, IntArray
 
+# Priorities of ready ops, as `env.plan.Priority` numbers them.
 LONGEST_PATH, FIFO, MSR, EXPLICIT = 0, 1, 2, 3
 INF = np.inf
 
@@ -38,6 +48,7 @@ def prepare(g: Arrays, s: StepState, out: Output, device: Index, size: StepSizes
     for d in range(n_devices + 1):
         s.base[d] = 0
         s.sent[d] = size.e
+    # Row `size.e` stands for no transfer: `sent` points to it until a tensor has arrived on the device.
     out.transfer_tensor[size.e] = -1
     # Consumers first, so that longest paths to the end can be summed up on the way.
     for k in range(size.n - 1, -1, -1):
@@ -57,12 +68,13 @@ def prepare(g: Arrays, s: StepState, out: Output, device: Index, size: StepSizes
         s.missing[i] = g.input_ptr[i + 1] - g.input_ptr[i]
         s.ready_s[i] = 0.0
         s.base[d + 1] += 1
+    # The queues of a device lie behind each other in one array, as long as its ops are many.
     for d in range(n_devices):
         s.base[d + 1] += s.base[d]
         s.n_ready[d] = s.n_future[d] = 0
         s.running[d] = -1
         s.next_s[d] = INF
-        s.never[d] = 0.0
+        s.never[d] = 0.0  # infinite while an op runs: what becomes ready cannot start then
         out.busy_s[d] = 0.0
     for pair in range(n_devices * n_devices):
         s.pair_bytes[pair] = 0.0
@@ -81,6 +93,7 @@ def _add(s: StepState, mode: int, d: int, i: int, now: float) -> None:
     else:
         push(s.future, s.base[d], s.n_future[d], s.ready_s, -1.0, i)
         s.n_future[d] += 1
+    # An idle device wakes up for it; a busy one looks when its op ends.
     start = ready_s + s.never[d]
     s.next_s[d] = start if start < s.next_s[d] else s.next_s[d]
 
@@ -88,6 +101,7 @@ def _add(s: StepState, mode: int, d: int, i: int, now: float) -> None:
 @inlined
 def _add_ready(s: StepState, mode: int, d: int, i: int) -> None:
     if mode == MSR:
+        # Scores change with time, so that there is nothing to sort by.
         s.ready[s.base[d] + s.n_ready[d]] = i
     else:
         push(s.ready, s.base[d], s.n_ready[d], s.priority, 1.0, i)
@@ -131,6 +145,7 @@ def _end_op(
             s.copy_of[e] = m + earlier
         else:
             pair = d * n_devices + b
+            # It waits for the link of its route that is free last, and holds all of them while it is sent.
             start = now
             for k in range(pair * n_hops, (pair + 1) * n_hops):
                 free = s.link_free[g.route[k]]
@@ -147,6 +162,7 @@ def _end_op(
             s.copy_of[e] = m + x if remote else t
             s.sent[b if remote else n_devices] = x
             x += 1 if remote else 0
+        # Its ready time is that of its last input.
         s.arrival_s[e] = end
         s.ready_s[c] = end if end > s.ready_s[c] else s.ready_s[c]
         late = late | (end + tail[c] > limit)
@@ -162,6 +178,7 @@ def _msr_score(g: Arrays, s: StepState, device: Index, i: int, now: float) -> in
     score = 0
     for e in range(g.edge_ptr[i], g.edge_ptr[i + 1]):
         c = g.consumer[e]
+        # Inputs that the consumer still waits for: if this op's is the only one, its end lets the consumer start.
         waits_for = 0
         for k in range(g.input_ptr[c], g.input_ptr[c + 1]):
             waits_for += s.arrival_s[g.input_edge[k]] > now
@@ -174,6 +191,7 @@ def _take_msr(g: Arrays, s: StepState, device: Index, d: int, now: float) -> int
     """Remove and return the ready op with the largest score; equal scores by priority, then the lower op."""
     first = s.base[d]
     last = first + s.n_ready[d] - 1
+    # The queue is not sorted: every ready op is scored anew.
     best_at = first
     best = s.ready[first]
     best_score = _msr_score(g, s, device, best, now)
@@ -185,7 +203,7 @@ def _take_msr(g: Arrays, s: StepState, device: Index, d: int, now: float) -> int
             best_at = at
             best = i
             best_score = score
-    s.ready[best_at] = s.ready[last]
+    s.ready[best_at] = s.ready[last]  # the last one fills the gap
     return int(best)
 
 
@@ -207,6 +225,7 @@ def _dispatch(
 
     Returns the number of starts, or -1 if the step will end after the limit.
     """
+    # What has become ready by now moves from one queue to the other.
     base = s.base[d]
     while s.n_future[d] > 0 and s.ready_s[s.future[base]] <= now:
         i = pop(s.future, base, s.n_future[d], s.ready_s, -1.0)
@@ -262,6 +281,7 @@ def loop(
     now = 0.0
     while step_s < 0.0:
         instants += 1
+        # The next instant at which any device has something to do, and how many have then.
         least = INF
         first = 0
         ties = 0
@@ -293,6 +313,7 @@ def loop(
         if woke:
             first = 0
             last = n_devices
+        # All ends are known, so every idle device can choose among all that is ready.
         for d in range(first, last):
             if s.running[d] < 0 and s.next_s[d] <= now:
                 n_started = _dispatch(g, s, out, device, mode, d, now, n_started, tail, work_s, limit)
@@ -327,6 +348,7 @@ def run(
             s.priority[i] = 0.0
     step_s, n_transfers, _ = loop(g, s, out, device, mode, size, s.priority, out.busy_s, INF)
     memory(g, s, out, device, size, n_transfers, step_s)
+    # Bytes were summed up by pair of devices, of which there are fewer than transfers.
     for link in range(size.n_links):
         out.link_bytes[link] = 0.0
     moved = 0.0
@@ -366,7 +388,7 @@ def run_batch(
     ``orders`` is float64 [k, n] in EXPLICIT mode, else any [1, ...].
     """
     k = len(devices)
-    chunks = min(k, 64)
+    chunks = min(k, 64)  # each has one scratch for all of its rows
     for chunk in prange(chunks):
         size = sizes_of(g, link_bytes.shape[1])  # here, since numba hands no record on to its threads
         s = new_state(size)

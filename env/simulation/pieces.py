@@ -5,7 +5,7 @@ callers again. Some callers hand over arrays, others bare pointers (`pointers`);
 
 
 Letters: ``s``, a record of scratch with the fields that a piece names; ``g``, a graph like
-`env.simulation.step_records.Arrays`; ``e``, an edge (a pair of tensor and consumer); ``k``, a position.
+`env.simulation.step_state.Arrays`; ``e``, an edge (a pair of tensor and consumer); ``k``, a position.
 """
 
 from __future__ import annotations

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env.jit import entry, inlined
-from env.simulation.memory_kernel import memory_of
 from env.simulation.scoring import Charges
-from env.simulation.step_records import Arrays, Index, Output
+from env.simulation.step_state import Arrays, Index, Output, memory_of
 from graphs.errors import MismatchError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from env.plan import Plan, Priority
 from env.problem import Problem
 from env.simulation import kernel, sequence_kernel
-from env.simulation.step_records import Index, Output, arrays_of
+from env.simulation.step_state import Index, Output, arrays_of
 from graphs.arrays import frozen, sums
 from graphs.errors import MismatchError
 from graphs.opgraph import FloatArray, IntArray

@@ -100,4 +100,4 @@ def _backward_flops(grad: Any, query: Any, key: Any, value: Any, *args: Any, out
 
 def _pairs(query: Any, key: Any) -> int:
     """Scores of attention. A head of keys may serve several of the queries, which torch before 2.12 does not count."""
-    return math.prod(query.shape[:-1]) * key.shape[-2]
+    return int(math.prod(query.shape[:-1]) * key.shape[-2])

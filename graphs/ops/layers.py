@@ -123,7 +123,7 @@ def _convolution_backward_flops(grad: Any, x: Any, weight: Any, *args: Any, out_
     """Each of the input's and the weight's gradient takes as much as the forward convolution."""
     is_transposed, wanted = args[4], args[7]
     places = x.shape if is_transposed else grad.shape
-    forward = 2 * places[0] * math.prod(places[2:]) * math.prod(weight.shape)
+    forward: int = 2 * places[0] * math.prod(places[2:]) * math.prod(weight.shape)
     return forward * sum(map(bool, wanted[:2]))
 
 

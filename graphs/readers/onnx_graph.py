@@ -14,9 +14,10 @@ from typing import Any
 
 import networkx as nx
 import onnx
+from onnx import TensorProto, helper
 
 from graphs.disk import read_bytes, stem
-from graphs.errors import GraphError, GraphFileError, MissingPackageError
+from graphs.errors import GraphError, GraphFileError
 from graphs.opgraph import Op, OpGraph, Origin, Tensor
 from graphs.readers.onnx_costs import (
     LARGEST_SHAPE_CONSTANT,
@@ -102,14 +103,6 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
         for graph in subgraphs(node):
             yield from _nodes(graph.node)
 
-
-try:
-    import onnx
-    from onnx import TensorProto, helper
-except ModuleNotFoundError as error:
-    if error.name != "onnx":
-        raise
-    raise MissingPackageError("an ONNX model", "onnx") from error
 
 Path = str | os.PathLike[str]
 

@@ -26,7 +26,6 @@ from placement.configurations.registry import TOOLS, keys_of, spelled
 from placement.configurations.results import with_strategy
 from placement.configurations.strategies import notes_on, strategy_of
 from placement.exporters.targets import tool_for
-from placement.optimization import optimize
 from placement.results.result import Result, versions
 from placement.solving.strategy_row import StrategyRow, strategy_row
 
@@ -208,6 +207,8 @@ def compare_configuration(
         ConfigurationError: sizes that contradict the graph.
         StrategyError: a strategy that graph or cluster do not allow.
     """
+    from placement.optimization import optimize  # brings the search over strategies
+
     begin = strategy_of(configuration, graph)
     target = target_of(configuration)
     scorer = _Scorer(graph, cluster, configuration, seed, Estimator(graph, cluster), tool_for(target, graph, cluster))

@@ -246,8 +246,11 @@ def compare_strategies(
         if progress is not None:
             progress(strategy.text, done, len(asked))
         if strategy.is_none:
-            is_whole = not isinstance(solver, str)
-            placed = solver.solve(AUTO, limits) if is_whole else without_answer(graph, cluster, seed, AUTO, solver)
+            placed = (
+                without_answer(graph, cluster, seed, AUTO, solver)
+                if isinstance(solver, str)
+                else solver.solve(AUTO, limits)
+            )
             rows.append(unrewritten_row(placed.among_strategies(bounds or {})))
             continue
         try:

@@ -13,7 +13,7 @@ from graphs.formatting import show
 from graphs.kept import check_formats
 from graphs.transforms.strategy import Strategy
 from placement.exporters.registry import EXPORTERS
-from placement.runtime.checking.runnable import PLACES_PARTS
+from placement.results.strategy_words import PLACES_PARTS
 
 if TYPE_CHECKING:
     from torch import nn

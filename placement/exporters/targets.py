@@ -13,7 +13,8 @@ from graphs.opgraph import OpGraph
 from graphs.transforms.strategy import Strategy
 from placement.exporters.exporting import export
 from placement.exporters.registry import ANY, EXPORTERS, SEARCHED
-from placement.runtime.checking.runnable import PLACES_PARTS, runner_limits
+from placement.results.strategy_words import PLACES_PARTS
+from placement.runtime.checking.runnable import runner_limits
 from placement.solving.checked import Check, Checked
 from placement.solving.methods import STRATEGY
 from placement.solving.strategy_row import without_answer

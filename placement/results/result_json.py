@@ -257,7 +257,7 @@ def _unpacked_answer(document: Mapping[str, Any], graph: OpGraph, cluster: Clust
 
 
 def _unpacked(document: Mapping[str, Any], field: str, count: int | None) -> IntArray:
-    packed = document.get(field)
+    packed: Any = document.get(field)
     if not _is_packed(packed):
         raise GraphFileError(f"{field} is not packed, and placement is; save the result again.")
     given = packed[_COUNT]

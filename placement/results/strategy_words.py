@@ -12,6 +12,8 @@ from graphs.transforms.recomputing.selecting import IN, parted
 from graphs.transforms.strategy import ACTIVATIONS, PLACED, MeshRule, Strategy
 from placement.results.alternatives import DDP, FSDP, ONE_DEVICE, PLACEMENT
 
+PLACES_PARTS = "it places the ops of each part one by one, and nothing runs both"  # as of `ToolLimits.lacks`
+
 _ORDERS = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from tight_problems import tight_graph
+from small_problems import tight_graph
 
 import baselines
 from baselines.budget import Budget, Found, Limits

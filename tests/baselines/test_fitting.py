@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from tight_problems import best_of_all_s, planted, tight_graph
+from small_problems import best_of_all_s, planted, tight_graph
 
 from baselines.budget import Budget, Limits
 from baselines.exact.exact import exact

@@ -83,7 +83,7 @@ def test_memory_counts_between_head_and_tail() -> None:
 
 
 @st.composite
-def tight_problems(draw: st.DrawFn, objective: str) -> Problem:
+def small_problems(draw: st.DrawFn, objective: str) -> Problem:
     """Up to five ops that hardly fit on two or three unlike devices."""
     drawn = draw(problems(max_ops=5, max_devices=3, edges=5, shared=True))
     graph = drawn.graph
@@ -99,7 +99,7 @@ def every_placement(problem: Problem) -> list[list[int]]:
 
 @given(st.data())
 def test_no_step_that_fits_is_faster(data: st.DataObject) -> None:
-    problem = data.draw(tight_problems(LATENCY))
+    problem = data.draw(small_problems(LATENCY))
     placements = np.array(every_placement(problem))
     orders = np.array(list(itertools.permutations(range(problem.graph.n_ops))), dtype=np.float64)
     scores = Simulator(problem).batch(
@@ -111,7 +111,7 @@ def test_no_step_that_fits_is_faster(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_no_load_that_fits_is_smaller(data: st.DataObject) -> None:
-    problem = data.draw(tight_problems(THROUGHPUT))
+    problem = data.draw(small_problems(THROUGHPUT))
     found = [loads(problem, Plan(placed)) for placed in every_placement(problem)]
     assert lower_bound(problem).value_s <= min((one.value_s for one in found if one.feasible), default=math.inf)
 
@@ -169,7 +169,7 @@ def test_prices_of_many_units_are_close_below_the_best(one_by_one: bool, monkeyp
     assert exact_s * (1 - 1e-3) <= programme.best().value_s <= exact_s * (1 + 1e-9)
 
 
-@given(tight_problems(LATENCY), st.sampled_from([LATENCY, THROUGHPUT]))
+@given(small_problems(LATENCY), st.sampled_from([LATENCY, THROUGHPUT]))
 def test_the_area_is_that_of_units_where_they_fit(problem: Problem, objective: str) -> None:
     """The classes of devices, the shortcuts where memory cannot matter, and the sums of groups change nothing."""
     graph = problem.graph

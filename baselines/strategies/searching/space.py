@@ -19,7 +19,7 @@ from graphs.op_kinds import SPELT_OUT, op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.rows import op_with_statistics
 from graphs.transforms.axes import AXES, GROUPS
-from graphs.transforms.recomputing import unmatched
+from graphs.transforms.recomputing.selecting import unmatched
 from graphs.transforms.splitting.zero import SPLIT_FROM
 from graphs.transforms.strategy import OPTIMIZER, PARAMETERS, MeshRule, Strategy
 

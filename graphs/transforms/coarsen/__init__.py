@@ -4,7 +4,8 @@ Every function gives a `Derived` (see `contraction` for what it promises). Ops o
 phases, or allowed on different device kinds (by their own pins or those of their colocation group), are never merged.
 """
 
-from graphs.transforms.coarsen.contraction import ELEMENTWISE, by_module, contract, fuse_chains, fuse_elementwise
+from graphs.op_kinds import ELEMENTWISE
+from graphs.transforms.coarsen.contraction import by_module, contract, fuse_chains, fuse_elementwise
 from graphs.transforms.coarsen.multilevel import to_size, to_units
 
 __all__ = ["ELEMENTWISE", "by_module", "contract", "fuse_chains", "fuse_elementwise", "to_size", "to_units"]

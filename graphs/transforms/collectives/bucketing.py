@@ -179,10 +179,10 @@ def _merged(derived: Derived, buckets: list[list[Collective]]) -> Derived:
     number = (np.searchsorted(kept, stands_for)).astype(np.int64)
     tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumer_ptr)).astype(np.int64)
     columns = graph.tensor_producer, graph.tensor_bytes, graph.tensor_in_place, graph.tensor_transfer_s
-    ops = columns_of(graph, kept)
-    ops["op_names"] = tuple([names[i] for i in kept.tolist()])
-    ops["forward_of"] = np.where(graph.forward_of < 0, -1, number[graph.forward_of])[kept]
-    result = replace(graph, **ops, **rewired([columns], [(tensor, graph.consumers)], number))
+    of_ops = columns_of(graph, kept)
+    of_ops["op_names"] = tuple([names[i] for i in kept.tolist()])
+    of_ops["forward_of"] = np.where(graph.forward_of < 0, -1, number[graph.forward_of])[kept]
+    result = replace(graph, **of_ops, **rewired([columns], [(tensor, graph.consumers)], number))
     owner = number[np.repeat(np.arange(n), np.diff(derived.origin_ptr))]
     return replace(
         derived,

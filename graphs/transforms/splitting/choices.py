@@ -32,7 +32,7 @@ def choice_of(row: SplitRow, n_read: int, weights: tuple[int, ...] = ()) -> Choi
     )
 
 
-class Costs:
+class ChoiceCosts:
     """Costs of choices, by what is known of tensors and ops while a graph is cut along an axis.
 
     Attributes:

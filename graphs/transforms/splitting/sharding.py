@@ -21,7 +21,7 @@ from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
 from graphs.records import Work
 from graphs.rows import OWN_FAMILY, SEQUENCE, ByGroups, Shard, SplitRow
-from graphs.transforms.splitting.choices import Choice, Costs, choice_of
+from graphs.transforms.splitting.choices import Choice, ChoiceCosts, choice_of
 from graphs.transforms.splitting.cuts import (
     EXPERTS,
     HEADS,
@@ -63,7 +63,7 @@ def _has_own_figure(kind: str) -> bool:
     return facts.has_statistics or facts.is_label_loss
 
 
-class _Walk(Costs):
+class _Walk(ChoiceCosts):
     """Chooses the row of one op after the other."""
 
     def __init__(self, graph: OpGraph, axis: Axis, among: BoolArray, whole: frozenset[int]) -> None:

@@ -12,6 +12,7 @@ from graphs.errors import InfeasibleError, MismatchError
 from graphs.opgraph import OpGraph
 from graphs.origin import step_of
 from graphs.transforms.strategy import Strategy
+from placement.results.strategy_words import PLACES_PARTS
 from placement.runtime.setups.limits import plainer, runner_lacks
 from placement.solving.checked import Check, Checked
 from placement.solving.methods import STRATEGY
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from placement.results.result import Result
-
-PLACES_PARTS = "it places the ops of each part one by one, and nothing runs both"  # as of `ToolLimits.lacks`
 
 
 def runner_limits(graph: OpGraph, cluster: Cluster, model: nn.Module | None = None) -> ToolLimits:

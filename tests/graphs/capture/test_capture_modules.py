@@ -6,7 +6,7 @@ import pytest
 import torch
 from captured_models import FLOAT, Choosing, Failing, Perceptron, Tied, edges_of, ops_of, state_bytes
 from torch import nn
-from training_rules import Mixed, check_training_rules, phase_names
+from training_steps import Mixed, check_training_rules, phase_names
 
 from graphs.capture import capture
 from graphs.errors import CaptureError

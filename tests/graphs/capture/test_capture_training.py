@@ -10,7 +10,7 @@ from captured_models import FLOAT, Perceptron, Tied, Unrolled, edges_of, ops_of,
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from training_rules import Mixed, check_training_rules, phase_names
+from training_steps import Mixed, check_training_rules, phase_names
 
 from graphs.capture import capture
 from graphs.capture.costs import general_kernels

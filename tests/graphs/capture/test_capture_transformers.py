@@ -14,7 +14,7 @@ from captured_models import state_bytes
 from torch import nn
 from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
-from training_rules import check_training_rules
+from training_steps import check_training_rules
 
 from graphs.capture import capture
 from graphs.capture.costs import general_kernels

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tight_problems import tight_graph
+from small_problems import tight_graph
 from torch import nn, zeros
 
 import baselines
