@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from graphs.files import load_graph, save_graph
     from graphs.generators import fork_join, layered, random_dag, series_parallel, topcuoglu
     from graphs.opgraph import Op, OpGraph, Origin, Phase, Tensor, Work
-    from graphs.rows import Partial, Replicate, Shard, SplitRow, State
+    from graphs.records import Partial, Replicate, Shard, SplitRow, State
     from graphs.transforms.coarsen import by_module, contract, fuse_chains, fuse_elementwise, to_size
     from graphs.transforms.derived import Derived
 
@@ -73,7 +73,7 @@ __getattr__, __dir__ = lazy(
         "MismatchError PlacementError StrategyError UnknownNameError",
         "graphs.transforms.derived": "Derived",
         "graphs.opgraph": "Op OpGraph Origin Phase Tensor Work",
-        "graphs.rows": "Partial Replicate Shard SplitRow State",
+        "graphs.records": "Partial Replicate Shard SplitRow State",
         "graphs.transforms.coarsen": "by_module contract fuse_chains fuse_elementwise to_size",
         "graphs.generators": "fork_join layered random_dag series_parallel topcuoglu",
         "graphs.files": "load_graph save_graph",

@@ -42,7 +42,7 @@ def plain(value: Any, *, sparse: bool = False) -> Any:
         return {key: plain(item, sparse=sparse) for key, item in value.items()}
     if isinstance(value, Enum):
         return value.name.lower()
-    layout = _layout(kind, sparse)
+    layout = _layout(kind, sparse)  # type: ignore[arg-type]  # mypy: a class has a hash
     if layout is None:
         return str(value) if hasattr(kind, "parse") else value
     return {name: plain(item, sparse=sparse) for name, default in layout if (item := getattr(value, name)) != default}
@@ -78,7 +78,8 @@ def record_of(kind: type[_RecordT], value: Any, what: str, error: Refusal, check
     Raises:
         Exception: as `error` makes it: no object, an unknown or missing field, or a value of another type.
     """
-    return kind(**_values(*_described(kind, checked), value, what, error))
+    forms, needed = _described(kind, checked)  # type: ignore[arg-type]  # mypy: a class has a hash
+    return kind(**_values(forms, needed, value, what, error))
 
 
 def values_of(hints: Mapping[str, Any], value: Any, what: str, error: Refusal, needed: Sequence[str]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from graphs.errors import GraphError, GraphFileError, MissingPackageError
 from graphs.opgraph import Op, OpGraph, Tensor
 from graphs.origin import Origin
 from graphs.packed import graph_from_columns, packed_columns
-from graphs.rows import State
+from graphs.records import State
 
 SCHEMA = "placement.opgraph"
 VERSION = 2
@@ -93,7 +93,7 @@ def load_graph(path: Path) -> OpGraph:
     if is_profile_line(start.decode("utf-8", errors="replace").lstrip().split("\n", 1)[0]):
         return read_pipedream(path)
     if start.startswith(b"\x08"):  # the tag of ir_version, the first field of an ONNX model
-        return _read_onnx(path)
+        return read_onnx_file(path)
     raise GraphFileError(
         f"{os.fspath(path)} is of no known format; expected a saved graph (.json), a NeurIPS 2020 problem (.json), "
         "a PipeDream profile (.txt), an ONNX model (.onnx) or an exported program (.pt2)."
@@ -138,14 +138,19 @@ def _read_json(path: Path) -> tuple[Any, tuple[str, str] | None]:
     return value, doubled[0] if doubled else None
 
 
-def _read_onnx(path: Path) -> OpGraph:
+def read_onnx_file(path: Path, dims: Mapping[str, int] | None = None) -> OpGraph:
+    """The graph of an ONNX model; arguments and errors as of `graphs.readers.onnx_graph.read_onnx`.
+
+    Raises:
+        MissingPackageError: onnx is not installed.
+    """
     try:
         from graphs.readers.onnx_graph import read_onnx  # onnx takes a while to import
     except ModuleNotFoundError as error:
         if error.name != "onnx":
             raise
         raise MissingPackageError("an ONNX model", "onnx") from error
-    return read_onnx(path)
+    return read_onnx(path, dims)
 
 
 def _read_pt2(path: Path) -> OpGraph:
@@ -154,7 +159,7 @@ def _read_pt2(path: Path) -> OpGraph:
     return read_pt2(path)
 
 
-_READERS: dict[str, Callable[[Path], OpGraph]] = {".json": _read_any_json, ".onnx": _read_onnx, ".pt2": _read_pt2}
+_READERS: dict[str, Callable[[Path], OpGraph]] = {".json": _read_any_json, ".onnx": read_onnx_file, ".pt2": _read_pt2}
 
 
 _encode = json.JSONEncoder(allow_nan=False).encode  # made once: json.dumps would make one per line

@@ -11,8 +11,7 @@ import networkx as nx
 from graphs.codec import record_of
 from graphs.errors import GraphError
 from graphs.origin import Origin
-from graphs.records import ANY_DEVICE, Op, Phase, Tensor, Work
-from graphs.rows import SplitRow, State
+from graphs.records import ANY_DEVICE, Op, Phase, SplitRow, State, Tensor, Work
 
 _OP_ATTRIBUTES = tuple(Op.__dataclass_fields__)
 _KEPT, _PARAMETERS = "kept_bytes", "parameter_bytes"

@@ -35,7 +35,7 @@ from graphs.records import ANY_DEVICE, EXTENTS, HOST, LANE, Op, Phase, Tensor, W
 if TYPE_CHECKING:
     import networkx as nx
 
-    from graphs.rows import SplitRow, State
+    from graphs.records import SplitRow, State
 
 __all__ = ["ANY_DEVICE", "BoolArray", "FloatArray", "IntArray", "Op", "OpGraph", "Origin", "Phase", "Tensor", "Work"]
 

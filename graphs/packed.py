@@ -24,8 +24,7 @@ from graphs.codec import plain, values_of
 from graphs.errors import GraphFileError
 from graphs.opgraph import OpGraph
 from graphs.origin import Origin
-from graphs.records import EXTENTS
-from graphs.rows import SplitRow, State
+from graphs.records import EXTENTS, SplitRow, State
 
 MOST_NUMBERS = 2**26  # of one column
 _MOST_TEXT_BYTES = 2**28  # of all texts of one column

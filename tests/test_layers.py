@@ -17,7 +17,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "graphs": (
         "arrays entry_points formatting module_paths recipes",
         "errors op_kinds",
-        "codec disk networkx_io origin records rows",
+        "codec disk networkx_io origin records",
         "checks opgraph",
         "ops",
         "kept generators packed transforms",

@@ -13,8 +13,7 @@ from graphs.arrays import BoolArray, IntArray, per_graph
 from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind, shape_readers
 from graphs.opgraph import OpGraph, Phase
-from graphs.records import HOST
-from graphs.rows import op_with_statistics
+from graphs.records import HOST, op_with_statistics
 from graphs.transforms.coverage import unshared
 from graphs.transforms.recomputing.selecting import unmatched
 from graphs.transforms.splitting.cuts import Sharding, differing, shares

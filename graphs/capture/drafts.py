@@ -12,7 +12,7 @@ from graphs.capture.trace import BUFFER, CONSTANT, PARAMETER, TensorInfo
 from graphs.opgraph import Phase, Work
 from graphs.ops.table import NO_FACTS, WorkFacts
 from graphs.recipes import number_bytes
-from graphs.rows import Part
+from graphs.records import Part
 
 # Ops whose result is a gradient of a weight where what they read is one of it, or of a part of it.
 _HANDS_ON = frozenset(("add", "add_", "cat", "clone", "copy_", "_to_copy", "select_backward", "slice_backward"))
@@ -72,11 +72,11 @@ class DraftRow:
     """A way to split a draft.
 
     Attributes:
-        axis: as in `graphs.rows.SplitRow`.
+        axis: as in `graphs.records.SplitRow`.
         values, states: the part of each tensor and state that is not replicated, by number.
         whole_bytes: bytes read that every part has in full.
         is_whole: nothing is divided: every part does the whole work.
-        sums_bytes: as in `graphs.rows.SplitRow`.
+        sums_bytes: as in `graphs.records.SplitRow`.
     """
 
     axis: str

@@ -12,8 +12,7 @@ from graphs.errors import CaptureError
 from graphs.module_paths import prefixes
 from graphs.opgraph import Op, OpGraph, Origin, Phase, Tensor
 from graphs.origin import CAPACITY, DROPLESS
-from graphs.records import Work
-from graphs.rows import ByGroups, Replicate, Shard, SplitRow, State
+from graphs.records import ByGroups, Replicate, Shard, SplitRow, State, Work
 
 # A read-only table this small is simply there on every device that reads it (rotary frequencies, literals).
 _TINY_BYTES = 1024

@@ -53,7 +53,7 @@ class Letter:
         is_named: it is that and nothing else, whatever its dimensions are elsewhere.
         is_wide: an argument that is cut may be read in full where others that are not are slices of the same tensor:
             query, key and value of one product.
-        sums_bytes: as in `graphs.rows.SplitRow`; the dimension is then none of samples, whatever it is elsewhere.
+        sums_bytes: as in `graphs.records.SplitRow`; the dimension is then none of samples, whatever it is elsewhere.
     """
 
     size: int

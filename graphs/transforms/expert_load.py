@@ -15,8 +15,7 @@ from graphs.arrays import per_graph
 from graphs.errors import GraphError
 from graphs.opgraph import OpGraph, Phase
 from graphs.origin import with_step_of
-from graphs.records import Work
-from graphs.rows import ByGroups, Part, SplitRow
+from graphs.records import ByGroups, Part, SplitRow, Work
 
 
 def expert_load(graph: OpGraph) -> float | None:

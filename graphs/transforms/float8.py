@@ -18,8 +18,7 @@ import numpy as np
 from graphs.arrays import BoolArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.recipes import PRECISIONS, number_bytes
-from graphs.records import Op, Tensor, Work
-from graphs.rows import Part, Shard, SplitRow
+from graphs.records import Op, Part, Shard, SplitRow, Tensor, Work
 from graphs.transforms.splitting.op_states import states_of
 from graphs.transforms.splitting.storage_ops import weight_casts
 

@@ -11,7 +11,7 @@ from graphs.formatting import show
 from graphs.opgraph import OpGraph
 from graphs.origin import with_step_of
 from graphs.recipes import OPTIMIZERS, PRECISIONS, UPDATE_KIND, number_bytes
-from graphs.rows import State
+from graphs.records import State
 
 
 def with_optimizer(graph: OpGraph, name: str) -> OpGraph:

@@ -22,7 +22,6 @@ from graphs.errors import InfeasibleError
 from graphs.formatting import format_seconds, show
 from graphs.opgraph import IntArray, OpGraph
 from placement.comparing.rows import CaseGrid, Column, Row, RowTable, names_of
-from placement.optimization import optimize
 from placement.results.result import Result
 
 STEP = 0.01  # by which a figure is changed either way, for the derivative
@@ -138,6 +137,8 @@ def what_helps(
         InfeasibleError: nothing fits.
         ValueError, MismatchError: as `placement.optimize`.
     """
+    from placement.optimization import optimize  # brings the search over strategies
+
     tell = progress or (lambda name, done: None)
     sizes = list(memories(cluster))
     changed = {(figure.name, sign): figure.scaled(1 + sign * BETTER) for figure in sizes for sign in (1, -1)}

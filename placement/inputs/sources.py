@@ -17,7 +17,7 @@ from env.published import neurips_cluster
 from graphs.disk import read_text, stem
 from graphs.entry_points import imported
 from graphs.errors import CaptureError, ClusterError, GraphFileError, UnknownNameError
-from graphs.files import load_graph
+from graphs.files import load_graph, read_onnx_file
 from graphs.opgraph import OpGraph
 from graphs.origin import COMPILED
 from graphs.readers.published import is_neurips, is_profile_line, read_neurips, read_pipedream
@@ -140,9 +140,7 @@ def batch_of(model: str, dims: Mapping[str, int]) -> int | None:
 
 def _from_file(path: str, train: bool, dims: Mapping[str, int]) -> Source:
     if path.endswith(".onnx") and not train:
-        from graphs.readers.onnx_graph import read_onnx  # onnx takes a while to import
-
-        return Source(read_onnx(path, dims))
+        return Source(read_onnx_file(path, dims))
     if not path.endswith((".onnx", ".pt2")) and is_neurips(path) and not train:
         graph, devices = read_neurips(path)
         accelerators, cpus, memory_bytes = devices.accelerators, devices.cpus, devices.accelerator_memory_bytes

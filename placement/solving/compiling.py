@@ -27,7 +27,7 @@ from env.plan import Plan
 from env.problem import Problem
 from env.simulation.scoring import Scorer
 from graphs.opgraph import Op, OpGraph, Phase, Tensor
-from graphs.rows import SplitRow
+from graphs.records import SplitRow
 from placement.solving.methods import AUTO, HEURISTICS, REFINED, SEARCHES, heuristics_for
 
 _BOUNDS, _SIMULATOR, _SEQUENCES, _LOCAL = "bounds", "simulator", "fixed sequences", "local_search"

@@ -15,7 +15,7 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray
 from graphs.opgraph import OpGraph, Phase
 from graphs.origin import FUSED
-from graphs.rows import Partial, Shard, SplitRow, op_with_statistics
+from graphs.records import Partial, Shard, SplitRow, op_with_statistics
 from graphs.transforms.axes import AXES
 from graphs.transforms.splitting.splitter import BATCH
 

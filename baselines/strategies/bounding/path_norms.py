@@ -12,7 +12,7 @@ from baselines.strategies.bounding.serial import beside
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
-from graphs.rows import Part, Partial, Shard, SplitRow, parts_statistics
+from graphs.records import Part, Partial, Shard, SplitRow, parts_statistics
 from graphs.transforms.splitting.splitter import BATCH
 
 _WHOLE, _SUM = -2, -1  # of a tensor's forms; others are the dimension along which it is cut

@@ -16,7 +16,7 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph
-from graphs.rows import OWN_FAMILY, ByGroups, Shard, parts_statistics
+from graphs.records import OWN_FAMILY, ByGroups, Shard, parts_statistics
 from graphs.transforms.derived import Derived
 from graphs.transforms.splitting.copies import divided_extents
 from graphs.transforms.splitting.cuts import IN_TIME, SUM, WHOLE, Axis, Sharding

@@ -17,7 +17,7 @@ from baselines.strategies.folding import LARGE_OPS, expected_ops, is_to_be_folde
 from env.cluster import Cluster
 from graphs.op_kinds import SPELT_OUT, op_kind
 from graphs.opgraph import OpGraph, Phase
-from graphs.rows import op_with_statistics
+from graphs.records import op_with_statistics
 from graphs.transforms.axes import AXES, GROUPS
 from graphs.transforms.recomputing.selecting import unmatched
 from graphs.transforms.splitting.zero import SPLIT_FROM

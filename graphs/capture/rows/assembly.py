@@ -17,7 +17,7 @@ from graphs.capture.trace import PARAMETER, Layout, flat
 from graphs.ops.letters import Call, Cut, Letter, Slot, aligned
 from graphs.ops.products import linear_letters
 from graphs.ops.table import operator
-from graphs.rows import OWN_FAMILY, Part, Partial, Replicate, Shard
+from graphs.records import OWN_FAMILY, Part, Partial, Replicate, Shard
 
 
 def add_rows(drafts: Drafts) -> None:

@@ -18,7 +18,7 @@ from graphs.capture.drafts import DraftCall, DraftRow, Drafts, Operand, Root
 from graphs.capture.trace import flat
 from graphs.op_kinds import op_kind
 from graphs.ops.letters import Call, Cut, Letter, Slot, handed_on
-from graphs.rows import OWN_FAMILY, ByGroups, Part, Shard
+from graphs.records import OWN_FAMILY, ByGroups, Part, Shard
 
 _SORTS = ("sort", "argsort")
 _COUNTS = ("histc", "bincount")

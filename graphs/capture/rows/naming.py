@@ -15,7 +15,7 @@ from typing import NamedTuple
 from graphs.capture.drafts import Operand, Root
 from graphs.capture.trace import TensorInfo
 from graphs.ops.letters import Letter
-from graphs.rows import Replicate, Shard
+from graphs.records import Replicate, Shard
 
 # Place of a view's dimension in the memory of the tensor that it is a view of.
 #

@@ -16,8 +16,7 @@ import numpy as np
 
 from graphs.arrays import BoolArray, IntArray, groups
 from graphs.opgraph import OpGraph
-from graphs.records import Phase
-from graphs.rows import Replicate, SplitRow, State
+from graphs.records import Phase, Replicate, SplitRow, State
 from graphs.transforms.derived import Derived, columns_of
 
 SUFFIX = ".again"

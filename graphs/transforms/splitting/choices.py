@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphs.rows import OWN_FAMILY, SplitRow
+from graphs.records import OWN_FAMILY, SplitRow
 from graphs.transforms.splitting.cuts import SUM, WHOLE, Axis, code
 
 _FLOP_S, _BYTE_S, _SENT_BYTE_S = 1e-14, 1e-12, 1e-11  # of a typical accelerator; only their ratios matter

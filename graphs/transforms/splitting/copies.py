@@ -17,8 +17,7 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
-from graphs.records import ATTENTIONS, EXTENTS, Work
-from graphs.rows import Partial, Shard, SplitRow
+from graphs.records import ATTENTIONS, EXTENTS, Partial, Shard, SplitRow, Work
 from graphs.transforms.splitting.cuts import SUM, WHOLE, Sharding
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from graphs.arrays import BoolArray, FloatArray, IntArray
-from graphs.rows import OWN_FAMILY, SEQUENCE, ByGroups, Part, Partial, Replicate, Shard, SplitRow
+from graphs.records import OWN_FAMILY, SEQUENCE, ByGroups, Part, Partial, Replicate, Shard, SplitRow
 
 EXPERTS, HEADS = "experts", "heads"
 WHOLE, SUM = 0, 1  # codes of a tensor along an axis: all of it everywhere, or a summand each; larger ones are `_cut`

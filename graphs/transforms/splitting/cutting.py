@@ -10,7 +10,7 @@ from graphs.arrays import per_graph
 from graphs.errors import StrategyError
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
-from graphs.rows import OWN_FAMILY
+from graphs.records import OWN_FAMILY
 from graphs.transforms.expert_load import expert_choices
 from graphs.transforms.splitting.cuts import EXPERTS, HEADS, SUM, Axis, Sharding, shares
 from graphs.transforms.splitting.op_states import states_of, where

@@ -10,8 +10,7 @@ import numpy as np
 
 from graphs.arrays import BoolArray, per_graph
 from graphs.op_kinds import op_kind
-from graphs.records import Phase
-from graphs.rows import OWN_FAMILY, Partial, Shard, SplitRow
+from graphs.records import OWN_FAMILY, Partial, Phase, Shard, SplitRow
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from graphs.records import ATTENTIONS, Work
-from graphs.rows import SEQUENCE, Part, Partial, Replicate, Shard, SplitRow
+from graphs.records import ATTENTIONS, SEQUENCE, Part, Partial, Replicate, Shard, SplitRow, Work
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph

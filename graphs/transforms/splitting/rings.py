@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from graphs.arrays import FloatArray, IntArray
 from graphs.opgraph import OpGraph, Phase
-from graphs.records import ATTENTIONS, LANE, Work
-from graphs.rows import SEQUENCE, Shard
+from graphs.records import ATTENTIONS, LANE, SEQUENCE, Shard, Work
 from graphs.transforms.derived import Collective, Exchanged
 from graphs.transforms.splitting.cuts import Sharding, differs
 from graphs.transforms.splitting.ring_rows import turned

@@ -19,8 +19,7 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph, Phase
-from graphs.records import Work
-from graphs.rows import OWN_FAMILY, SEQUENCE, ByGroups, Shard, SplitRow
+from graphs.records import OWN_FAMILY, SEQUENCE, ByGroups, Shard, SplitRow, Work
 from graphs.transforms.splitting.choices import Choice, ChoiceCosts, choice_of
 from graphs.transforms.splitting.cuts import (
     EXPERTS,

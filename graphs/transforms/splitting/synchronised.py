@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from graphs.arrays import IntArray
 from graphs.opgraph import OpGraph, Phase
-from graphs.rows import parts_statistics
+from graphs.records import parts_statistics
 from graphs.transforms.derived import Exchanged
 from graphs.transforms.splitting.copies import Copies
 from graphs.transforms.splitting.cuts import SUM, differs

@@ -22,7 +22,7 @@ import numpy as np
 from graphs.arrays import BoolArray, FloatArray, IntArray
 from graphs.errors import StrategyError
 from graphs.opgraph import Phase
-from graphs.rows import State
+from graphs.records import State
 from graphs.transforms.axes import STORAGE_AXES
 from graphs.transforms.derived import STORED, Exchanged
 from graphs.transforms.splitting.copies import Copies

@@ -10,8 +10,7 @@ from graphs.arrays import BoolArray, FloatArray, IntArray, sums
 from graphs.op_kinds import HEAVY, PRODUCTS, TRUTHS, KernelRole, base_name, role_of
 from graphs.opgraph import OpGraph
 from graphs.recipes import number_bytes
-from graphs.records import Phase
-from graphs.rows import Shard
+from graphs.records import Phase, Shard
 from graphs.transforms.coarsen.contraction import merge_classes
 
 FUSIBLE = (

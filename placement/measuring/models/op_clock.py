@@ -17,8 +17,7 @@ from graphs.capture import Program
 from graphs.capture.record import argument_leaves
 from graphs.errors import PlacementError
 from graphs.opgraph import OpGraph
-from graphs.records import ANY_DEVICE
-from graphs.rows import Shard
+from graphs.records import ANY_DEVICE, Shard
 from graphs.transforms.splitting.splitter import BATCH, chunk
 from placement.inputs.call_arguments import tensors_of
 from placement.measuring.machine.speeds import synchronise

@@ -34,7 +34,7 @@ from torch.utils import _pytree as pytree
 
 from graphs.capture.program import Program
 from graphs.capture.trace import TensorInfo, flat, layouts, value_of
-from graphs.rows import ByGroups, Part, Partial, Replicate, Shard, SplitRow
+from graphs.records import ByGroups, Part, Partial, Replicate, Shard, SplitRow
 from graphs.transforms.splitting.splitter import copies_of
 from graphs.transforms.strategy import Strategy
 from placement.solving.checked import Checked

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.opgraph import OpGraph
-from graphs.records import Phase
-from graphs.rows import Shard
+from graphs.records import Phase, Shard
 from graphs.transforms.splitting.cuts import SUM, Sharding, differs
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.op_states import states_of

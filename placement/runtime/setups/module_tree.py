@@ -13,7 +13,7 @@ from graphs.errors import MismatchError
 from graphs.formatting import show
 from graphs.module_paths import prefixes
 from graphs.opgraph import OpGraph
-from graphs.rows import Shard
+from graphs.records import Shard
 
 if TYPE_CHECKING:
     from torch import nn

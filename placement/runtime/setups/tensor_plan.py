@@ -13,8 +13,7 @@ from graphs.formatting import show
 from graphs.module_paths import prefixes
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
-from graphs.records import Phase
-from graphs.rows import SEQUENCE, Shard
+from graphs.records import SEQUENCE, Phase, Shard
 from graphs.transforms.splitting.cuts import SUM, WHOLE, Axis, Sharding, code
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.splitter import BATCH

@@ -14,8 +14,7 @@ from graphs.formatting import show
 from graphs.module_paths import prefixes
 from graphs.op_kinds import op_kind
 from graphs.opgraph import OpGraph
-from graphs.records import Phase
-from graphs.rows import Shard
+from graphs.records import Phase, Shard
 from graphs.transforms.axes import GROUPS
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.op_states import states_of

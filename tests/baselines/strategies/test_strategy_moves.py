@@ -17,7 +17,7 @@ from graphs.capture import capture
 from graphs.errors import MismatchError, StrategyError
 from graphs.module_paths import pattern_of
 from graphs.opgraph import Op, OpGraph, Phase
-from graphs.rows import State
+from graphs.records import State
 from graphs.transforms.recomputing import unmatched
 from graphs.transforms.recomputing.selecting import segments
 from graphs.transforms.splitting.op_states import where

@@ -21,7 +21,7 @@ from graphs.capture.trace import Layout, tensor_info
 from graphs.errors import MismatchError
 from graphs.files import load_json_graph, save_graph
 from graphs.opgraph import OpGraph
-from graphs.rows import Partial, Replicate, Shard
+from graphs.records import Partial, Replicate, Shard
 from graphs.transforms.coverage import TOGETHER, UPDATES, coverage, unshared
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import build

@@ -17,7 +17,7 @@ from env.simulation.simulator import Simulator
 from graphs.capture import capture
 from graphs.errors import GraphError, StrategyError
 from graphs.opgraph import OpGraph, Phase
-from graphs.rows import SplitRow
+from graphs.records import SplitRow
 from graphs.transforms import split
 from graphs.transforms.expert_load import expert_choices, expert_load, with_expert_load
 from graphs.transforms.strategy import Strategy

@@ -7,7 +7,7 @@ import pytest
 from graphs.capture import capture
 from graphs.errors import StrategyError
 from graphs.opgraph import OpGraph, Phase
-from graphs.rows import OWN_FAMILY
+from graphs.records import OWN_FAMILY
 from graphs.transforms import Derived, split
 from graphs.transforms.splitting.cutting import cut
 from graphs.transforms.splitting.op_states import where

@@ -16,7 +16,7 @@ from env.cluster import Cluster
 from env.device import MeasuredCollective
 from graphs.files import save_graph
 from graphs.opgraph import Op, OpGraph, Tensor
-from graphs.rows import SplitRow
+from graphs.records import SplitRow
 from placement.calibrating.given import read_step
 from placement.calibrating.records import Calibration, CheckedStep, Fit
 from placement.cli import run

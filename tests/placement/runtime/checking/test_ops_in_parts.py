@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial
 from baselines.strategies.allowed import check_allowed
 from env.cluster import Cluster
 from graphs.capture import Program, capture_program
-from graphs.rows import SplitRow
+from graphs.records import SplitRow
 from graphs.transforms.strategy import Strategy
 from graphs.zoo import build
 from placement.runtime.checking.ops_in_parts import (
