@@ -389,6 +389,10 @@ def _record(kind: type[_RecordT], entry: Any, what: str) -> _RecordT:
 
 def _links_of(entry: Mapping[str, Any]) -> tuple[Link, ...]:
     """One link, or both of a connection that a file gives at once."""
+    known = (*(each.name for each in fields(Link)), "between")
+    for key in entry:
+        if key not in known:
+            raise ClusterError(unknown_field("a link", key, known))
     if "between" not in entry:
         return (_record(Link, entry, f"the link {entry.get('src', '?')} -> {entry.get('dst', '?')}"),)
     ends = entry["between"]

@@ -390,7 +390,7 @@ def moved(op: str, target: str | None) -> Any:
         ({"placement": ["gpu0"]}, "expected an object of strings or null"),
         ({"placement": None}, "a feasible result has placement"),
         ({"surprise": 1}, "unknown field 'surprise'"),
-        ({"cluster": {"name": "x"}}, "cluster is incomplete"),
+        ({"cluster": {"name": "x"}}, "cluster 'x' has no devices"),
     ],
 )
 def test_results_that_do_not_fit_are_refused(saved: Path, changes: dict[str, Any], message: str) -> None:

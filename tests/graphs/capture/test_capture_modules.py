@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from captured_models import FLOAT, Choosing, Failing, Perceptron, Tied, edges_of, ops_of, state_bytes
+from captured_models import (
+    FLOAT,
+    Choosing,
+    Failing,
+    Mixed,
+    Perceptron,
+    Tied,
+    check_training_rules,
+    edges_of,
+    ops_of,
+    phase_names,
+    state_bytes,
+)
 from torch import nn
-from training_steps import Mixed, check_training_rules, phase_names
 
 from graphs.capture import capture
 from graphs.errors import CaptureError

@@ -6,11 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from captured_models import FLOAT, Perceptron, Tied, Unrolled, edges_of, ops_of, state_bytes
+from captured_models import (
+    FLOAT,
+    Mixed,
+    Perceptron,
+    Tied,
+    Unrolled,
+    check_training_rules,
+    edges_of,
+    ops_of,
+    phase_names,
+    state_bytes,
+)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from training_steps import Mixed, check_training_rules, phase_names
 
 from graphs.capture import capture
 from graphs.capture.costs import general_kernels

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from captured_models import state_bytes
+from captured_models import check_training_rules, state_bytes
 from torch import nn
 from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
-from training_steps import check_training_rules
 
 from graphs.capture import capture
 from graphs.capture.costs import general_kernels

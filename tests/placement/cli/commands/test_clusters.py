@@ -59,7 +59,7 @@ def test_misspelt_keys_of_a_cluster_have_near_names(tmp_path: Path) -> None:
     for text, expected in {
         both: "did you mean 'bandwidth_bytes_per_s'? Known: src, dst, .*between",
         toml.replace("src =", "betwen ="): "did you mean 'between'?",
-        toml.replace("kind =", "knd ="): "unknown key 'knd', did you mean 'kind'?",
+        toml.replace("kind =", "knd ="): "unknown field 'knd', did you mean 'kind'?",
         "comunication = 'blocking'\n" + toml: "unknown key 'comunication', did you mean 'communication'?",
         "zzz = 1\n" + toml: "unknown key 'zzz'; known: name",
     }.items():

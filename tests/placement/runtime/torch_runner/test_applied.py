@@ -57,7 +57,7 @@ SAID = {"dp2": "dp2", "zero3": "dp2 zero3"}
 CASES = {
     **{f"steps:{name}": case for name, case in STEPS.items()},
     "samples:uneven": ("classified", "dp2 shares=5:3"),
-    **{f"files:{name}/case": ("decoder", strategy) for name, strategy in FILES.items()},
+    **{f"files:{name}_file/case": ("decoder", strategy) for name, strategy in FILES.items()},
     **{f"runs:{model}/{name}": (model, strategy) for model in TRAINED for name, strategy in RUNS.items()},
     **{f"sentences:{name}/case": ("convnet", strategy) for name, strategy in SAID.items()},
 }
@@ -124,7 +124,7 @@ def test_own_samples_give_the_loss_of_the_whole_batch(seen: dict[str, list[dict[
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_model_on_meta_gets_its_values_from_a_file(name: str, seen: dict[str, list[dict[str, Any]]]) -> None:
-    for one in seen[f"files:{name}/case"]:
+    for one in seen[f"files:{name}_file/case"]:
         assert "was on meta and has no values yet" in one["unfilled"]
         assert one["loaded"] < 1e-6
         assert one["whole"] == 0
