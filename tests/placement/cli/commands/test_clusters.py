@@ -60,8 +60,8 @@ def test_misspelt_keys_of_a_cluster_have_near_names(tmp_path: Path) -> None:
         both: "did you mean 'bandwidth_bytes_per_s'? Known: src, dst, .*between",
         toml.replace("src =", "betwen ="): "did you mean 'between'?",
         toml.replace("kind =", "knd ="): "unknown field 'knd', did you mean 'kind'?",
-        "comunication = 'blocking'\n" + toml: "unknown key 'comunication', did you mean 'communication'?",
-        "zzz = 1\n" + toml: "unknown key 'zzz'; known: name",
+        "comunication = 'blocking'\n" + toml: "unknown field 'comunication', did you mean 'communication'?",
+        "zzz = 1\n" + toml: "unknown field 'zzz'; known: name",
     }.items():
         (tmp_path / "c.toml").write_text(text, encoding="utf-8")
         with pytest.raises(ClusterError, match=expected.replace("?", r"\?")):
