@@ -3,7 +3,7 @@
     python tests/helpers/house.py          # sizes and imports
     python tests/helpers/house.py --jobs   # files and frames of simple jobs, too: about a minute
 
-prints a table, each row with its limit; `tests/test_rooms.py` holds the house to the limits of sizes and imports.
+prints a table; a row that is over its limit says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import FrameType
 import networkx as nx
 from source_tree import ROOT, import_graph, modules
 
-# Rows of the table, by what is counted: as it was before the house was made smaller, and what it may be.
+# The most that the house may have of what is counted.
 LIMITS = {
     "lines of product code": 92_000,
     "tokens of product code": 680_000,
@@ -26,6 +26,7 @@ LIMITS = {
     "longest chain of imports": 13,
     "circles of modules": 0,
 }
+# The most files and frames that a job may run through; None for any number.
 JOBS = {
     "environment step": (4, 4),
     "capture": (35, None),
