@@ -387,19 +387,21 @@ def _record(kind: type[_RecordT], entry: Any, what: str) -> _RecordT:
     return record_of(kind, _with_numbers(entry), what, ClusterError, checked=False)
 
 
+_LINK_KEYS = (*(each.name for each in fields(Link)), "between")
+
+
 def _links_of(entry: Mapping[str, Any]) -> tuple[Link, ...]:
     """One link, or both of a connection that a file gives at once."""
-    known = (*(each.name for each in fields(Link)), "between")
-    for key in entry:
-        if key not in known:
-            raise ClusterError(unknown_field("a link", key, known))
-    if "between" not in entry:
-        return (_record(Link, entry, f"the link {entry.get('src', '?')} -> {entry.get('dst', '?')}"),)
-    ends = entry["between"]
+    ends = entry.get("between", [entry.get("src", "?"), entry.get("dst", "?")])
     if not (isinstance(ends, list) and len(ends) == 2):
         raise ClusterError(f"a link has between = {ends!r}; expected two names, e.g. ['gpu0', 'gpu1'].")
+    what = f"the link between {ends[0]} and {ends[1]}" if "between" in entry else f"the link {ends[0]} -> {ends[1]}"
+    for key in entry:
+        if key not in _LINK_KEYS:
+            raise ClusterError(unknown_field(what, key, _LINK_KEYS))
+    if "between" not in entry:
+        return (_record(Link, entry, what),)
     rest = {key: value for key, value in entry.items() if key != "between"}
-    what = f"the link between {ends[0]} and {ends[1]}"
     return tuple(_record(Link, {"src": src, "dst": dst, **rest}, what) for src, dst in (ends, ends[::-1]))
 
 

@@ -188,9 +188,8 @@ def _holds_records(hint: Any) -> bool:
 
 
 def _parser(parse: Callable[[str], Any]) -> Callable[[Any, str, Refusal], Any]:
-    shared = lru_cache(maxsize=4096)(
-        parse
-    )  # layers repeat: equal texts give the same object, which is quick to compare
+    # Layers repeat: equal texts give the same object, which is quick to compare.
+    shared = lru_cache(maxsize=4096)(parse)
 
     def made(value: Any, what: str, error: Refusal) -> Any:
         try:
@@ -232,7 +231,7 @@ def _mapping(form: _Form) -> _Form:
     return _Form(f"an object of {form.many}", f"objects of {form.many}", fits, made)
 
 
-def _list(form: _Form, is_text: bool) -> _Form:
+def _list(form: _Form, of_texts: bool) -> _Form:
     def fits(value: Any) -> bool:
         return isinstance(value, list | tuple) and all(map(form.fits, value))
 
@@ -240,7 +239,8 @@ def _list(form: _Form, is_text: bool) -> _Form:
         if form.made is None:
             return tuple(value)
         return tuple(
-            form.made(item, what if is_text else f"entry {i} of {what}", error) for i, item in enumerate(value, start=1)
+            form.made(item, what if of_texts else f"entry {i} of {what}", error)
+            for i, item in enumerate(value, start=1)
         )
 
     return _Form(f"a list of {form.many}", f"lists of {form.many}", fits, made)

@@ -398,9 +398,8 @@ class OpGraph:
     @cached_property
     def inputs(self) -> tuple[IntArray, IntArray]:
         """``(ptr [n + 1], tensors [e])``: op i reads ``tensors[ptr[i]:ptr[i + 1]]``, increasing."""
-        reader_tensor = np.repeat(np.arange(self.n_tensors), np.diff(self.consumer_ptr))
-        order = np.lexsort((reader_tensor, self.consumers))
-        return pointers(self.consumers, self.n_ops), reader_tensor[order].astype(np.int64)
+        _, consumer, tensor = self.edge_list
+        return pointers(consumer, self.n_ops), tensor[np.lexsort((tensor, consumer))]
 
     @cached_property
     def edge_list(self) -> tuple[IntArray, IntArray, IntArray]:

@@ -49,13 +49,13 @@ def offloaded(derived: Derived, before: OpGraph, returns: bool = True) -> Derive
     fetch = np.arange(n, n + k)
     of_update = np.arange(n)
     of_update[back] = fetch
-    tensor = np.repeat(np.arange(m), np.diff(graph.consumer_ptr)).astype(np.int64)
+    _, consumer, tensor = graph.edge_list
     producer = of_update[graph.tensor_producer]
     tensors = [
         (producer, graph.tensor_bytes, graph.tensor_in_place, graph.tensor_transfer_s),
         (back, _updated_bytes(derived, before, back), np.zeros(k, np.bool_), np.full(k, np.nan)),
     ]
-    edges = [(tensor, graph.consumers), (np.arange(m, m + k), fetch)]
+    edges = [(tensor, consumer), (np.arange(m, m + k), fetch)]
     columns = columns_with(graph, back)
     columns["optimizer_bytes"][:n] = _state_bytes(derived, before, updates)
     columns["colocation"][updates] = -1
@@ -206,10 +206,10 @@ def with_hosted_activations(derived: Derived, before: OpGraph, hosted: HostedTen
     k, own = len(makers), n + of_tensor.reshape(-1)
     if not k:
         return derived
-    tensor = np.repeat(np.arange(m), np.diff(graph.consumer_ptr)).astype(np.int64)
+    _, consumer, tensor = graph.edge_list
     copy_of = np.full(m, -1, dtype=np.int64)
     copy_of[found.tensors] = m + np.arange(len(found.tensors))
-    is_late = (copy_of[tensor] >= 0) & (graph.phase[graph.consumers] != Phase.FORWARD)
+    is_late = (copy_of[tensor] >= 0) & (graph.phase[consumer] != Phase.FORWARD)
     gates, which = np.unique(found.gates, return_inverse=True)
     signals = m + len(found.tensors) + np.arange(len(gates))
     none, no = np.full(len(gates), np.nan), np.zeros(len(gates), np.bool_)
@@ -220,7 +220,7 @@ def with_hosted_activations(derived: Derived, before: OpGraph, hosted: HostedTen
         (gates, np.zeros(len(gates), np.int64), no, none),
     ]
     edges = [
-        (np.where(is_late, copy_of[tensor], tensor), graph.consumers),
+        (np.where(is_late, copy_of[tensor], tensor), consumer),
         (found.tensors, own),
         (signals[which.reshape(-1)], own),
     ]

@@ -10,8 +10,7 @@ from typing import Any
 
 import typer
 
-from placement.cli.options import TOLD, declared
-from placement.cli.options import option_of as option_of
+from placement.cli.options import TOLD, declared, option_of
 from placement.cli.output import command_line
 
 _ALWAYS_NAMED = ("seed", "method", "policy")  # in a command line to be repeated, even where they are the defaults

@@ -69,7 +69,8 @@ def do_it(given: Any, result: Result, on_one_device: bool = False, other: Strate
     Args:
         other: a strategy to take instead.
     """
-    from placement.cli.records import is_default, option_of
+    from placement.cli.options import option_of
+    from placement.cli.records import is_default
     from placement.solving.methods import HEURISTICS, SINGLE
 
     strategy = (result.strategy if other is None else other).text

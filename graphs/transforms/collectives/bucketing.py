@@ -177,12 +177,12 @@ def _merged(derived: Derived, buckets: list[list[Collective]]) -> Derived:
                 names[op] = f"{names[bucket[0].ops[rank]]}+{len(bucket) - 1}"
     kept = np.flatnonzero(stands_for == np.arange(n))
     number = (np.searchsorted(kept, stands_for)).astype(np.int64)
-    tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumer_ptr)).astype(np.int64)
+    _, consumer, tensor = graph.edge_list
     columns = graph.tensor_producer, graph.tensor_bytes, graph.tensor_in_place, graph.tensor_transfer_s
     of_ops = columns_of(graph, kept)
     of_ops["op_names"] = tuple([names[i] for i in kept.tolist()])
     of_ops["forward_of"] = np.where(graph.forward_of < 0, -1, number[graph.forward_of])[kept]
-    result = replace(graph, **of_ops, **rewired([columns], [(tensor, graph.consumers)], number))
+    result = replace(graph, **of_ops, **rewired([columns], [(tensor, consumer)], number))
     owner = number[np.repeat(np.arange(n), np.diff(derived.origin_ptr))]
     return replace(
         derived,

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from graphs.errors import UnknownNameError
+from placement.cli.options import option_of
 from placement.cli.output import command_line, emit, emit_rich, progress
 from placement.cli.reading import HowToRead, read_graph
-from placement.cli.records import again, is_default, option_of
+from placement.cli.records import again, is_default
 
 if TYPE_CHECKING:
     from placement.memory_estimate import MemoryEstimate

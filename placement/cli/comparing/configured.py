@@ -16,10 +16,10 @@ from graphs.disk import read_text, write_atomically
 from graphs.errors import ConfigurationError, MismatchError, StrategyError
 from graphs.formatting import show_line
 from placement.cli.comparing.modes import answer, target_of
-from placement.cli.options import parse_dims
+from placement.cli.options import option_of, parse_dims
 from placement.cli.output import progress, reason_as_json, usage_errors
 from placement.cli.reading import read_graph
-from placement.cli.records import option_of, refuse
+from placement.cli.records import refuse
 
 if TYPE_CHECKING:
     from graphs.opgraph import OpGraph

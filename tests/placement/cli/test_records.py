@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 import placement
 from env.gym.named import LOCAL
 from placement.cli.commands import apply, capture, compare, optimize, profile, train, verify
-from placement.cli.records import as_command, option_of
+from placement.cli.options import option_of
+from placement.cli.records import as_command
 from placement.fitting import command as fit
 from placement.inputs.sources import read_source
 from placement.learning import training
